@@ -118,7 +118,7 @@ pub(crate) async fn interface(service: Service) -> Result<HttpServer> {
         listen: "127.0.0.1:0".to_owned(),
         ..HttpSettings::default()
     };
-    Ok(http::serve(service, None, &settings).await?)
+    Ok(http::serve(service, None, Default::default(), &settings).await?)
 }
 
 /// Status and body of the answer to a request on a connection of its own.

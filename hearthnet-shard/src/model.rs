@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use hearthnet_engine::{ARITHMETIC, Backend, Engine, EngineOn, EngineOptions, SeqId};
 use hearthnet_files::manifest::Manifest;
+use hearthnet_files::part::open_model;
 use hearthnet_files::{BoundaryDtype, ModelFile, ModelSpec, TextId, WeightsId};
 use tokio::sync::mpsc;
 
@@ -157,7 +158,7 @@ fn open(
     expected: Option<WeightsId>,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<(Manifest, WeightsId, Option<TextId>), StartError> {
-    let mut file = ModelFile::open(path)?;
+    let mut file = open_model(path)?;
     if let Some(boundary) = boundary {
         file = file.with_boundary(boundary);
     }
@@ -209,7 +210,7 @@ where
     /// Opens the file anew each time: while the weights are unloaded the file is not held open, and
     /// a reload verifies that it is unchanged.
     fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<E, LoadFault> {
-        let file = ModelFile::open(&self.path)?.with_boundary(self.manifest.spec().boundary);
+        let file = open_model(&self.path)?.with_boundary(self.manifest.spec().boundary);
         self.manifest
             .verify(
                 &file,

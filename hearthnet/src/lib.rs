@@ -15,6 +15,7 @@
 //! | `models` | models on this machine |
 //! | `node` | node of the daemon or of one command; local API; writer of the log |
 //! | `hosting` | hosts of layers |
+//! | `page` | page for browsers, and its calls |
 //! | `answering` | chats, over hosts or on this machine |
 //! | `daemon` | daemon of a home; its sandbox |
 //! | `commands` | one file or folder each |
@@ -28,6 +29,7 @@ mod home;
 mod hosting;
 mod models;
 mod node;
+mod page;
 
 use std::alloc::System;
 use std::ffi::OsString;
@@ -118,6 +120,7 @@ fn run(args: Args) -> Result<(), Failure> {
     match &args.command {
         Command::Init(command) => return commands::init::run(command, &global),
         Command::Restore(command) => return commands::restore::run(command, &global),
+        Command::Up(command) => return commands::up::run(command, global),
         Command::Config(ConfigCommand::Check { file }) => {
             return commands::config::check(file.as_deref(), &global);
         }
@@ -161,7 +164,10 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
     match command {
         Command::Community(command) => commands::community::run(command, cx),
         Command::Serve(command) => commands::serve::run(command, cx),
+        Command::Page { open, wait } => commands::page::run(open, wait, &cx.global),
         Command::Diagnose(command) => commands::diagnose::run(&command, cx),
+        Command::Pause(command) => commands::pause::pause(&command, cx),
+        Command::Resume { json } => commands::pause::resume(json, cx),
         Command::Status { json } => commands::status::run(json, cx),
         Command::Backup(command) => commands::backup::run(&command, &cx.global),
         Command::Log(command) => commands::log::run(command, cx),
@@ -173,6 +179,7 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         Command::Bench(command) => commands::bench::run(command, cx),
         Command::Config(_) => commands::config::show(loaded),
         Command::Init(_)
+        | Command::Up(_)
         | Command::Restore(_)
         | Command::Completions { .. }
         | Command::Man { .. } => Ok(()),

@@ -29,6 +29,15 @@ pub(crate) fn get_json(address: &str, path: &str) -> Value {
     serde_json::from_str(&get(address, path)).expect("JSON")
 }
 
+/// Status and JSON body of the answer to a JSON body that is sent to a path.
+pub(crate) fn post_json(address: &str, path: &str, body: &Value) -> (u16, Value) {
+    let asked = Instant::now();
+    let head = format!("POST {path} HTTP/1.1\r\nContent-Type: application/json\r\n");
+    let mut reply = Reply::head(asked, send(address, &head, Some(&body.to_string())));
+    let body = serde_json::from_str(&reply.text()).expect("JSON");
+    (reply.status, body)
+}
+
 /// Sends a chat request without reading the answer.
 pub(crate) fn post_chat(address: &str, body: &Value) -> TcpStream {
     let head = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\n";

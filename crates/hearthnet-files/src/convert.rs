@@ -102,7 +102,7 @@ pub fn convert(
         };
         let mut values = Vec::new();
         let mut stored = Vec::new();
-        for part in parts(info, gguf.data(info)) {
+        for part in parts(info, model.tensor(&info.name)?.bytes) {
             if cancel.load(Ordering::Relaxed) {
                 return Err(ConvertError::Cancelled);
             }

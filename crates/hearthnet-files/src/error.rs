@@ -65,6 +65,19 @@ pub enum ModelError {
         /// List of the accepted types.
         supported: String,
     },
+    /// The file belongs to a part of a model, and the part does not hold this tensor.
+    #[error(
+        "tensor {0:?} is not on this machine, which holds only a part of the model: fetch its layers first"
+    )]
+    NotHeld(String),
+    /// A tensor of a part differs from the manifest. Its damaged pieces are no longer held.
+    #[error(
+        "tensor {0:?} of this part of the model is damaged: fetch its layers again, and check the disk"
+    )]
+    Damaged(String),
+    /// The folder of a part cannot be used, or its file was opened as that of a whole model.
+    #[error("{0}")]
+    Part(String),
 }
 
 impl ModelError {

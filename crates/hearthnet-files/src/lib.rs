@@ -9,6 +9,7 @@
 //! | hyperparameters, activation format | [`spec`], [`boundary`] |
 //! | a checked model file | [`model_file`] |
 //! | identity of weights and of text, proof of a part of the weights | [`manifest`] |
+//! | a part of a model on the disk, and the pieces that nodes exchange | [`part`] |
 //! | expected magnitude of residual stream rows | [`magnitude`] |
 //! | layouts of weight blocks, and 16-bit floats | [`blocks`], [`floats`] |
 //! | conversion to other weight types | [`convert`], [`quantize`] |
@@ -50,6 +51,7 @@ pub mod hugging_face;
 pub mod magnitude;
 pub mod manifest;
 pub mod model_file;
+pub mod part;
 pub mod quantize;
 pub mod sampling;
 mod schema;

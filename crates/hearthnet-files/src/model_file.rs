@@ -1,7 +1,9 @@
 //! Model file: container, family, hyperparameters and tensors, checked against one another.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
@@ -16,6 +18,46 @@ use crate::stamp::{Stamp, stamp};
 /// Number of files of a split model.
 const SPLIT: &str = "split.count";
 
+/// Name of a part's file: see [`part_folder`].
+pub(crate) const PART_FILE: &str = "model.gguf";
+
+/// Store of a file with holes. A hole reads as zeros, so the file is read only where the store
+/// holds it.
+pub(crate) trait Holdings: fmt::Debug + Send + Sync {
+    /// Canonical encoding of the model's manifest.
+    fn manifest(&self) -> &[u8];
+
+    /// Whether all bytes of the tensor are held.
+    fn holds(&self, tensor: &TensorInfo) -> bool;
+
+    /// Whether `data` has the tensor's SHA-256 of the manifest. Otherwise the damaged pieces of the
+    /// tensor are no longer held.
+    fn is_genuine(&self, tensor: &TensorInfo, data: &[u8]) -> bool;
+
+    /// Hashes all that is held. Damaged pieces are no longer held; returns the name of the first
+    /// damaged tensor. `progress` receives the bytes done and the total.
+    fn verify(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Option<String>, ModelError>;
+}
+
+/// Part that a file belongs to.
+#[derive(Debug)]
+struct PartOf {
+    holdings: Arc<dyn Holdings>,
+    /// Names of the tensors that were hashed since the file was opened.
+    genuine: Mutex<BTreeSet<String>>,
+}
+
+/// Folder of the part that a file belongs to, by its path:
+/// `<64 hexadecimal digits>/model.gguf`.
+pub(crate) fn part_folder(path: &Path) -> Option<PathBuf> {
+    // A link elsewhere leads to the same file.
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let folder = path.parent()?;
+    let name = folder.file_name()?.to_str()?;
+    let is_id = name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (path.file_name()? == PART_FILE && is_id).then(|| folder.to_owned())
+}
+
 /// Model that can be run. The file has exactly the tensors of its family, in the shapes that the
 /// hyperparameters imply, and in types that the engine computes with.
 #[derive(Debug)]
@@ -28,6 +70,8 @@ pub struct ModelFile {
     spec: ModelSpec,
     /// Boundary dtype of the file; `spec` may override it.
     boundary: BoundaryDtype,
+    /// `None` for a whole file.
+    part: Option<PartOf>,
 }
 
 /// Data of a tensor, borrowed from the file.
@@ -75,11 +119,32 @@ impl<'a> TensorView<'a> {
 }
 
 impl ModelFile {
-    /// Maps and checks a GGUF file.
+    /// Maps and checks a GGUF file of a whole model. [`open_model`](crate::part::open_model) opens
+    /// the files of parts as well.
     ///
     /// # Errors
     /// See [`ModelError`].
     pub fn open(path: &Path) -> Result<Self, ModelError> {
+        if part_folder(path).is_some() {
+            return Err(ModelError::Part(
+                "the file is a part of a model and cannot be read as a whole one: name the adopted model"
+                    .to_owned(),
+            ));
+        }
+        Self::open_mapped(path)
+    }
+
+    /// Maps and checks the file of a part.
+    pub(crate) fn open_part(path: &Path, holdings: Arc<dyn Holdings>) -> Result<Self, ModelError> {
+        let mut model = Self::open_mapped(path)?;
+        model.part = Some(PartOf {
+            holdings,
+            genuine: Mutex::default(),
+        });
+        Ok(model)
+    }
+
+    fn open_mapped(path: &Path) -> Result<Self, ModelError> {
         // Taken before the file is opened, so that a replacement in between is noticed.
         let stamp = stamp(path);
         let mut model = Self::from_gguf(Gguf::open(path)?)?;
@@ -107,7 +172,75 @@ impl ModelFile {
             family,
             boundary: spec.boundary,
             spec,
+            part: None,
         })
+    }
+
+    /// Store of the part that the file belongs to.
+    pub(crate) fn holdings(&self) -> Option<&dyn Holdings> {
+        self.part.as_ref().map(|part| &*part.holdings)
+    }
+
+    /// Whether all bytes of the tensor are in the file. True for the file of a whole model.
+    pub(crate) fn holds(&self, tensor: &TensorInfo) -> bool {
+        self.holdings().is_none_or(|part| part.holds(tensor))
+    }
+
+    /// Notes that a tensor's data was found to be that of the manifest.
+    pub(crate) fn set_genuine(&self, tensor: &TensorInfo) {
+        if let Some(part) = &self.part {
+            let genuine = part.genuine.lock();
+            let mut genuine = genuine.unwrap_or_else(PoisonError::into_inner);
+            genuine.insert(tensor.name.clone());
+        }
+    }
+
+    /// Checks that a tensor may be read: it is held and, the first time, has its SHA-256.
+    fn check_held(&self, tensor: &TensorInfo) -> Result<(), ModelError> {
+        let Some(part) = &self.part else {
+            return Ok(());
+        };
+        if !part.holdings.holds(tensor) {
+            return Err(ModelError::NotHeld(tensor.name.clone()));
+        }
+        let genuine = part.genuine.lock();
+        let known = genuine
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(&tensor.name);
+        if known {
+            return Ok(());
+        }
+        if !part.holdings.is_genuine(tensor, self.gguf.data(tensor)) {
+            return Err(ModelError::Damaged(tensor.name.clone()));
+        }
+        self.set_genuine(tensor);
+        Ok(())
+    }
+
+    /// Whether the file has the tensors of blocks `lo..=hi`, and those that all blocks share. A
+    /// whole file has them if it has the blocks.
+    pub fn holds_layers(&self, lo: u32, hi: u32) -> bool {
+        lo <= hi
+            && hi < self.spec.layers
+            && self.shared_tensors().all(|info| self.holds(info))
+            && (lo..=hi).all(|layer| self.layer_tensors(layer).all(|info| self.holds(info)))
+    }
+
+    /// Whether the file has the tensors outside the blocks that a caller needs.
+    pub fn holds_head(&self) -> bool {
+        self.head_tensors().all(|info| self.holds(info))
+    }
+
+    /// Ranges of blocks in the file: first and last, both inclusive.
+    pub fn held_layers(&self) -> Vec<(u32, u32)> {
+        let mut ranges: Vec<(u32, u32)> = Vec::new();
+        for layer in (0..self.spec.layers).filter(|&layer| self.holds_layers(layer, layer)) {
+            match ranges.last_mut() {
+                Some((_, hi)) if *hi + 1 == layer => *hi = layer,
+                _ => ranges.push((layer, layer)),
+            }
+        }
+        ranges
     }
 
     /// The same model with another boundary dtype, for debugging. Its weights id is another one.
@@ -131,9 +264,13 @@ impl ModelFile {
     }
 
     /// Whether the file at [`Self::path`] was replaced, changed or removed since it was opened.
-    /// This value keeps the old contents if it was replaced.
+    /// This value keeps the old contents if it was replaced. A part's file is only replaced when it
+    /// is removed: fetched pieces change it in place.
     pub fn is_replaced(&self) -> bool {
         let path = self.path.as_deref();
+        if self.part.is_some() {
+            return path.is_some_and(|path| !path.exists());
+        }
         path.is_some_and(|path| self.stamp.is_none() || stamp(path) != self.stamp)
     }
 
@@ -150,12 +287,14 @@ impl ModelFile {
         &self.spec
     }
 
-    /// The tensor of that name.
+    /// The tensor of that name. In a part's file it is hashed at the first call.
     ///
     /// # Errors
-    /// [`ModelError::MissingTensor`] if there is none.
+    /// [`ModelError::MissingTensor`] if there is none; in a part's file [`ModelError::NotHeld`] and
+    /// [`ModelError::Damaged`].
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, ModelError> {
         let info = self.gguf.tensor(name).ok_or_else(|| self.missing(name))?;
+        self.check_held(info)?;
         Ok(TensorView {
             name: &info.name,
             dtype: info.dtype,
@@ -220,7 +359,7 @@ impl ModelFile {
     }
 
     /// Name of a tensor that holds a NaN or an infinity, if there is one. Reads the whole file on
-    /// all processors. `progress` receives the tensors done and the total.
+    /// all processors; of a part, the sound tensors that it holds. `progress` receives the tensors done and the total.
     pub fn not_finite(&self, progress: &mut dyn FnMut(u64, u64)) -> Option<&str> {
         let tensors = self.gguf.tensors();
         let mut done = 0;
@@ -229,9 +368,9 @@ impl ModelFile {
             progress(done, tensors.len() as u64);
             let broken = some.par_iter().find_first(|info| {
                 let view = self.tensor(&info.name);
-                let finite = view.is_ok_and(|view| view.is_finite());
+                let broken = view.is_ok_and(|view| !view.is_finite());
                 self.gguf.release(self.gguf.data(info));
-                !finite
+                broken
             });
             if let Some(info) = broken {
                 return Some(&info.name);

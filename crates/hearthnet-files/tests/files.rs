@@ -10,5 +10,6 @@ mod convert;
 mod gguf;
 mod hugging_face;
 mod model_refusals;
+mod part;
 mod real_model_file;
 mod weights_identity;

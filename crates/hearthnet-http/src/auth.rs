@@ -1,4 +1,5 @@
 //! Access control: the API key or, without one, requests from this machine that name it as host.
+//! Requests that a browser sends for a page of another origin are refused.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,7 +7,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::routing::MethodRouter;
 use hearthnet_platform::peer::User;
@@ -83,29 +84,48 @@ impl Admitted {
     }
 }
 
-/// Router with the paths of `inner` for authorised clients, and `/healthz` for all.
-pub(super) fn guarded(inner: Router, key: Option<ApiKey>, health: MethodRouter) -> Router {
+/// Router with the paths of `inner` for authorised clients, and `/healthz` and `pages` for all.
+pub(super) fn guarded(
+    inner: Router,
+    key: Option<ApiKey>,
+    health: MethodRouter,
+    pages: Router,
+) -> Router {
     let health = health.layer(middleware::from_fn_with_state(key.clone(), mark));
     inner
         .method_not_allowed_fallback(no_method)
         .fallback(no_path)
         .layer(middleware::from_fn_with_state(key, guard))
         .route("/healthz", health)
+        .merge(pages)
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn(count))
         .layer(middleware::map_response(is_no_page))
 }
 
-/// Marks every response as data of its type and not a page, so that a browser that is led here
-/// shows untrusted text and runs no script in it.
+/// Marks every response but those of the page as data of its type, so that a browser that is led
+/// here shows untrusted text and runs no script in it. No other site may embed or read a response,
+/// and none learns from which path a link was followed.
 async fn is_no_page(mut response: Response<Body>) -> Response<Body> {
     let headers = response.headers_mut();
-    let no_sniff = HeaderValue::from_static("nosniff");
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, no_sniff);
+    let fixed = [
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (OPENER, "same-origin"),
+        (RESOURCE, "same-origin"),
+    ];
+    for (name, value) in fixed {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
     let nothing = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'; sandbox");
-    headers.insert(header::CONTENT_SECURITY_POLICY, nothing);
+    headers
+        .entry(header::CONTENT_SECURITY_POLICY)
+        .or_insert(nothing);
     response
 }
+
+const OPENER: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
+const RESOURCE: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
 async fn no_path() -> Response<Body> {
     let text =
@@ -128,10 +148,15 @@ fn refusal(key: Option<&ApiKey>, request: &Request) -> Option<ApiError> {
         ),
         // DNS rebinding: a web page's own host name that resolves to this machine must not be
         // served.
-        None if !names_this_machine(request) => (
+        None if !names_an_address(request, true) => (
             StatusCode::FORBIDDEN,
             "forbidden_host",
             "without a key this server answers as localhost only; ask http://127.0.0.1 or http://localhost",
+        ),
+        _ if is_cross_site(request) => (
+            StatusCode::FORBIDDEN,
+            "forbidden_origin",
+            "a web page of another origin may not use this server; open this server's own page",
         ),
         _ => return None,
     };
@@ -170,17 +195,43 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
 }
 
-fn names_this_machine(request: &Request) -> bool {
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// True if a browser sent the request for a page of another origin. Programs that are no browsers
+/// send neither of the two headers.
+fn is_cross_site(request: &Request) -> bool {
+    let text = |name: &HeaderName| request.headers().get(name).map(HeaderValue::as_bytes);
+    match text(&FETCH_SITE) {
+        Some(site) => !matches!(site, b"same-origin" | b"none"),
+        None => text(&header::ORIGIN).is_some_and(|origin| {
+            let schemes = [&b"http://"[..], b"https://"];
+            let at = schemes
+                .iter()
+                .find_map(|scheme| origin.strip_prefix(*scheme));
+            at.is_none() || at != host(request).map(str::as_bytes)
+        }),
+    }
+}
+
+/// Host that the request names; `None` if it names none, or two.
+fn host(request: &Request) -> Option<&str> {
     let mut headers = request.headers().get_all(header::HOST).iter();
     let header = headers.next().and_then(|host| host.to_str().ok());
     // The host in the request line takes precedence (RFC 9112, section 3.2.2).
     let named = request.uri().authority().map(Authority::as_str);
     // With two `Host` headers, a proxy may have used the other one.
-    headers.next().is_none() && named.or(header).is_some_and(is_this_machine)
+    named.or(header).filter(|_| headers.next().is_none())
 }
 
-/// True if a `Host` is `localhost` or a loopback address, with or without a port.
-fn is_this_machine(host: &str) -> bool {
+/// True if the request names `localhost`, a loopback address or, unless it must be `local`, any
+/// other IP address.
+pub(super) fn names_an_address(request: &Request, local: bool) -> bool {
+    host(request).is_some_and(|host| is_address(host, local))
+}
+
+/// True if a `Host` is `localhost`, a loopback address or, unless it must be `local`, any other IP
+/// address, with or without a port.
+fn is_address(host: &str, local: bool) -> bool {
     let Ok(authority) = host.parse::<Authority>() else {
         return false;
     };
@@ -196,11 +247,12 @@ fn is_this_machine(host: &str) -> bool {
     let v6 = name
         .strip_prefix('[')
         .and_then(|rest| rest.strip_suffix(']'));
-    let loopback = match v6 {
-        Some(v6) => v6.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_loopback()),
-        None => name.parse::<Ipv4Addr>().is_ok_and(|ip| ip.is_loopback()),
+    let ip = match v6 {
+        Some(v6) => v6.parse::<Ipv6Addr>().map(IpAddr::V6),
+        None => name.parse::<Ipv4Addr>().map(IpAddr::V4),
     };
-    port && (loopback || name.eq_ignore_ascii_case("localhost"))
+    port && (ip.is_ok_and(|ip| !local || ip.is_loopback())
+        || name.eq_ignore_ascii_case("localhost"))
 }
 
 #[cfg(test)]
@@ -211,15 +263,54 @@ mod tests {
     fn only_names_of_this_machine_pass_for_it() {
         let here = "localhost LocalHost:7602 127.0.0.1 127.8.9.10:1 [::1] [::1]:7602";
         for host in here.split(' ') {
-            assert!(is_this_machine(host), "{host}");
+            assert!(is_address(host, true), "{host}");
+            assert!(is_address(host, false), "{host}");
         }
         let elsewhere = ":80 evil.com localhost.evil.com 127.0.0.1.evil.com [::1]evil.com \
                          [::1].evil.com:80 [::1]:80:evil.com localhost:80@evil.com \
                          localhost@evil.com evil.com@localhost localhost:evil.com localhost: \
                          localhost:+80 localhost:99999 localhost/evil.com [127.0.0.1] ::1 \
-                         0.0.0.0 192.168.0.9";
+                         hearth.local";
         for host in elsewhere.split(' ').chain(["", "localhost "]) {
-            assert!(!is_this_machine(host), "{host}");
+            assert!(!is_address(host, true), "{host}");
+            assert!(!is_address(host, false), "{host}");
+        }
+        for host in [
+            "0.0.0.0",
+            "192.168.0.9",
+            "192.168.0.9:7602",
+            "[fe80::1]:7602",
+        ] {
+            assert!(!is_address(host, true), "{host}");
+            assert!(is_address(host, false), "{host}");
+        }
+    }
+
+    #[test]
+    fn a_browser_is_refused_for_a_page_of_another_origin_and_programs_are_not() {
+        let is_cross_site = |headers: &[(&str, &str)]| {
+            let mut request = Request::builder().uri("/v1/models");
+            for (name, value) in [("host", "127.0.0.1:7602")].iter().chain(headers) {
+                request = request.header(*name, *value);
+            }
+            is_cross_site(&request.body(Body::empty()).unwrap())
+        };
+        assert!(!is_cross_site(&[]));
+        assert!(!is_cross_site(&[("origin", "http://127.0.0.1:7602")]));
+        for site in ["same-origin", "none"] {
+            assert!(!is_cross_site(&[("sec-fetch-site", site)]));
+        }
+        for site in ["same-site", "cross-site", "", "Same-Origin "] {
+            assert!(is_cross_site(&[("sec-fetch-site", site)]), "{site}");
+        }
+        for origin in [
+            "http://127.0.0.1:8080",
+            "http://localhost:7602",
+            "http://evil.example",
+            "file://127.0.0.1:7602",
+            "null",
+        ] {
+            assert!(is_cross_site(&[("origin", origin)]), "{origin}");
         }
     }
 }

@@ -6,6 +6,7 @@
 //! | connections, deadlines, shutdown | `server.rs` |
 //! | eviction of connections at the limit | `connections.rs` |
 //! | access control | `auth.rs` |
+//! | files for browsers | `pages.rs` |
 //! | request bodies left unread by a refusal | `unread.rs` |
 //! | errors and their statuses | `error.rs` |
 //! | table of metrics | `metrics/` |
@@ -19,6 +20,7 @@ mod connections;
 mod endpoint;
 mod error;
 mod metrics;
+mod pages;
 mod server;
 mod unread;
 
@@ -29,4 +31,5 @@ pub use self::connections::hold_until_sent;
 pub use self::endpoint::{Health, metrics_route, serve_metrics};
 pub use self::error::{ApiError, json_response};
 pub use self::metrics::{Metrics, OtherRecorder, Part};
+pub use self::pages::Page;
 pub use self::server::{HttpError, HttpServer, HttpSettings};

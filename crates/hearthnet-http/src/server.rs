@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::auth::{ApiKey, Client, guarded};
 use crate::connections::{Connections, track_requests};
+use crate::pages::{self, Page};
 use crate::unread::{Lingering, Unread, read_or_close};
 
 /// Upper bound of a request's head, and of bytes read ahead, in bytes: more than clients send.
@@ -41,6 +42,8 @@ pub struct HttpSettings {
     /// Upper bound of concurrent requests; further ones are refused. As many connections may be
     /// idle; one more evicts the longest idle one.
     pub max_connections: usize,
+    /// Files that browsers get without the key.
+    pub pages: &'static [Page],
 }
 
 impl Default for HttpSettings {
@@ -51,6 +54,7 @@ impl Default for HttpSettings {
             max_body_bytes: 1 << 20,
             client_deadline: Duration::from_secs(30),
             max_connections: 256,
+            pages: &[],
         }
     }
 }
@@ -80,7 +84,7 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Serves the paths of `inner` to authorised clients, and `/healthz` to all. Must be called
+    /// Serves the paths of `inner` to authorised clients, and `/healthz` and the pages to all. Must be called
     /// within a Tokio runtime.
     ///
     /// # Errors
@@ -90,7 +94,8 @@ impl HttpServer {
         health: MethodRouter,
         settings: &HttpSettings,
     ) -> Result<Self, HttpError> {
-        let router = guarded(inner, settings.api_key.clone(), health);
+        let pages = pages::routes(settings.pages, settings.api_key.is_none());
+        let router = guarded(inner, settings.api_key.clone(), health, pages);
         let failed = |source| HttpError::Listen {
             listen: settings.listen.clone(),
             source,

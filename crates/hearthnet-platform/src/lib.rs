@@ -9,8 +9,13 @@
 //! | sockets between programs of one user | `local_socket` (feature `net`) | `unix/` |
 //! | signals that end a program | `signals` (feature `net`) | `unix/` |
 //! | terminal: size, echo, waiting input, process groups | [`terminal`] | `unix/` |
-//! | clocks, name of the machine, priority of a thread | [`machine`] | `unix/` |
-//! | memory, processor, graphics cards | [`hardware`] | `linux/` |
+//! | replacing this process | [`replace()`] | `unix/` |
+//! | clocks, local time, name of the machine, priority of a thread | [`machine`] | `unix/` |
+//! | free memory, processor, graphics cards | [`hardware`] | `linux/` |
+//! | memory of the machine and of control groups, and its pressure | [`memory`] | `linux/` |
+//! | processor time of the machine and of this process | [`cpu_time`] | `linux/` |
+//! | battery | [`power`] | `linux/` |
+//! | holes of sparse files | [`holes`] | `linux/` |
 //! | state and memory of a process | [`process`] | `linux/` |
 //! | user at the other end of a TCP connection | [`peer`] | `linux/` |
 //! | limit of the CPU wake-up latency | [`cpu_latency`] | `linux/` |

@@ -20,7 +20,7 @@ const TARGETS: [(&str, Target, usize); 18] = [
     ("discovery", discovery::fuzzing::announcement, 5),
     ("gguf", tokens::gguf, 90),
     ("hugging_face", files::hugging_face, 10),
-    ("log_event", log::log_event, 20),
+    ("log_event", log::log_event, 23),
     ("log_heads", log::log_heads, 10),
     ("manifest", files::manifest, 1),
     ("stop", tokens::stop, 3),

@@ -9,6 +9,10 @@ use ciborium::Value;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+/// Maximum number in records of the log: 2^53 - 1, which SQLite and JSON store exactly. As a time it
+/// is the year 287396.
+pub const MAX_NUMBER: u64 = (1 << 53) - 1;
+
 /// The bytes are not the canonical encoding of the record that was expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotCanonical;

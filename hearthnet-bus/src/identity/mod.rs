@@ -6,7 +6,7 @@
 //! | identity of a node | [`NodeId`](crate::NodeId) | in the transport crate |
 //! | its secret key | [`NodeKey`] | `node_key.rs`, on disk: `key_file.rs` |
 //! | domain separation of signatures | [`Domain`] | `signature.rs` |
-//! | canonical encoding of records | | `cbor.rs`, `raw_keys.rs` |
+//! | canonical encoding of records | | `cbor.rs`, `raw_keys.rs`, `by_format.rs` |
 //! | right that can be granted | [`Capability`] | `capability.rs` |
 //! | session token | [`Grant`] | `grant.rs` (normative: `specs/session-grant.md`) |
 //! | replay detection | [`ReplayCache`] | `replay.rs` |
@@ -16,6 +16,7 @@
 //! `key_file.rs` uses files, `unix_time.rs` reads the clock, and new keys come from the system's
 //! randomness. All other code is pure.
 
+pub(crate) mod by_format;
 mod capability;
 pub(crate) mod cbor;
 mod community_id;

@@ -41,7 +41,12 @@ pub(crate) fn hosted_model(
     hosts: impl HostSource + Clone + Sync + 'static,
 ) -> Result<ServedModel, Failure> {
     let head = load_head(model, &config.engine_options(None))?;
-    let local = fallback.then(|| on_demand(model, local_options(model, config)));
+    let hosted = model.private.hosted();
+    // A machine with a part of the model cannot continue alone.
+    let is_whole = model
+        .file
+        .holds_layers(hosted.start, hosted.end.saturating_sub(1));
+    let local = (fallback && is_whole).then(|| on_demand(model, local_options(model, config)));
     let (handle, all, private) = (runtime.clone(), config.clone(), model.private.clone());
     let open = move |exact: Exact, cancel: &Cancel| {
         let local = local.as_ref().map(|load| load());

@@ -13,6 +13,7 @@ use hearthnet_platform::{files, regular_file, whole_file};
 use crate::cli::{Failure, Kind, failure, note};
 use crate::config::Config;
 use crate::home::close_folder;
+use crate::page::{self, PageNode};
 
 /// Time limit for responses after their chats have ended.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
@@ -25,15 +26,21 @@ pub(crate) fn count(part: Part) -> Result<Metrics, Failure> {
     Metrics::install(part).map_err(Failure::internal)
 }
 
-/// Opens the HTTP interface of a service; `listen` overrides the configuration.
+/// Opens the HTTP interface of a service, with the page; `listen` overrides the configuration.
+/// `node` is the node of this process, if it runs one.
 pub(crate) async fn open_http(
     service: &Service,
+    node: Option<PageNode>,
     listen: Option<&str>,
     config: &Config,
 ) -> Result<HttpServer, Failure> {
-    let settings = http_settings(listen.unwrap_or(&config.http.listen), config)?;
+    let settings = HttpSettings {
+        pages: &page::FILES,
+        ..http_settings(listen.unwrap_or(&config.http.listen), config)?
+    };
+    let calls = page::calls(service.clone(), node, settings.api_key.is_some());
     let metrics = count(Part::Caller)?;
-    let server = serve(service.clone(), Some(metrics), &settings).await;
+    let server = serve(service.clone(), Some(metrics), calls, &settings).await;
     server.map_err(|error| http_failure(&error, "--http"))
 }
 

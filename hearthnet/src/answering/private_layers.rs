@@ -7,16 +7,13 @@ use crate::answering::chat_backends::kv_bytes;
 use crate::cli::args::PrivateArgs;
 use crate::cli::{Failure, failure, note};
 use crate::config::Config;
-use crate::models::{OpenModel, load_failure, weights_budget};
+use crate::models::{OpenModel, load_failure, share_of_free};
 
-/// Loads the private layers of a model for at most `chats` conversations: as many layers as
-/// requested, as far as memory allows.
-pub(crate) fn load(
-    model: &mut OpenModel,
-    args: PrivateArgs,
-    chats: usize,
-    config: &Config,
-) -> Result<(), Failure> {
+/// Numbers of first and last layers.
+type Ends = (u32, u32);
+
+/// Numbers of private layers that are asked for, and that memory allows.
+fn chosen(model: &OpenModel, args: PrivateArgs, config: &Config) -> Result<(Ends, Ends), Failure> {
     let inference = &config.research.distributed_inference;
     let (first, last) = (args.private_first, args.private_last);
     let asked = (
@@ -35,7 +32,31 @@ pub(crate) fn load(
     let bytes: Vec<u64> = (0..total)
         .map(|layer| model.file.layer_bytes(layer))
         .collect();
-    let taken = fit(asked, &bytes, weights_budget(0));
+    Ok((asked, fit(asked, &bytes, share_of_free(50))))
+}
+
+/// Ranges of the private layers, first and last layer inclusive.
+pub(crate) fn wanted(
+    model: &OpenModel,
+    args: PrivateArgs,
+    config: &Config,
+) -> Result<Vec<(u32, u32)>, Failure> {
+    let total = model.file.spec().layers;
+    let (_, (first, last)) = chosen(model, args, config)?;
+    let ranges = [(0, first), (total - last, total)].into_iter();
+    let ranges = ranges.filter(|(from, end)| from < end);
+    Ok(ranges.map(|(from, end)| (from, end - 1)).collect())
+}
+
+/// Loads the private layers of a model for at most `chats` conversations: as many layers as
+/// requested, as far as memory allows.
+pub(crate) fn load(
+    model: &mut OpenModel,
+    args: PrivateArgs,
+    chats: usize,
+    config: &Config,
+) -> Result<(), Failure> {
+    let (asked, taken) = chosen(model, args, config)?;
     if let Some(why) = said(asked, taken) {
         note(why);
     }
@@ -50,7 +71,7 @@ pub(crate) fn load(
         max_sequences: chats,
         ..config.engine_options(None)
     };
-    let rows = inference.prefill_rows.0;
+    let rows = config.research.distributed_inference.prefill_rows.0;
     model.private = PrivateLayers::load(&model.file, &model.id, taken, rows, &options)
         .map_err(|e| load_failure(&model.path, &e))?;
     Ok(())

@@ -3,8 +3,10 @@
 use std::path::Path;
 use std::{fmt, io};
 
+use axum::http::StatusCode;
 use hearthnet_bus::calls::CallError;
-use hearthnet_bus::log::LogError;
+use hearthnet_bus::log::{LogError, NoEffect};
+use hearthnet_http::ApiError;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_transport::{BindError, Code};
 
@@ -244,6 +246,23 @@ impl From<ChatError> for Failure {
     }
 }
 
+/// Error for clients of the HTTP interface.
+impl From<Failure> for ApiError {
+    fn from(why: Failure) -> Self {
+        let status = match why.kind {
+            Kind::BadRequest | Kind::Config => StatusCode::BAD_REQUEST,
+            Kind::Community => StatusCode::FORBIDDEN,
+            Kind::Busy | Kind::Host => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let message = match why.hint {
+            Some(hint) => format!("{}; {hint}", why.message),
+            None => why.message,
+        };
+        Self::new(status, why.code, message)
+    }
+}
+
 /// Error for local programs.
 impl From<Failure> for CallError {
     fn from(why: Failure) -> Self {
@@ -268,6 +287,10 @@ impl From<LogError> for Failure {
                 .hint("start `hearthnet serve` in another home and try again; if no other member is left, `hearthnet log resume --yes` continues without a sync");
             }
             LogError::Thread(_) => return no_thread(&error),
+            LogError::NoEffect(NoEffect::TooManyModels | NoEffect::ModelNotAdopted) => (
+                Kind::Community,
+                "`hearthnet model list` shows the adopted models, `hearthnet model drop` drops one",
+            ),
             LogError::NoEffect(_) => (
                 Kind::Community,
                 "`hearthnet community members` shows each member's level",

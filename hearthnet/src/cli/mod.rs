@@ -3,6 +3,7 @@
 pub(crate) mod args;
 pub(crate) mod failure;
 pub(crate) mod output;
+pub(crate) mod qr;
 pub(crate) mod runtime;
 pub(crate) mod secret;
 pub(crate) mod signals;

@@ -60,6 +60,7 @@ pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure>
             layers,
             threads: None,
             engine,
+            fetch: None,
         };
         order
             .check(config)

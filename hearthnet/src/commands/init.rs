@@ -27,6 +27,7 @@ pub(super) fn make(
     global: &Global,
     research: impl FnOnce() -> Result<bool, Failure>,
     name: Option<&str>,
+    memory_percent: Option<u64>,
 ) -> Result<Made, Failure> {
     let data = global.dir()?;
     let data_state = private_dir(&data)?;
@@ -44,7 +45,7 @@ pub(super) fn make(
     let config_state = match config.exists() {
         true => "exists",
         false => {
-            write_new(&config, research()?, name)?;
+            write_config(&config, &text(research()?, name, memory_percent))?;
             "written"
         }
     };
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
         true => Ok(true),
         false => agrees_to_research(args.json, false),
     };
-    let made = make(global, research, args.name.as_deref())?;
+    let made = make(global, research, args.name.as_deref(), None)?;
     let Made {
         data: (data, data_state),
         key,
@@ -169,20 +170,20 @@ pub(crate) fn agrees_to_research(as_json: bool, unasked: bool) -> Result<bool, F
 
 /// Writes an initial configuration, unless the file exists.
 pub(crate) fn write_new(path: &Path, research: bool, name: Option<&str>) -> Result<(), Failure> {
-    write_config(path, &text(research, name))
+    write_config(path, &text(research, name, None))
 }
 
-/// Text of the initial configuration, with the node's name if one was given.
-fn text(research: bool, name: Option<&str>) -> String {
-    let text = starter(research);
-    match name {
-        // A TOML basic string, with its escapes.
-        Some(name) => text.replace(
-            "#name = \"\"",
-            &format!("name = {}", toml::Value::from(name)),
-        ),
-        None => text,
-    }
+/// Text of the initial configuration, with the node's name and the share of the memory if they were
+/// given.
+fn text(research: bool, name: Option<&str>, memory_percent: Option<u64>) -> String {
+    // A TOML basic string, with its escapes.
+    let name = name.map(|name| format!("name = {}", toml::Value::from(name)));
+    let memory = memory_percent.map(|percent| format!("memory_percent = {percent}"));
+    let set = [("#name = \"\"", name), ("#memory_percent = 50", memory)];
+    let set = set.into_iter().filter_map(|(key, line)| Some((key, line?)));
+    set.fold(starter(research), |text, (key, line)| {
+        text.replacen(key, &line, 1)
+    })
 }
 
 /// Writes the file atomically and durably; never replaces an existing file.
@@ -241,7 +242,7 @@ mod tests {
     #[test]
     fn a_name_is_written_so_that_it_reads_back() {
         for name in ["kitchen", "O'Brien \"the\" \\ Küche"] {
-            let table: toml::Table = text(true, Some(name)).parse().unwrap();
+            let table: toml::Table = text(true, Some(name), None).parse().unwrap();
             assert_eq!(table["node"]["name"].as_str(), Some(name));
         }
     }
@@ -253,7 +254,7 @@ mod tests {
         write_config(&path, "[engine]\n").unwrap();
         write_config(&path, "[node]\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "[engine]\n");
-        let long = text(false, Some(&"x".repeat(65)));
+        let long = text(false, Some(&"x".repeat(65)), None);
         let other = dir.path().join("other.toml");
         assert_eq!(write_config(&other, &long).unwrap_err().kind, Kind::Config);
         assert!(!other.exists());

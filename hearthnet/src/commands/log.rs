@@ -104,12 +104,32 @@ fn what(body: &Body, state: &Community) -> String {
         }
         Body::Left {} => "left the community".to_owned(),
         Body::Named { name } => format!("is called {name:?}"),
+        Body::ModelAdopted(model) => {
+            format!(
+                "adopted the model {:?} (weights {})",
+                model.name,
+                short(&model.weights)
+            )
+        }
+        Body::ModelDropped { weights } => {
+            format!("dropped the model with the weights {}", short(weights))
+        }
         Body::ShardAdvertised(d) => format!("serves {} at {}", d.shard_id, d.endpoint),
         Body::ShardWithdrawn { shard_id } => format!("no longer serves {shard_id}"),
         Body::NodeSeen { endpoints, .. } => format!("listens at {}", endpoints.join(", ")),
+        Body::NodeMeasured(measured) => format!(
+            "measured {} models and {} links",
+            measured.models.len(),
+            measured.links.len()
+        ),
         Body::GrantRevoked { .. } => "revoked a session token".to_owned(),
         other => format!("wrote an event of the kind {}", other.kind()),
     }
+}
+
+/// First eight digits of a weights id.
+fn short(weights: &[u8; 32]) -> String {
+    hex::encode(weights.first_chunk::<4>().unwrap_or(&[0; 4]))
 }
 
 fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {

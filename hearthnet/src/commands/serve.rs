@@ -17,7 +17,8 @@ use crate::node::open_home;
 
 pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
     let host = &cx.config.research.distributed_inference.host;
-    let layers = args.layers.is_some() || (host.serve_shards && !args.answers.is_standalone());
+    let layers =
+        args.layers.is_some() || args.up || (host.serve_shards && !args.answers.is_standalone());
     if args.engine != HostEngineArgs::default() && !layers {
         return Err(Failure::new(
             Kind::Config,
@@ -57,13 +58,13 @@ async fn standalone(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
             None
         }
     };
-    let server = open_http(&service, args.answers.http.as_deref(), &cx.config).await?;
+    let server = open_http(&service, None, args.answers.http.as_deref(), &cx.config).await?;
     let url = format!("http://{}/v1", server.local_addr());
     let ready = json!({"url": url, "models": [model.id], "pid": std::process::id()});
     print_result(args.json, &ready, || {
         let (id, at) = (&model.id, server.local_addr());
         format!(
-            "answering with {id}\n  OpenAI's interface  {url}\n  metrics             http://{at}/metrics\n"
+            "answering with {id}\n  page                http://{at}\n  OpenAI's interface  {url}\n  metrics             http://{at}/metrics\n"
         )
     })?;
     stop.asked().await;

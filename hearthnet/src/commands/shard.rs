@@ -40,6 +40,7 @@ pub(crate) fn run(command: ShardCommand, cx: &Context) -> Result<(), Failure> {
                 http: args.http,
                 ..AnswerArgs::default()
             },
+            up: false,
             for_layers: true,
             threads: args.threads,
             metrics: args.metrics,

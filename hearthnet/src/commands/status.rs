@@ -25,7 +25,7 @@ use tokio::time::timeout;
 
 use crate::cli::{Failure, block_on, bytes, note, print, print_json, span, table};
 use crate::config::{Config, Context};
-use crate::home::{Home, KeyStatus, key_status, members, now_ms};
+use crate::home::{Home, KeyStatus, Paused, key_status, members, now_ms};
 use crate::models::text_disagreement;
 use crate::node::{Running, local_api, open_home, with_synced_node};
 
@@ -56,6 +56,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     let models = by_model(state.shards(now), answers);
     let (health, reason) = health(home.log.health());
     let disk = try_disk(&home.dir);
+    let paused = Paused::read(&home.dir);
     let heads = home.log.heads();
     let durable: u64 = heads.authors.values().map(|head| head.seq).sum();
     let ephemeral: usize = heads.authors.values().map(|head| head.slots.len()).sum();
@@ -83,6 +84,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
                 "revoked": state.is_revoked(&home.key.id()),
                 "standing": key_status::json(&home),
                 "running": running,
+                "paused": paused,
                 "research": cx.config.policy.research.enable,
             },
             "community": {
@@ -102,6 +104,10 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     heading(&mut out, &home, &state, &cx.config);
     roster(&mut out, &home, &state, now, running.as_ref());
     peers(&mut out, &state, now, running.as_ref());
+    if let Some(paused) = paused.filter(|_| running.as_ref().is_none_or(|r| r.suspended.is_none()))
+    {
+        let _ = writeln!(out, "layers     {paused}; `hearthnet resume` ends that");
+    }
     for model in &models {
         shards(&mut out, model, &state, now, &answers);
     }

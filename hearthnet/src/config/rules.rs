@@ -8,7 +8,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use crate::cli::args::{
-    EngineKind, Layers, parse_device, parse_dtype, parse_layers, parse_listen, parse_node_listen,
+    EngineKind, Layers, TimeOfDay, parse_device, parse_dtype, parse_layers, parse_listen,
+    parse_node_listen, parse_time_of_day,
 };
 
 /// Limit of peers that a node connects to.
@@ -112,6 +113,43 @@ pub(super) fn activation_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<Str
 
 pub(super) fn routing_policy<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     text_that(from, "must be \"greedy\"", |name| name == "greedy")
+}
+
+/// Hours of each day, in the machine's time zone. They may pass midnight.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct QuietHours {
+    pub(crate) from: TimeOfDay,
+    pub(crate) until: TimeOfDay,
+}
+
+impl QuietHours {
+    /// Whether a minute of the day belongs to them.
+    pub(crate) fn contain(&self, minute: u16) -> bool {
+        let (from, until) = (self.from.minute, self.until.minute);
+        match from < until {
+            true => (from..until).contains(&minute),
+            false => minute >= from || minute < until,
+        }
+    }
+}
+
+/// Hours of the day, or nothing.
+pub(super) fn quiet_hours<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<QuietHours>, D::Error> {
+    let form = "must be two times of day, for example \"22:00-07:00\", or \"\"";
+    text(from, |hours| {
+        if hours.is_empty() {
+            return Ok(None);
+        }
+        let (from, until) = hours.split_once('-').ok_or(form)?;
+        let time = |text: &str| parse_time_of_day(text.trim()).map_err(|_| form.to_owned());
+        let (from, until) = (time(from)?, time(until)?);
+        match from == until {
+            true => Err(form.to_owned()),
+            false => Ok(Some(QuietHours { from, until })),
+        }
+    })
 }
 
 /// Name of a model, or nothing.

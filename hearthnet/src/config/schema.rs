@@ -9,8 +9,9 @@ use hearthnet_orchestrator::exact::Exact;
 use serde::Deserialize;
 
 use super::rules::{
-    UpToADay, Whole, Within, activation_dtype, backend, device, dtype, health_timeout, layers,
-    listen, listen_or_none, model, node_listen, node_name, routing_policy, static_peers,
+    QuietHours, UpToADay, Whole, Within, activation_dtype, backend, device, dtype, health_timeout,
+    layers, listen, listen_or_none, model, node_listen, node_name, quiet_hours, routing_policy,
+    static_peers,
 };
 use crate::cli::args::{EngineKind, Layers};
 
@@ -25,6 +26,7 @@ pub(crate) struct Config {
     pub(crate) http: Http,
     pub(crate) chat: Chat,
     pub(crate) metrics: Metrics,
+    pub(crate) manners: Manners,
     pub(crate) research: Research,
     pub(crate) engine: Engine,
     pub(crate) transport: Transport,
@@ -78,6 +80,19 @@ pub(crate) struct Http {
 pub(crate) struct Metrics {
     #[serde(deserialize_with = "listen_or_none")]
     pub(crate) listen: String,
+}
+
+/// How much of this machine its node uses for others, and when.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct Manners {
+    pub(crate) memory_percent: Within<u64, 1, 100>,
+    pub(crate) cores_percent: Within<usize, 1, 100>,
+    #[serde(deserialize_with = "quiet_hours")]
+    pub(crate) quiet_hours: Option<QuietHours>,
+    pub(crate) only_when_idle: bool,
+    pub(crate) on_battery: bool,
+    // More than a PB is surely a mistake.
+    pub(crate) disk_gb: Within<u64, 0, 1_000_000>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -202,6 +217,12 @@ impl Config {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             n => n,
         }
+    }
+
+    /// Compute threads of layers for others, on a machine with so many cores.
+    pub(crate) fn host_threads(&self, cores: usize) -> usize {
+        let share = cores.saturating_mul(self.manners.cores_percent.0) / 100;
+        self.threads().min(share).max(1)
     }
 
     /// Layers to serve, if any.

@@ -292,6 +292,14 @@ fn values_out_of_range_name_the_setting() {
         "research.distributed_inference.host.kv_share_per_caller_percent=0",
         "research.distributed_inference.host.max_waiting_steps_per_caller=0",
         "research.distributed_inference.host.prefill_piece_ms=0",
+        "manners.memory_percent=0",
+        "manners.memory_percent=101",
+        "manners.cores_percent=0",
+        "manners.disk_gb=1000001",
+        "manners.quiet_hours=22:00",
+        "manners.quiet_hours=22-7",
+        "manners.quiet_hours=22:00-22:00",
+        "manners.quiet_hours=22:00-24:00",
         "engine.cpu_latency_us=-1",
         "engine.cpu_latency_us=always",
         "engine.cpu_latency_us=1000001",
@@ -312,6 +320,51 @@ fn values_out_of_range_name_the_setting() {
         let leaf = set.split('=').next().unwrap().rsplit('.').next().unwrap();
         assert!(error.contains(leaf), "{error}");
     }
+}
+
+#[test]
+fn quiet_hours_may_pass_midnight() {
+    let hours = |set: &str| {
+        let loaded = load("", &[&format!("manners.quiet_hours={set}")]).unwrap();
+        loaded.config.manners.quiet_hours
+    };
+    assert_eq!(hours(""), None);
+    let (night, noon) = (
+        hours("22:00-07:00").unwrap(),
+        hours("12:00 - 13:30").unwrap(),
+    );
+    for (minute, at_night, at_noon) in [
+        (0, true, false),
+        (419, true, false),
+        (420, false, false),
+        (719, false, false),
+        (720, false, true),
+        (809, false, true),
+        (810, false, false),
+        (1319, false, false),
+        (1320, true, false),
+    ] {
+        assert_eq!(night.contain(minute), at_night, "{minute}");
+        assert_eq!(noon.contain(minute), at_noon, "{minute}");
+    }
+}
+
+#[test]
+fn layers_for_others_get_a_share_of_the_cores_and_no_more_than_the_engine() {
+    let threads = |percent: u32, engine: usize, cores: usize| {
+        let sets = [
+            format!("manners.cores_percent={percent}"),
+            format!("engine.threads={engine}"),
+        ];
+        let config = load("", &[&sets[0], &sets[1]]).unwrap().config;
+        config.host_threads(cores)
+    };
+    assert_eq!(threads(100, 8, 8), 8);
+    assert_eq!(threads(50, 8, 8), 4);
+    assert_eq!(threads(50, 3, 8), 3);
+    assert_eq!(threads(30, 8, 4), 1);
+    // At least one, whatever the share.
+    assert_eq!(threads(1, 8, 4), 1);
 }
 
 #[test]

@@ -212,6 +212,7 @@ async fn serve(
         layers: wanted.layers.map_or(Layers::Auto, range),
         threads: wanted.threads,
         engine,
+        fetch: None,
     };
     let (sender, mut news) = mpsc::channel(EVENT_QUEUE);
     let tell: EventSink = Arc::new(move |one| {

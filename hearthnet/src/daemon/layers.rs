@@ -1,11 +1,13 @@
 //! Serves layers to members of the community from a daemon, and advertises them in the log.
 //!
 //! ```text
-//!                right lost                        other layers are needed more
+//!             right lost, pause                    other layers are needed more
 //!  suspended <------------- serving <----------------------------------+
 //!      |                      ^  |                                     |
-//!      +---- right is back ---+  +-- withdraw, drain, choose anew -----+
+//!      +-- right, and give ---+  +-- withdraw, drain, choose anew -----+
 //! ```
+//!
+//! `manners.rs` decides about pauses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +17,7 @@ use hearthnet_bus::calls::Served;
 use hearthnet_bus::log::{Body, Level};
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_engine::footprint;
+use hearthnet_files::part::Part;
 use hearthnet_http::Health;
 use hearthnet_orchestrator::coverage::held_by_others;
 use hearthnet_orchestrator::placement::{
@@ -25,6 +28,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
+use super::manners::{Give, Why};
+use super::watch::{RELEASE_WITHIN, Watch, reason};
+use super::weights::Fetcher;
 use crate::cli::args::Layers;
 use crate::cli::{Failure, Stop, bytes, failure, note, print_result};
 use crate::config::{Config, Host};
@@ -51,6 +57,8 @@ pub(crate) struct LayerRequest {
     pub(crate) layers: Layers,
     pub(crate) threads: Option<usize>,
     pub(crate) engine: HostEngine,
+    /// Fetches layers before they are served, if the model is a part.
+    pub(crate) fetch: Option<(Fetcher, Arc<Part>)>,
 }
 
 impl LayerRequest {
@@ -116,8 +124,11 @@ pub(crate) struct LayerHost {
     pub(super) served: Arc<Served>,
     /// Locked while layers are served.
     pub(super) busy: Mutex<()>,
+    pub(super) computing: AtomicBool,
     /// The current range is being withdrawn.
     pub(super) leaving: AtomicBool,
+    /// Whether this machine gives anything to others now.
+    pub(super) watch: Arc<Watch>,
     /// Health, as reported under /healthz, and the address of the metrics.
     pub(super) health: watch::Sender<Health>,
     pub(super) metrics: Option<String>,
@@ -171,6 +182,11 @@ impl LayerHost {
         outcome
     }
 
+    /// Whether steps of callers were computed within the last [`POLL_INTERVAL`].
+    pub(super) fn is_computing(&self) -> bool {
+        self.computing.load(Ordering::Relaxed)
+    }
+
     /// Resolves when no layers are served.
     pub(crate) async fn idle(&self) {
         let _ = self.busy.lock().await;
@@ -200,6 +216,8 @@ enum Next {
     Stop,
     /// The right to serve is lost, for now.
     Suspend(Failure),
+    /// This machine gives nothing to others for now.
+    Pause(Why),
 }
 
 /// Number of layers that fit into memory; 0 for an explicit range.
@@ -207,9 +225,8 @@ fn room_here(request: &LayerRequest, config: &Config) -> Result<u32, Failure> {
     if request.layers != Layers::Auto {
         return Ok(0);
     }
-    let host = &config.research.distributed_inference.host;
     let (file, engine) = (&request.model.file, &request.engine);
-    let budget = engine.auto_budget(file, host.memory_budget_mb.0)?;
+    let budget = engine.auto_budget(file, config)?;
     Ok(room(budget, &engine.layer_bytes(file)?))
 }
 
@@ -246,6 +263,10 @@ impl Serving<'_> {
                 right = self.until_allowed() => right?,
                 () = self.stop.asked() => return Ok(()),
             }
+            tokio::select! {
+                () = self.until_given() => {}
+                () = self.stop.asked() => return Ok(()),
+            }
             let range = match chosen.take() {
                 Some(range) => range,
                 None => tokio::select! {
@@ -256,9 +277,12 @@ impl Serving<'_> {
             let running = tokio::select! {
                 running = self.start(range) => running?,
                 () = self.stop.asked() => return Ok(()),
+                // Ends the start.
+                _ = self.pause() => continue,
             };
             self.host.health.send_replace(Health::Serving);
             let next = self.serve(&running, range).await;
+            self.host.computing.store(false, Ordering::Relaxed);
             let ends = matches!(next, Ok(Next::Stop) | Err(_));
             self.host.leaving.store(ends, Ordering::SeqCst);
             self.host.health.send_replace(match ends {
@@ -274,18 +298,28 @@ impl Serving<'_> {
                     self.say(format!("moving to layers {lo}-{hi}, which are needed more"));
                 }
                 Ok(Next::Stop) => self.say(stopping(settings)),
+                Ok(Next::Pause(why)) => {
+                    let text = reason(why).to_string();
+                    self.host.daemon_node.set_serving(Err(text));
+                    if *why == Why::Memory {
+                        within = within.min(RELEASE_WITHIN);
+                    }
+                }
                 // Without an engine, or without the right to serve, streams end at once.
                 Ok(Next::Suspend(_)) | Err(_) => within = Duration::ZERO,
             }
             tokio::select! {
                 _ = running.shutdown(within) => {}
                 () = self.stop.asked_twice() => return Ok(()),
+                // Memory ran short while streams were drained.
+                () = self.until_memory_is_short(), if within > RELEASE_WITHIN => {}
             }
             match next? {
                 Next::Move(range) => chosen = Some(range),
                 Next::Stop => return Ok(()),
                 // The missing range may have changed by then, so it is chosen again.
                 Next::Suspend(why) => self.suspended(&why),
+                Next::Pause(_) => {}
             }
         }
     }
@@ -325,6 +359,50 @@ impl Serving<'_> {
         Ok(())
     }
 
+    /// Waits until this machine gives memory and time to others, and reports why it does not.
+    async fn until_given(&self) {
+        let mut give = self.host.watch.give();
+        let mut said = None;
+        loop {
+            let Give::Pause(why) = *give.borrow_and_update() else {
+                break;
+            };
+            if said != Some(why) {
+                self.suspended(&reason(&why));
+                said = Some(why);
+            }
+            if give.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+        if said.is_some() {
+            self.say("layers are served again");
+        }
+    }
+
+    /// Resolves when this machine gives nothing to others.
+    async fn pause(&self) -> Why {
+        self.pause_that(|_| true).await
+    }
+
+    /// Resolves when memory is short.
+    async fn until_memory_is_short(&self) {
+        self.pause_that(|why| why == Why::Memory).await;
+    }
+
+    async fn pause_that(&self, is: impl Fn(Why) -> bool) -> Why {
+        let mut give = self.host.watch.give();
+        loop {
+            match *give.borrow_and_update() {
+                Give::Pause(why) if is(why) => return why,
+                _ => {}
+            }
+            if give.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
     async fn first_range(&self) -> Result<(u32, u32), Failure> {
         if let Layers::Range(lo, hi) = self.request.layers {
             return Ok((lo, hi));
@@ -334,16 +412,15 @@ impl Serving<'_> {
         if let Some(range) = choose(self.total(), self.room, &self.others()) {
             return Ok(range);
         }
-        let settings = &self.host.config.research.distributed_inference.host;
         let layers = self.request.engine.layer_bytes(&self.request.model.file)?;
         Err(failure!(
             Host,
             "not one layer of {} ({} each) fits into the memory for weights ({})",
             self.request.model.id,
             bytes(layers.first().copied().unwrap_or_default()),
-            bytes(weights_budget(settings.memory_budget_mb.0)),
+            bytes(weights_budget(&self.host.config)),
         )
-        .hint("research.distributed_inference.host.memory_budget_mb sets this memory"))
+        .hint("manners.memory_percent, or research.distributed_inference.host.memory_budget_mb, sets this memory"))
     }
 
     async fn start(&self, range: (u32, u32)) -> Result<RunningHost, Failure> {
@@ -355,6 +432,18 @@ impl Serving<'_> {
         let mut config = shard_config(model, range, &listen, threads, all);
         config.serve.endpoint = endpoint;
         let engine = &self.request.engine;
+        let (lo, hi) = range;
+        if let Some((fetcher, part)) = &self.request.fetch {
+            fetcher.fetch(part, part.table().of_layers(lo, hi)).await?;
+        }
+        let all = engine.layer_bytes(&model.file)?;
+        // Missing layers are refused by the engine.
+        let layers = all.get(lo as usize..=hi as usize).unwrap_or_default();
+        self.host.watch.set_held(
+            layers
+                .iter()
+                .fold(0, |all: u64, one| all.saturating_add(*one)),
+        );
         engine.start(config, &daemon_node.node, &listen).await
     }
 
@@ -371,11 +460,16 @@ impl Serving<'_> {
         let mut said = (Instant::now(), self.description(running));
         let mut wait_limits = WaitLimits::new(now_ms());
         let mut changes = self.host.home.log.changes();
+        let mut steps = 0;
         loop {
+            let computed = running.stats().steps;
+            let computing = computed != std::mem::replace(&mut steps, computed);
+            self.host.computing.store(computing, Ordering::Relaxed);
             self.tell_whole(range, &mut lacking);
             tokio::select! {
                 () = running.failed() => return Err(engine_failed()),
                 () = self.stop.asked() => return Ok(Next::Stop),
+                why = self.pause() => return Ok(Next::Pause(why)),
                 _ = changes.changed() => {}
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
             }

@@ -6,6 +6,9 @@
 //! | node, listener, local API | `../node/` |
 //! | chats | this file, `../answering/` |
 //! | layers | `layers.rs` |
+//! | weights of adopted models | `weights/` |
+//! | whether layers are served: decision, readings | `manners.rs`, `watch.rs` |
+//! | `hearthnet pause` and `resume` | `pause.rs` |
 //! | changes of the community that commands request | `../node/log_writer.rs` |
 //! | use of a daemon that already runs | `attach.rs` |
 //! | sandbox | `isolation.rs` |
@@ -18,7 +21,11 @@
 mod attach;
 pub(crate) mod isolation;
 pub(crate) mod layers;
+mod manners;
 pub(crate) mod metrics_server;
+pub(crate) mod pause;
+mod watch;
+pub(crate) mod weights;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -27,6 +34,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::OptionFuture;
 use hearthnet_bus::calls::{CHAT, Registry, SHARD_SERVE, Served, register_shards};
 use hearthnet_bus::log::Level;
+use hearthnet_bus::node::weights::WeightsStore;
 use hearthnet_http::{Health, HttpServer, Part};
 use hearthnet_orchestrator::hosts::Links;
 use hearthnet_orchestrator::{ChatError, Service};
@@ -38,17 +46,20 @@ use tokio_util::sync::DropGuard;
 
 use self::layers::{EventSink, LayerHost, LayerRequest, print_event};
 use self::metrics_server::MetricsServer;
+use self::watch::Watch;
+use self::weights::{Follower, Parts};
 use crate::answering::chat_backends::community_hosts;
 use crate::answering::chat_setup::{hosted_model, most_chats, settings};
 use crate::answering::http::{close, count, open_http, unless_taken};
 use crate::answering::{local_service, private_layers};
-use crate::cli::args::RunArgs;
-use crate::cli::{Failure, Stop, block_on, note, print, print_json};
+use crate::cli::args::{Layers, RunArgs};
+use crate::cli::{Failure, Kind, Stop, block_on, note, print, print_json};
 use crate::config::{Config, Context};
 use crate::home::{Home, Lock, now_ms};
 use crate::hosting::host_engine::HostEngine;
 use crate::models::{OpenModel, open_model};
 use crate::node::{DaemonNode, in_sync, local_endpoints};
+use crate::page::PageNode;
 
 /// Time limit for running chats when the daemon stops.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
@@ -79,6 +90,8 @@ struct Daemon {
     /// When dropped, stops all layers, including those of other commands.
     stops: DropGuard,
     chats: Option<Service>,
+    /// The same, for the pace at which weights are sent.
+    answering: Arc<parking_lot::Mutex<Option<Service>>>,
     http: Option<HttpServer>,
     numbers: MetricsServer,
 }
@@ -91,7 +104,8 @@ impl Daemon {
         stop: &Stop,
     ) -> Result<Self, Failure> {
         let level = home.level()?;
-        let wanted = args.layers.or_else(|| cx.config.layers());
+        let up = args.up.then_some(Layers::Auto);
+        let wanted = args.layers.or(up).or_else(|| cx.config.layers());
         let engine = match wanted {
             Some(_) => HostEngine::of(&args.engine, &cx.config)?,
             None => HostEngine::Exact,
@@ -104,13 +118,21 @@ impl Daemon {
             }
             None => MetricsServer::closed(),
         };
-        let model = open_model(cx, args.model.as_ref(), Some(home));
+        // Without a model of its own, the daemon follows what the community adopts.
+        let named = args.model.is_some() || cx.config.model.default.is_some();
+        let follows = !args.for_layers && !named && (args.up || !home.state().models().is_empty());
+        let model = match follows {
+            true => Err(not_yet()),
+            false => open_model(cx, args.model.as_ref(), Some(home)),
+        };
         let request = match (&model, wanted) {
+            _ if follows => None,
             (Ok(model), Some(layers)) => Some(LayerRequest {
                 model: model.clone(),
                 layers,
                 threads: args.threads,
-                engine,
+                engine: engine.clone(),
+                fetch: None,
             }),
             (Err(why), Some(_)) if !args.for_layers => {
                 note(format!("no layers are served: {why}"));
@@ -127,14 +149,22 @@ impl Daemon {
         register_shards(&registry, key, home.log.clone(), Arc::clone(&served))
             .map_err(Failure::internal)?;
         let config = &cx.config;
-        let chats = home.require_research(config).and(model);
-        let chats = chats.and_then(|mut model| {
+        let chats = home.require_research(config).and(model).map(Some);
+        let chats = match (follows, home.require_research(config)) {
+            (true, Ok(())) => Ok(None),
+            _ => chats,
+        };
+        let chats = chats.and_then(|model| {
+            let Some(mut model) = model else {
+                return Ok(None);
+            };
             private_layers::load(&mut model, args.answers.private, most_chats(config), config)?;
-            Ok(model)
+            Ok(Some(model))
         });
         let mut caps = Vec::new();
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));
-        caps.extend(request.is_some().then(|| short_name(SHARD_SERVE)));
+        let serves = request.is_some() || (follows && wanted.is_some());
+        caps.extend(serves.then(|| short_name(SHARD_SERVE)));
         let listen = args.listen.as_deref();
         let isolation = isolation::stands();
         let daemon_node = tokio::select! {
@@ -142,29 +172,36 @@ impl Daemon {
             () = stop.asked() => return Err(ChatError::Cancelled.into()),
         };
         let daemon_node = Arc::new(daemon_node);
+        let watch = Arc::new(Watch::start(&home.dir, &cx.config.manners)?);
         let layer_host = Arc::new(LayerHost {
             home: home.clone(),
             config: cx.config.clone(),
             daemon_node: Arc::clone(&daemon_node),
             served,
             busy: Mutex::default(),
+            computing: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
+            watch: Arc::clone(&watch),
             health: numbers.health.clone(),
             metrics: numbers.url(),
         });
         let (until_end, stops) = stop.or_dropped();
         attach::offer(&daemon_node, &layer_host, cx, &until_end)?;
+        pause::offer(&daemon_node, &watch, &home.dir)?;
         let mut this = Self {
             daemon_node,
             layer_host,
             layers: None,
             stops,
             chats: None,
+            answering: Arc::default(),
             http: None,
             numbers,
         };
+        let follower_engine = (follows && wanted.is_some()).then_some(engine);
+        let opening = (request, follower_engine, chats);
         let opened = tokio::select! {
-            opened = this.open(args, (home, level), &cx.config, request, chats, until_end) => opened,
+            opened = this.open(args, (home, level), cx, opening, until_end) => opened,
             () = stop.asked() => Err(ChatError::Cancelled.into()),
         };
         // The layers may be advertised already.
@@ -180,11 +217,15 @@ impl Daemon {
         &mut self,
         args: &RunArgs,
         (home, level): (&Home, Level),
-        config: &Config,
-        request: Option<LayerRequest>,
-        model: Result<OpenModel, Failure>,
+        cx: &Context,
+        (request, engine, model): (
+            Option<LayerRequest>,
+            Option<HostEngine>,
+            Result<Option<OpenModel>, Failure>,
+        ),
         stop: Stop,
     ) -> Result<(), Failure> {
+        let config = &cx.config;
         let silent = args.json && !args.for_layers;
         let json = args.json;
         let tell: EventSink = Arc::new(move |news| match silent {
@@ -195,25 +236,51 @@ impl Daemon {
         if args.for_layers {
             self.layer_host.settled_right(&tell).await?;
         }
+        let parts = Arc::<Parts>::default();
+        self.serve_parts(&parts);
+        match model {
+            Ok(model) => {
+                let service = Service::new(Handle::current(), Vec::new(), settings(config));
+                let registry = self.daemon_node.node.call_server().registry();
+                local_service::offer_chats(registry, &service, config)?;
+                match model {
+                    Some(model) => add_model(&service, &self.daemon_node, home, &model, config)?,
+                    None => {
+                        let follower = Follower {
+                            cx: cx.clone(),
+                            home: home.clone(),
+                            node: Arc::clone(&self.daemon_node),
+                            layer_host: Arc::clone(&self.layer_host),
+                            service: service.clone(),
+                            parts,
+                            private: args.answers.private,
+                            engine,
+                            tell: Arc::clone(&tell),
+                        };
+                        self.layers = Some(tokio::spawn(follower.run(stop.clone())));
+                    }
+                }
+                *self.answering.lock() = Some(service.clone());
+                self.chats = Some(service);
+            }
+            // An explicit HTTP address requires chats.
+            Err(why) if args.answers.http.is_some() => return Err(why),
+            Err(why) => note(format!("no chats for programs on this machine: {why}")),
+        }
         if let Some(request) = request {
             let host = Arc::clone(&self.layer_host);
             self.layers = Some(tokio::spawn(async move {
                 host.serve(request, tell, stop).await
             }));
         }
-        let handle = Handle::current();
-        match model {
-            Ok(model) => {
-                let chats = offer_chats(&handle, &self.daemon_node, home, &model, config)?;
-                self.chats = Some(chats);
-            }
-            // An explicit HTTP address requires chats.
-            Err(why) if args.answers.http.is_some() => return Err(why),
-            Err(why) => note(format!("no chats for programs on this machine: {why}")),
-        }
         if let Some(chats) = &self.chats {
             let listen = args.answers.http.as_deref();
-            let opened = open_http(chats, listen, config).await;
+            let node = PageNode {
+                home: home.clone(),
+                config: config.clone(),
+                node: Arc::clone(&self.daemon_node),
+            };
+            let opened = open_http(chats, Some(node), listen, config).await;
             let what = "HTTP for programs on this machine";
             self.http = unless_taken(opened, listen.is_some(), what)?;
         }
@@ -225,6 +292,21 @@ impl Daemon {
             true => print(local_endpoints(home, url.as_deref())),
             false => ready(args, home, &self.daemon_node, level, url.as_deref()),
         }
+    }
+
+    /// Lets members read the parts of models here. Their transfer slows down while this node answers
+    /// or computes.
+    fn serve_parts(&self, parts: &Arc<Parts>) {
+        let (answering, host) = (Arc::clone(&self.answering), Arc::clone(&self.layer_host));
+        let busy = move || {
+            let answers = answering
+                .lock()
+                .as_ref()
+                .is_some_and(|it| it.load().running > 0);
+            answers || host.is_computing()
+        };
+        let store = Arc::clone(parts) as Arc<dyn WeightsStore>;
+        self.daemon_node.node.serve_weights(store, Arc::new(busy));
     }
 
     /// Runs until a stop or until membership is lost, then shuts down.
@@ -287,27 +369,29 @@ fn short_name(capability: &str) -> String {
     name.split('.').next_back().unwrap_or(name).to_owned()
 }
 
-/// Offers `experimental.distributed_llm.chat` with a model whose layers the community's hosts hold.
-/// All chats share the embedding, the sessions with hosts, and the local fallback engine.
-fn offer_chats(
-    runtime: &Handle,
+/// Adds a model whose layers the community's hosts hold to a service. All its chats share the
+/// embedding, the sessions with hosts, and the local fallback engine.
+fn add_model(
+    service: &Service,
     daemon_node: &DaemonNode,
     home: &Home,
     model: &OpenModel,
     config: &Config,
-) -> Result<Service, Failure> {
-    let node = &daemon_node.node;
+) -> Result<(), Failure> {
+    let (node, runtime) = (&daemon_node.node, Handle::current());
     let fallback = config.research.distributed_inference.fallback_to_local;
     let links = Links::new(node.connections().clone(), daemon_node.health.clone());
-    let mut hosts = community_hosts(model, runtime, home, config, links);
+    let mut hosts = community_hosts(model, &runtime, home, config, links);
     hosts.discovery = Some(node.discovery().clone());
     hosts.here = Some(node.downgrade());
     hosts.in_sync = fallback.then(|| in_sync(node.downgrade(), Instant::now()));
-    let served = hosted_model(model, config, fallback, runtime, hosts)?;
-    let service = Service::new(runtime.clone(), vec![served], settings(config));
-    let registry = node.call_server().registry();
-    local_service::offer_chats(registry, &service, config)?;
-    Ok(service)
+    service.add_model(hosted_model(model, config, fallback, &runtime, hosts)?);
+    Ok(())
+}
+
+/// State of a daemon that follows the community before a model is ready.
+fn not_yet() -> Failure {
+    Failure::new(Kind::Model, "the community's model is not here yet")
 }
 
 /// Resolves when this node is no longer a member.

@@ -48,11 +48,13 @@ pub(crate) fn shard_config(
     config: &Config,
 ) -> ShardConfig {
     let settings = &config.research.distributed_inference.host;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = config.host_threads(cores);
     ShardConfig {
         model_id: Some(model.id.clone()),
         boundary: Some(model.file.spec().boundary),
         expected_weights: Some(model.weights),
-        engine: config.engine_options(threads),
+        engine: config.engine_options(threads.filter(|&n| n > 0).or(Some(most))),
         serve: ServeConfig {
             transport: config.transport(),
             ..serve_config(settings, listen)

@@ -67,8 +67,7 @@ pub(crate) fn community(global: &Global) -> Option<Home> {
 
 impl Capacity {
     pub(crate) fn of(cx: &Context) -> Self {
-        let host = &cx.config.research.distributed_inference.host;
-        let own = weights_budget(host.memory_budget_mb.0);
+        let own = weights_budget(&cx.config);
         Self {
             free: available_bytes(),
             community: community(&cx.global)

@@ -7,17 +7,17 @@ use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::{Catalogue, ModelEntry, ResolveError, Resolved};
 
 use super::catalogue::{catalogue, models_dir, not_resolved};
-use super::{capacity, import, local_files, pull};
+use super::{adopted, capacity, import, local_files, pull};
 use crate::cli::args::{Global, PullArgs};
 use crate::cli::{Failure, failure};
 use crate::config::Context;
 use crate::home::{Home, now_ms};
 
 /// Model to use if none is named, configured or served.
-const FALLBACK: &str = "smollm2-135m-instruct";
+pub(crate) const FALLBACK: &str = "smollm2-135m-instruct";
 
-/// Model of a command: the named one, else `model.default`, else the one that the community serves,
-/// else [`FALLBACK`].
+/// Model of a command: the named one, else `model.default`, else the one that the community has
+/// adopted and of which a part is here, else the one that it serves, else [`FALLBACK`].
 pub(crate) fn pick(
     cx: &Context,
     named: Option<&ModelRef>,
@@ -32,6 +32,14 @@ pub(crate) fn pick(
     let catalogue = catalogue(&cx.global)?;
     let models = models_dir()?;
     let state = home.state();
+    let adopted: Vec<(ModelRef, bool)> = adopted::here(&state)
+        .map(|model| (ModelRef::Id(model.name.clone()), true))
+        .collect();
+    if !adopted.is_empty() {
+        let all = state.models();
+        let names: Vec<&str> = all.iter().map(|model| model.name.as_str()).collect();
+        return among(&state.name, &names, adopted);
+    }
     // Keyed by weights: one model may have several names.
     let served: BTreeMap<&str, (&str, u32)> = state
         .shards(now_ms())
@@ -105,6 +113,9 @@ pub(crate) fn resolve_or_pull(global: &Global, name: &ModelRef) -> Result<Resolv
 fn find(global: &Global, name: &ModelRef, may_pull: bool) -> Result<Resolved, Failure> {
     if let Some(imported) = import::resolve(global, name)? {
         return Ok(imported);
+    }
+    if let Some(part) = adopted::resolve(global, name) {
+        return Ok(part);
     }
     let (catalogue, models) = (catalogue(global)?, models_dir()?);
     let found = match catalogue.resolve(name, &models) {

@@ -1,6 +1,11 @@
-//! Memory that models need, and that they may take.
+//! Memory that models need; memory and disk that they may take.
 
+use std::path::Path;
+
+use hearthnet_platform::files::free_bytes;
 use hearthnet_platform::hardware::available_bytes;
+
+use crate::config::Config;
 
 /// Estimate of the memory in bytes to run a whole model whose file has `file` bytes: the weights,
 /// an eighth of that for the KV cache of a conversation, and 256 MiB for the program.
@@ -8,19 +13,45 @@ pub(crate) fn needed_bytes(file: u64) -> u64 {
     file.saturating_add(file / 8).saturating_add(256 << 20)
 }
 
-/// Bytes of weights that `--layers auto` may take: the setting in MiB, or half of the free memory,
-/// so that other programs of the household are not affected.
-pub(crate) fn weights_budget(setting_mb: u64) -> u64 {
-    match setting_mb {
-        // Without a report of the system: machines that run models have a gigabyte free.
-        0 => available_bytes().map_or(1 << 30, |free| free / 2),
+/// Bytes of weights that `--layers auto` may take: host.memory_budget_mb, or what the share of the
+/// free memory in `[manners]` leaves beside keys and values.
+pub(crate) fn weights_budget(config: &Config) -> u64 {
+    let host = &config.research.distributed_inference.host;
+    match host.memory_budget_mb.0 {
+        0 => {
+            let share = share_of_free(config.manners.memory_percent.0);
+            beside_kv(share, host.kv_budget_mb.0 << 20)
+        }
         mb => mb << 20,
+    }
+}
+
+/// Bytes for weights out of `share` bytes for weights, keys and values. A conversation needs
+/// memory for both, so weights get at least half.
+fn beside_kv(share: u64, kv: u64) -> u64 {
+    share.saturating_sub(kv).max(share / 2)
+}
+
+/// Share of the free memory, in bytes.
+pub(crate) fn share_of_free(percent: u64) -> u64 {
+    // Without a report of the system: machines that run models have two gigabytes free.
+    available_bytes().unwrap_or(2 << 30) / 100 * percent
+}
+
+/// Bytes on the disk of `folder` that parts of models may take: manners.disk_gb, or half of what is
+/// free. `taken` are the bytes of the parts there.
+#[allow(dead_code, reason = "the store of parts asks for it")]
+pub(crate) fn disk_budget(config: &Config, folder: &Path, taken: u64) -> std::io::Result<u64> {
+    match config.manners.disk_gb.0 {
+        0 => Ok(free_bytes(folder)?.saturating_add(taken) / 2),
+        gb => Ok(gb * 1_000_000_000),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Loaded;
 
     #[test]
     fn a_model_needs_more_than_its_file() {
@@ -28,9 +59,33 @@ mod tests {
         assert_eq!(needed_bytes(u64::MAX), u64::MAX);
     }
 
+    fn config(sets: &[&str]) -> Config {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let loaded = Loaded::load(Some("/dev/null".as_ref()), &sets);
+        loaded.unwrap().config
+    }
+
     #[test]
-    fn the_default_budget_is_half_of_the_free_memory() {
-        assert_eq!(weights_budget(3), 3 << 20);
-        assert!(weights_budget(0) > 0);
+    fn a_budget_in_mib_overrides_the_share_of_memory() {
+        let key = "research.distributed_inference.host.memory_budget_mb=3";
+        assert_eq!(weights_budget(&config(&[key])), 3 << 20);
+        assert!(weights_budget(&config(&[])) > 0);
+    }
+
+    #[test]
+    fn weights_and_kv_share_memory_and_weights_get_at_least_half() {
+        assert_eq!(beside_kv(8 << 30, 1 << 30), 7 << 30);
+        assert_eq!(beside_kv(1 << 30, 1 << 30), 1 << 29);
+        assert_eq!(beside_kv(0, 1 << 30), 0);
+    }
+
+    #[test]
+    fn the_disk_budget_is_the_setting_or_half_of_the_free_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = |set: &str, taken| disk_budget(&config(&[set]), dir.path(), taken).unwrap();
+        assert_eq!(budget("manners.disk_gb=7", 5), 7_000_000_000);
+        assert!(budget("manners.disk_gb=0", 2 << 60) >= 1 << 60);
+        let missing = dir.path().join("missing");
+        assert!(disk_budget(&config(&[]), &missing, 0).is_err());
     }
 }

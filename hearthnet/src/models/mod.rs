@@ -9,9 +9,11 @@
 //! | fetching | `pull.rs` |
 //! | Hugging Face directories as model files | `import.rs` |
 //! | fetched files and their states | `local_files.rs` |
+//! | models that the community has adopted, and their parts | `adopted.rs` |
 //! | where a model could run | `capacity.rs` |
-//! | free memory, and the memory that a model needs | `memory.rs` |
+//! | memory that a model needs; memory and disk that models may take | `memory.rs` |
 
+pub(crate) mod adopted;
 pub(crate) mod capacity;
 pub(crate) mod catalogue;
 pub(crate) mod find;
@@ -26,9 +28,9 @@ pub(crate) use self::capacity::{Availability, Capacity, other_text, text_disagre
 pub(crate) use self::catalogue::models_dir;
 pub(crate) use self::find::{pick, resolve};
 pub(crate) use self::import::weight_type;
-pub(crate) use self::memory::weights_budget;
+pub(crate) use self::memory::{share_of_free, weights_budget};
 pub(crate) use self::open::{
-    OpenModel, load_head, open_model, open_or_pull_model, open_resolved, text_model,
+    OpenModel, load_head, open_model, open_or_pull_model, open_part, open_resolved, text_model,
 };
 pub(crate) use self::open_file::load_failure;
 pub(crate) use self::pull::pull_model;

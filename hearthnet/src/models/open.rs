@@ -1,14 +1,15 @@
 //! Opens the model of a command: its file, identity, and default sampling.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hearthnet_engine::{EngineOptions, Head};
 use hearthnet_files::magnitude::Band;
+use hearthnet_files::part::Part;
 use hearthnet_files::sampling::SamplingChoice;
 use hearthnet_files::{BoundaryDtype, ModelFile, WeightsId};
 use hearthnet_hub::ModelRef;
-use hearthnet_hub::catalogue::{ModelEntry, Resolved};
+use hearthnet_hub::catalogue::{Catalogue, ModelEntry, Resolved};
 use hearthnet_orchestrator::chat::TextModel;
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_tokens::template::{TemplateError, TemplateTime};
@@ -59,7 +60,25 @@ pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenMode
     let Resolved { id, path, .. } = resolved;
     let catalogue = catalogue(&cx.global)?;
     let pin = pin(&catalogue, &path)?;
-    let mut file = open_file(&path)?;
+    let file = open_file(&path)?;
+    checked(cx, &catalogue, pin, id, file)
+}
+
+/// Opens an adopted model by the part of it on this machine. The file has new pieces as they come.
+pub(crate) fn open_part(cx: &Context, id: &str, part: &Arc<Part>) -> Result<OpenModel, Failure> {
+    let file = part.model_file();
+    let file = file.map_err(|e| model_failure(&part.path(), e))?;
+    checked(cx, &catalogue(&cx.global)?, None, id.to_owned(), file)
+}
+
+/// Checks an opened file, and finds what else is known of it.
+fn checked(
+    cx: &Context,
+    catalogue: &Catalogue,
+    pin: Option<&ModelEntry>,
+    id: String,
+    mut file: ModelFile,
+) -> Result<OpenModel, Failure> {
     let fp32 = cx.config.research.distributed_inference.activation_dtype == "fp32";
     if fp32 && file.spec().boundary != BoundaryDtype::F32 {
         note(format!(
@@ -75,10 +94,10 @@ pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenMode
     // Magnitudes do not depend on the rounding of activations, so the bands still apply.
     let entry = pin.or_else(|| catalogue.by_weights(weights));
     let bands = entry.and_then(|entry| entry.boundary_magnitude.clone());
-    let sampling = catalogue::sampling(&catalogue, weights, file.gguf());
+    let sampling = catalogue::sampling(catalogue, weights, file.gguf());
     Ok(OpenModel {
         id,
-        path,
+        path: file.path().unwrap_or(Path::new("")).to_owned(),
         weights,
         private: PrivateLayers::none(file.spec().layers),
         file: Arc::new(file),

@@ -5,12 +5,13 @@ use std::path::Path;
 use hearthnet_engine::LoadError;
 use hearthnet_files::ModelFile;
 use hearthnet_files::manifest::ChangedError;
+use hearthnet_files::part::open_model;
 use hearthnet_platform::regular_file;
 
 use crate::cli::{Failure, Kind, failure, no_thread};
 
 pub(crate) fn open_file(path: &Path) -> Result<ModelFile, Failure> {
-    ModelFile::open(path).map_err(|e| match e.is_out_of_memory() {
+    open_model(path).map_err(|e| match e.is_out_of_memory() {
         true => out_of_memory(&format!("{}: {e}", path.display())),
         false => model_failure(path, e),
     })

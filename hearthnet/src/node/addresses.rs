@@ -42,9 +42,13 @@ pub(crate) fn listen_address(setting: &str) -> SocketAddr {
         .unwrap_or(SocketAddr::from(([0u8; 4], 0)))
 }
 
-/// Addresses for local programs, as text.
+/// Addresses for local programs and browsers, as text. `url` is that of OpenAI's interface, at the
+/// address of the page.
 pub(crate) fn local_endpoints(home: &Home, url: Option<&str>) -> String {
-    let url = url.map_or_else(String::new, |url| format!("\n  OpenAI    {url}"));
+    let url = url.map_or_else(String::new, |url| {
+        let page = url.trim_end_matches("/v1");
+        format!("\n  OpenAI    {url}\n  page      {page}")
+    });
     format!(
         "  programs  {}{url}\n",
         home.dir.join(ENDPOINT_FILE).display()

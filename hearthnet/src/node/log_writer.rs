@@ -10,14 +10,17 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::{
     CallError, CallLimits, Code, FrameSink, Kind as ParamKind, Params, Registry,
 };
-use hearthnet_bus::log::{Body, Level, MAX_USES, Policy};
+use hearthnet_bus::log::{
+    Adoption, Body, Level, MAX_LINE_BYTES, MAX_NUMBER, MAX_SOURCE_BYTES, MAX_SOURCES, MAX_USES,
+    Policy,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use zeroize::Zeroize as _;
 
-use super::local_api::{self, Offer, internal};
+use super::local_api::{self, Offer};
 use crate::cli::secret::MAX_BYTES;
 use crate::cli::{Failure, Kind, block_on};
 use crate::home::{Home, Lock, now_ms};
@@ -32,7 +35,7 @@ const NODE_CHANGES: &str = "node.changes@1.0";
 const WRITING_S: u32 = 30;
 
 /// Change of the community. Every variant except `Resume` becomes one event of the log.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Change {
     Policy(Policy),
@@ -56,6 +59,14 @@ pub(crate) enum Change {
     /// Revokes a member. Its events after the last one that is known here do not count.
     Revoke {
         node: NodeId,
+    },
+    /// Adopts a model, or replaces what the community knows of one.
+    Adopt(Adoption),
+    /// Drops an adopted model.
+    DropModel {
+        /// Weights id.
+        #[serde(with = "hex::serde")]
+        weights: [u8; 32],
     },
     /// Lets the node write again without a sync with another member.
     Resume {},
@@ -104,7 +115,7 @@ pub(crate) fn write(home: &Home, by_root: bool, change: Change) -> Result<(), Fa
 fn store(home: &Home, request: &ChangeRequest) -> Result<(), Failure> {
     // This process is the only receiver and writer, so no client of it has seen a later event of a
     // member than the last one that is stored here.
-    let body = match request.change {
+    let body = match request.change.clone() {
         Change::Policy(policy) => Body::PolicyChanged(policy),
         Change::Invite {
             invite,
@@ -130,6 +141,8 @@ fn store(home: &Home, request: &ChangeRequest) -> Result<(), Failure> {
             node,
             last_seq: home.last_seq(&node),
         },
+        Change::Adopt(adoption) => Body::ModelAdopted(adoption),
+        Change::DropModel { weights } => Body::ModelDropped { weights },
         Change::Resume {} => return Ok(home.log.caught_up(now_ms())?),
     };
     match request.by_root {
@@ -173,9 +186,8 @@ fn refusal(error: &CallError) -> Failure {
             "`hearthnet log show` shows whether it was written; if not, repeat the command",
         ),
         // The log itself rejects these, whichever process writes.
-        "unauthorized" | "revoked" | "bad_invite" | "bad_request" | "log_behind" => {
-            (Kind::Community, error.message(), error.hint())
-        }
+        "unauthorized" | "revoked" | "bad_invite" | "bad_request" | "log_behind"
+        | "model_limit" | "model_not_adopted" => (Kind::Community, error.message(), error.hint()),
         _ => (Kind::Host, error.message(), error.hint()),
     };
     Failure::new(kind, message).hint(hint).code(match code {
@@ -260,12 +272,30 @@ fn params() -> Params {
         .required("uses", count(i64::from(MAX_USES)))
         .required("expires_ms", count(i64::MAX));
     let node = Params::none().required("node", key());
+    let hash = || ParamKind::text(64);
+    let number = || count(i64::try_from(MAX_NUMBER).unwrap_or(i64::MAX));
+    let source = ParamKind::text(MAX_SOURCE_BYTES);
+    let adoption = Params::none()
+        .required("weights", hash())
+        .required("name", ParamKind::text(MAX_LINE_BYTES))
+        .required("layers", number())
+        .required("file_bytes", number())
+        .required("head", hash())
+        .required("head_bytes", number())
+        .required("manifest_bytes", number())
+        .required("pieces", hash())
+        .required("sources", ParamKind::list(MAX_SOURCES, source));
     let change = Params::none()
         .optional("policy", one(policy))
         .optional("invite", one(invite))
         .optional("withdraw", one(Params::none().required("invite", key())))
         .optional("level", one(node.clone().required("level", level())))
         .optional("revoke", one(node))
+        .optional("adopt", one(adoption))
+        .optional(
+            "drop_model",
+            one(Params::none().required("weights", hash())),
+        )
         .optional("resume", one(Params::none()));
     Params::none()
         .required("by_root", ParamKind::Flag)
@@ -275,16 +305,38 @@ fn params() -> Params {
 
 async fn written(
     home: Home,
-    mut caught_up: watch::Receiver<bool>,
+    caught_up: watch::Receiver<bool>,
     request: Value,
 ) -> Result<Value, CallError> {
     let request: ChangeRequest =
         serde_json::from_value(request).map_err(|e| CallError::bad_request("params", e))?;
+    store_when_synced(home, caught_up, request).await?;
+    Ok(json!({}))
+}
+
+/// Writes a change in the daemon itself, signed by the node's key.
+pub(super) async fn write_in_daemon(
+    home: &Home,
+    caught_up: watch::Receiver<bool>,
+    change: Change,
+) -> Result<(), Failure> {
+    let request = ChangeRequest {
+        by_root: false,
+        passphrase: None,
+        change,
+    };
+    store_when_synced(home.clone(), caught_up, request).await
+}
+
+async fn store_when_synced(
+    home: Home,
+    mut caught_up: watch::Receiver<bool>,
+    request: ChangeRequest,
+) -> Result<(), Failure> {
     // An error means that the node is ending.
     let _ = caught_up.wait_for(|it| *it).await;
     let stored = tokio::task::spawn_blocking(move || store(&home, &request)).await;
-    stored.map_err(internal)??;
-    Ok(json!({}))
+    stored.map_err(Failure::internal)?
 }
 
 /// Reports once at the start, since earlier changes may have been missed, and then after every
@@ -356,6 +408,18 @@ mod tests {
             Change::Withdraw { invite: node },
             Change::Level { node, level },
             Change::Revoke { node },
+            Change::Adopt(Adoption {
+                head: [1; 32],
+                name: "tiny".to_owned(),
+                layers: 32,
+                pieces: [2; 32],
+                sources: vec!["hf:owner/repository/tiny.gguf".to_owned()],
+                weights: [3; 32],
+                file_bytes: 4_000_000_000,
+                head_bytes: 6_000_000,
+                manifest_bytes: 30_000,
+            }),
+            Change::DropModel { weights: [3; 32] },
             Change::Resume {},
         ] {
             let request = ChangeRequest {

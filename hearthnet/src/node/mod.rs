@@ -10,9 +10,11 @@
 //! | addresses | `addresses.rs` |
 //! | calls of local programs | `local_api.rs` |
 //! | only writer of the log | `log_writer.rs` |
+//! | new invites | `invite.rs` |
 //! | opening the community for a command; restoring a lost log | `restore_log.rs` |
 
 pub(crate) mod addresses;
+mod invite;
 pub(crate) mod local_api;
 pub(crate) mod log_writer;
 mod neighbours;
@@ -41,11 +43,12 @@ use crate::cli::{Failure, Kind};
 use crate::config::Config;
 use crate::home::{Home, Lock, Membership, display_name};
 
-pub(crate) use self::addresses::{DEFAULT_PORT, listen_address, local_endpoints};
+pub(crate) use self::addresses::{listen_address, local_endpoints};
+pub(crate) use self::invite::NewInvite;
 pub(crate) use self::local_api::{NODE_FLIGHT, NODE_STATUS, Process};
 pub(crate) use self::log_writer::Change;
 pub(crate) use self::restore_log::{find_home, open_home};
-pub(crate) use self::status::Running;
+pub(crate) use self::status::{Download, Running, ShownDownload};
 pub(crate) use self::sync::{wait_for_neighbours, wait_until_synced};
 pub(crate) use self::transient::{TransientNode, in_sync, sync_log, with_synced_node};
 
@@ -103,6 +106,8 @@ pub(crate) struct DaemonNode {
     pub(crate) health: SharedHealth,
     /// State that `node.status` reports.
     told: Arc<SharedStatus>,
+    /// True once the log has been synced, so that this node may write.
+    caught_up: watch::Receiver<bool>,
     local_api: Mutex<Option<LocalApi>>,
     /// Task that watches this node's membership status and clock; ends when dropped.
     _watch: JoinSet<()>,
@@ -141,7 +146,8 @@ impl DaemonNode {
             .map_err(Failure::internal)?;
         let capabilities = Arc::clone(&registry);
         let caught_up = watch::Sender::new(false);
-        log_writer::offer(&registry, home, caught_up.subscribe())?;
+        let synced = caught_up.subscribe();
+        log_writer::offer(&registry, home, synced.clone())?;
         let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
             .await
             .map_err(|e| failure(&e))?;
@@ -171,6 +177,7 @@ impl DaemonNode {
             node,
             health,
             told,
+            caught_up: synced,
             local_api: Mutex::new(Some(local_api)),
             _watch: watching,
             _lock: lock,
@@ -184,12 +191,32 @@ impl DaemonNode {
         })
     }
 
+    /// State of the node now.
+    pub(crate) fn running(&self) -> Running {
+        self.told.running_now(&self.node, &self.health)
+    }
+
+    /// Writes a change, signed by this node's key, once the log has been synced.
+    pub(crate) async fn write(&self, home: &Home, change: Change) -> Result<(), Failure> {
+        log_writer::write_in_daemon(home, self.caught_up.clone(), change).await
+    }
+
     /// Sets the served shard, if any, or the reason why requested layers are not served, for
     /// `node.status`.
     pub(crate) fn set_serving(&self, serving: Result<Option<String>, String>) {
         let mut running = self.told.running.lock();
         running.suspended = serving.clone().err();
         running.serving = serving.ok().flatten();
+    }
+
+    /// Shows a download in `node.status`, until the returned value is dropped.
+    pub(crate) fn download(&self, download: Download) -> ShownDownload {
+        let name = download.name.clone();
+        self.told.running.lock().downloads.push(download);
+        ShownDownload {
+            told: Arc::clone(&self.told),
+            name,
+        }
     }
 
     /// Sets the URL of the OpenAI API for `node.status`.

@@ -48,8 +48,41 @@ pub(crate) struct Running {
     pub(crate) host_health: Vec<ShardHealth>,
     /// Parts of the sandbox that are in force.
     pub(crate) isolation: String,
+    /// Parts of models that are being fetched.
+    pub(crate) downloads: Vec<Download>,
     /// Members whose last event is dated too far ahead to be accepted, and how far, in ms.
     pub(crate) dated_ahead: BTreeMap<NodeId, u64>,
+}
+
+/// Pieces of a model that are being fetched, in bytes.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Download {
+    pub(crate) name: String,
+    pub(crate) done: u64,
+    pub(crate) total: u64,
+}
+
+/// A download that `node.status` shows until this is dropped.
+pub(crate) struct ShownDownload {
+    pub(super) told: Arc<SharedStatus>,
+    pub(super) name: String,
+}
+
+impl ShownDownload {
+    pub(crate) fn set(&self, done: u64) {
+        let mut running = self.told.running.lock();
+        let shown = running.downloads.iter_mut().find(|it| it.name == self.name);
+        if let Some(shown) = shown {
+            shown.done = done;
+        }
+    }
+}
+
+impl Drop for ShownDownload {
+    fn drop(&mut self) {
+        let mut running = self.told.running.lock();
+        running.downloads.retain(|it| it.name != self.name);
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -85,6 +118,19 @@ pub(super) fn offer(
     Ok(told)
 }
 
+impl SharedStatus {
+    /// State of the node now, without asking hosts and without reading the log's file.
+    pub(super) fn running_now(&self, node: &Node, health: &SharedHealth) -> Running {
+        Running {
+            listen: node.listen_addr().map(|a| a.to_string()),
+            mdns: mdns_name(node.discovery().health()).to_owned(),
+            peers: peers(node),
+            host_health: health.all(),
+            ..self.running.lock().clone()
+        }
+    }
+}
+
 async fn status(
     told: Arc<SharedStatus>,
     health: SharedHealth,
@@ -96,14 +142,10 @@ async fn status(
     if params["settled"] == true {
         wait_until_synced(&node).await;
     }
-    let mut running = told.running.lock().clone();
-    running.listen = node.listen_addr().map(|a| a.to_string());
-    running.mdns = mdns_name(node.discovery().health()).to_owned();
-    running.peers = peers(&node);
+    let mut running = told.running_now(&node, &health);
     let log = node.log().clone();
     let ahead = tokio::task::spawn_blocking(move || log.dated_ahead(now_ms())).await;
     running.dated_ahead = ahead.ok().and_then(Result::ok).unwrap_or_default();
-    running.host_health = health.all();
     if params["hosts"] == true {
         running.hosts = hosts_that_answer(&node).await;
     }

@@ -84,7 +84,8 @@ impl Gguf {
         // bytes and decoded with bounds checks each time, so a file that is changed underneath
         // gives wrong numbers but no invalid memory access. The one assumption is that no process
         // changes or truncates the file while it is open. Models are replaced by renaming a new
-        // file into place, which leaves this map unchanged.
+        // file into place, which leaves this map unchanged. Parts of models are written in place,
+        // but only pieces that are not held, which are not read through a map.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
         Self::from_data(Data::Map(map), info.modified().ok())
@@ -98,8 +99,20 @@ impl Gguf {
         Self::from_data(Data::Bytes(bytes), None)
     }
 
+    /// Checks the head of a file of `file_bytes` bytes. The data of its tensors is missing:
+    /// [`Self::data`] is empty, and [`Self::bytes`] is the head.
+    pub(crate) fn from_head(head: Vec<u8>, file_bytes: u64) -> Result<Self, GgufError> {
+        let header = reader::parse(&head, file_bytes)?;
+        Ok(Self {
+            data: Data::Bytes(head),
+            header,
+            modified: None,
+        })
+    }
+
     fn from_data(data: Data, modified: Option<SystemTime>) -> Result<Self, GgufError> {
-        let header = reader::parse(data.bytes())?;
+        let bytes = data.bytes();
+        let header = reader::parse(bytes, bytes.len() as u64)?;
         Ok(Self {
             data,
             header,

@@ -180,7 +180,8 @@ impl<'a> Cursor<'a> {
     }
 }
 
-pub(super) fn parse(bytes: &[u8]) -> Result<Header, GgufError> {
+/// `bytes` holds at least the head of a file of `file_len` bytes.
+pub(super) fn parse(bytes: &[u8], file_len: u64) -> Result<Header, GgufError> {
     let mut cursor = Cursor { bytes, at: 0 };
     let magic = bytes.get(..4).unwrap_or(bytes);
     if magic != MAGIC {
@@ -212,12 +213,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Header, GgufError> {
     let metadata = metadata(&mut cursor, metadata_count)?;
     let alignment = alignment(bytes, &metadata)?;
     let (mut tensors, by_name) = tensor_infos(&mut cursor, tensor_count, alignment)?;
-    place(
-        &mut tensors,
-        cursor.at as u64,
-        alignment,
-        bytes.len() as u64,
-    )?;
+    place(&mut tensors, cursor.at as u64, alignment, file_len)?;
     Ok(Header {
         version,
         alignment,

@@ -183,7 +183,12 @@ impl ModelFile {
     /// (`NAME.gguf.hearthnet`) if possible, and reused while the file is unchanged. A contradicting
     /// record is left in place, so that [`Self::check`] refuses the file. `progress` receives the
     /// bytes done and the total; it is not called if nothing is hashed.
+    ///
+    /// A part has the manifest of the whole model, and no record.
     pub fn manifest(&self, progress: &mut dyn FnMut(u64, u64)) -> Manifest {
+        if let Some(manifest) = Manifest::of_part(self) {
+            return manifest;
+        }
         let record = self.path().and_then(read);
         if let Some(record) = record.as_ref().filter(|r| self.is_as(r)) {
             return self.in_use(record.contents.manifest.clone());
@@ -196,7 +201,8 @@ impl ModelFile {
     }
 
     /// Manifest of a file before use. The file must match its record and, if `pin` is given, the
-    /// catalogue. An unchanged file is not read.
+    /// catalogue. An unchanged file is not read, nor is a part: its tensors are hashed when they are
+    /// read ([`ModelFile::tensor`]).
     ///
     /// # Errors
     /// The file differs.
@@ -205,6 +211,9 @@ impl ModelFile {
         pin: Option<Expected>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Manifest, ChangedError> {
+        if let Some(manifest) = Manifest::of_part(self) {
+            return Ok(manifest);
+        }
         let record = self.path().and_then(read);
         // A record holds the weights id, not the file's digest. If the catalogue pins only the
         // digest, the whole file is read.
@@ -218,7 +227,8 @@ impl ModelFile {
         }
     }
 
-    /// Same as [`Self::check`], but always reads all bytes.
+    /// Same as [`Self::check`], but always reads all bytes; of a part, all that it holds. Damaged
+    /// pieces of a part are no longer held, so that they are fetched again.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -227,11 +237,28 @@ impl ModelFile {
         pin: Option<Expected>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Manifest, ChangedError> {
-        self.compare(self.path().and_then(read), pin, progress)
+        let Some((part, manifest)) = self.holdings().zip(Manifest::of_part(self)) else {
+            return self.compare(self.path().and_then(read), pin, progress);
+        };
+        let what = match part.verify(progress) {
+            Ok(None) => return Ok(manifest),
+            Ok(Some(name)) => format!("tensor {name:?} is damaged and will be fetched again"),
+            Err(error) => error.to_string(),
+        };
+        Err(ChangedError {
+            path: self.path().unwrap_or(Path::new("")).to_owned(),
+            relation: "differs from the adopted model",
+            what,
+            pinned: true,
+        })
     }
 
-    /// Accepts the current contents of the file whatever its record, and returns the manifest.
+    /// Accepts the current contents of the file whatever its record, and returns the manifest. Has no
+    /// effect on a part, whose contents the adoption decides.
     pub fn accept(&self, progress: &mut dyn FnMut(u64, u64)) -> Manifest {
+        if let Some(manifest) = Manifest::of_part(self) {
+            return manifest;
+        }
         let contents = read_contents(self, progress);
         try_store(self, &contents);
         self.in_use(contents.manifest)

@@ -97,13 +97,22 @@ pub enum VerifyError {
         "tensor {0:?} of the model file differs from the requested weights: the file is damaged or is another version of the model"
     )]
     Tensor(String),
+    /// The file is a part of the model without this tensor.
+    #[error(
+        "tensor {0:?} is not on this machine, which holds only a part of the model: fetch its layers first"
+    )]
+    NotHeld(String),
 }
 
 impl Manifest {
     /// Hashes every tensor of a file. `progress` receives the bytes done and the total.
     ///
-    /// [`ModelFile::manifest`] does the same, but stores the result beside the file.
+    /// [`ModelFile::manifest`] does the same, but stores the result beside the file. Of a part, this
+    /// is the manifest of the whole model, and nothing is hashed.
     pub fn of(model: &ModelFile, progress: &mut dyn FnMut(u64, u64)) -> Self {
+        if let Some(manifest) = Self::of_part(model) {
+            return manifest;
+        }
         let tensors: Vec<&TensorInfo> = model.gguf().tensors().iter().collect();
         let hashes = hashes(model.gguf(), &tensors, progress);
         let entries = tensors
@@ -121,6 +130,16 @@ impl Manifest {
             spec: model.spec().clone(),
             tensors,
         }
+    }
+
+    /// Manifest of the model that the file is a part of; `None` for a whole file.
+    fn of_part(model: &ModelFile) -> Option<Self> {
+        // It was decoded when the part was opened.
+        let manifest = Self::decode(model.holdings()?.manifest()).ok()?;
+        Some(Self {
+            spec: model.spec().clone(),
+            ..manifest
+        })
     }
 
     pub fn spec(&self) -> &ModelSpec {
@@ -258,12 +277,24 @@ impl Manifest {
             .iter()
             .map(|info| listed(info).map(|e| e.sha256).ok_or_else(|| other(info)))
             .collect::<Result<_, _>>()?;
+        // A hole reads as zeros.
+        if let Some(info) = tensors.iter().find(|info| !model.holds(info)) {
+            return Err(VerifyError::NotHeld(info.name.clone()));
+        }
         let found = hashes(model.gguf(), &tensors, progress);
         let mut each = tensors.iter().zip(wanted.iter().zip(&found));
-        match each.find(|(_, (wanted, found))| wanted != found) {
-            Some((info, _)) => Err(other(info)),
-            None => Ok(()),
+        if let Some((info, _)) = each.find(|(_, (wanted, found))| wanted != found) {
+            if let Some(part) = model.holdings() {
+                // Forgets the damaged pieces, so that they are fetched again.
+                part.is_genuine(info, model.gguf().data(info));
+            }
+            return Err(other(info));
         }
+        // The digests are those of the part only if both manifests list the same tensors.
+        if Self::of_part(model).is_some_and(|part| part.tensors == self.tensors) {
+            tensors.iter().for_each(|info| model.set_genuine(info));
+        }
+        Ok(())
     }
 
     /// Whether names, types and shapes match the file, regardless of contents.
@@ -276,17 +307,27 @@ impl Manifest {
     }
 }
 
-/// Hashes tensors in parallel, one task each, and releases the file's pages. `progress` receives
-/// the bytes done and the total.
+/// Hashes tensors in parallel, as [`hash_each`].
 fn hashes(gguf: &Gguf, tensors: &[&TensorInfo], progress: &mut dyn FnMut(u64, u64)) -> Vec<Digest> {
-    let total = tensors.iter().map(|info| info.bytes).sum();
+    let data: Vec<&[u8]> = tensors.iter().map(|info| gguf.data(info)).collect();
+    hash_each(gguf, &data, progress)
+}
+
+/// Hashes ranges of a file in parallel, one task each, and releases the file's pages. `progress`
+/// receives the bytes done and the total.
+pub(crate) fn hash_each(
+    gguf: &Gguf,
+    ranges: &[&[u8]],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Vec<Digest> {
+    let total = ranges.iter().map(|data| data.len() as u64).sum();
     let (read, reads) = mpsc::channel();
     let mut done = 0;
     // Rayon's global pool would panic if the system provides no thread.
     let Ok(pool) = rayon::ThreadPoolBuilder::new().build() else {
-        let each = tensors.iter().map(|info| {
-            let digest = hash(gguf, info, &read);
-            done += info.bytes;
+        let each = ranges.iter().map(|data| {
+            let digest = hash(gguf, data, &read);
+            done += data.len() as u64;
             progress(done, total);
             digest
         });
@@ -296,9 +337,9 @@ fn hashes(gguf: &Gguf, tensors: &[&TensorInfo], progress: &mut dyn FnMut(u64, u6
     let all = &mut digests;
     pool.in_place_scope(|scope| {
         scope.spawn(move |_| {
-            let each = tensors.par_iter();
+            let each = ranges.par_iter();
             *all = each
-                .map_with(read, |read, info| hash(gguf, info, read))
+                .map_with(read, |read, data| hash(gguf, data, read))
                 .collect();
         });
         for bytes in reads {
@@ -309,16 +350,16 @@ fn hashes(gguf: &Gguf, tensors: &[&TensorInfo], progress: &mut dyn FnMut(u64, u6
     digests
 }
 
-/// Hashes a tensor, and sends the length of each piece to `read`.
-fn hash(gguf: &Gguf, info: &TensorInfo, read: &mpsc::Sender<u64>) -> Digest {
+/// Hashes a range, and sends the length of each chunk to `read`.
+fn hash(gguf: &Gguf, data: &[u8], read: &mpsc::Sender<u64>) -> Digest {
     use sha2::Digest as _;
     let mut hash = sha2::Sha256::new();
     // Some milliseconds of work between reports.
-    for piece in gguf.data(info).chunks(4 << 20) {
-        hash.update(piece);
-        gguf.release(piece);
+    for chunk in data.chunks(4 << 20) {
+        hash.update(chunk);
+        gguf.release(chunk);
         // The receiver listens until the end.
-        let _ = read.send(piece.len() as u64);
+        let _ = read.send(chunk.len() as u64);
     }
     Digest(hash.finalize().into())
 }

@@ -129,6 +129,19 @@ pub enum SourceError {
     Cancelled,
 }
 
+impl SourceError {
+    /// Whether another attempt at the download may help.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::Interrupted { .. }
+                | Self::Unreachable { .. }
+                | Self::Busy { .. }
+                | Self::Status(408 | 500..=599)
+        )
+    }
+}
+
 /// Passes on the error of a source, unless it ends the whole pull.
 pub(super) fn of_source(error: SourceError) -> Result<SourceError, PullError> {
     match error {

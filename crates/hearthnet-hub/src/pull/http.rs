@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::{self, Read};
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -27,22 +28,11 @@ const MAX_ETAG_BYTES: u64 = 4096;
 /// Attempts after which a server is given up, even if each of them delivered bytes.
 const MAX_ATTEMPTS: u32 = 100;
 
-type Request = ureq::RequestBuilder<ureq::typestate::WithoutBody>;
-type Response = ureq::http::Response<ureq::Body>;
-
-/// Whether another attempt at the download may help.
-fn may_pass(error: &SourceError) -> bool {
-    matches!(
-        error,
-        SourceError::Interrupted { .. }
-            | SourceError::Unreachable { .. }
-            | SourceError::Busy { .. }
-            | SourceError::Status(408 | 500..=599)
-    )
-}
+pub(crate) type Request = ureq::RequestBuilder<ureq::typestate::WithoutBody>;
+pub(crate) type Response = ureq::http::Response<ureq::Body>;
 
 /// Error for the HTTP status of an answer.
-fn refused(response: &Response) -> SourceError {
+pub(crate) fn refused(response: &Response) -> SourceError {
     match response.status().as_u16() {
         status @ (429 | 503) => SourceError::Busy {
             status,
@@ -68,7 +58,7 @@ fn retry_after(value: &str) -> Option<Duration> {
 /// # Errors
 /// Returns `error` itself if another attempt would not help, or not soon enough.
 fn wait_after(job: &mut Job<'_>, error: SourceError, idle: u32) -> Result<(), SourceError> {
-    if !may_pass(&error) || idle >= job.options.attempts {
+    if !error.may_pass() || idle >= job.options.attempts {
         return Err(error);
     }
     let mut wait = job.options.backoff.saturating_mul(1 << (idle - 1).min(10));
@@ -237,8 +227,8 @@ fn accept(response: &Response, from: u64, total: u64) -> Result<Accepted, Source
         206 if from > 0 => {
             let range = header(response, "content-range").unwrap_or_default();
             let wrong = || SourceError::Answer(format!("it sends range {range:?}"));
-            let (first, size) = parse_range(range).ok_or_else(wrong)?;
-            if first != from {
+            let (positions, size) = parse_range(range).ok_or_else(wrong)?;
+            if *positions.start() != from {
                 return Err(wrong());
             }
             if let Some(found) = size.filter(|size| *size != total) {
@@ -262,8 +252,8 @@ fn accept(response: &Response, from: u64, total: u64) -> Result<Accepted, Source
     }
 }
 
-/// Parses `bytes FIRST-LAST/TOTAL`, where the total may be `*`: the first position and the total.
-fn parse_range(range: &str) -> Option<(u64, Option<u64>)> {
+/// Parses `bytes FIRST-LAST/TOTAL`, where the total may be `*`: the positions and the total.
+pub(crate) fn parse_range(range: &str) -> Option<(RangeInclusive<u64>, Option<u64>)> {
     let (positions, total) = range.strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = positions.split_once('-')?;
     let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
@@ -271,7 +261,7 @@ fn parse_range(range: &str) -> Option<(u64, Option<u64>)> {
         "*" => None,
         total => Some(total.parse().ok()?),
     };
-    (first <= last).then_some((first, total))
+    (first <= last).then_some((first..=last, total))
 }
 
 /// Stores the validator (ETag) of the partial file. A weak one does not guarantee equal bytes.
@@ -332,20 +322,24 @@ fn ask_for_size(requests: [Request; 2], url: &str) -> Result<Wanted, SourceError
 }
 
 /// Error for an unreachable server. It shows only scheme and host of the address.
-fn unreachable(url: &str, error: &ureq::Error) -> SourceError {
+pub(crate) fn unreachable(url: &str, error: &ureq::Error) -> SourceError {
     SourceError::Unreachable {
         address: url.split('/').take(3).collect::<Vec<_>>().join("/"),
         reason: error.to_string(),
     }
 }
 
-fn header<'a>(response: &'a Response, name: &str) -> Option<&'a str> {
+pub(crate) fn header<'a>(response: &'a Response, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
 
-/// Request that follows `redirects` redirections, none of them from TLS to plain HTTP.
 fn get(options: &PullOptions, url: &str, redirects: u32) -> Request {
-    let agent: ureq::Agent = ureq::Agent::config_builder()
+    request(&agent(options, url, redirects), options, url)
+}
+
+/// Client that follows `redirects` redirections, none of them from TLS to plain HTTP.
+pub(crate) fn agent(options: &PullOptions, url: &str, redirects: u32) -> ureq::Agent {
+    ureq::Agent::config_builder()
         .http_status_as_error(false)
         .max_redirects(redirects)
         .max_redirects_will_error(redirects > 0)
@@ -358,7 +352,10 @@ fn get(options: &PullOptions, url: &str, redirects: u32) -> Request {
         .timeout_per_read(Some(options.read_timeout))
         .timeout_per_write(Some(options.read_timeout))
         .build()
-        .into();
+        .into()
+}
+
+pub(crate) fn request(agent: &ureq::Agent, options: &PullOptions, url: &str) -> Request {
     let request = agent.get(url).header("Accept-Encoding", "identity");
     match options.authorization(url) {
         Some(authorization) => request.header("Authorization", authorization),
@@ -398,7 +395,7 @@ fn wait<T>(cancel: &AtomicBool, receiver: &Receiver<T>) -> Result<T, SourceError
 
 /// Whether a request without an answer reached the server. Without network, name, listener or
 /// trust, a quick retry would not help.
-fn reached(error: &ureq::Error) -> bool {
+pub(crate) fn reached(error: &ureq::Error) -> bool {
     use std::io::ErrorKind as Io;
     use ureq::{Error, Timeout};
     match error {

@@ -22,7 +22,7 @@
 //! | checking and storing bytes | `sink.rs` |
 
 mod error;
-mod http;
+pub(crate) mod http;
 mod job;
 mod options;
 mod pypi;

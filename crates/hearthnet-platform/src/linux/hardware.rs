@@ -3,11 +3,13 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::bytes;
+use super::memory::shared_memory;
 
-/// Available memory in bytes, without swapping, if the system reports it (Linux).
+/// Available memory in bytes, without swapping, if the system reports it (Linux). A control group
+/// with a memory limit around this process may leave less than the machine has.
 pub fn available_bytes() -> Option<u64> {
-    bytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
+    let all = shared_memory().into_iter();
+    all.map(|memory| memory.available_bytes).min()
 }
 
 /// Name of the processor in `/proc/cpuinfo`: `model name` on x86, `Model` on ARM boards; empty if
@@ -31,23 +33,4 @@ pub fn graphics_cards() -> Vec<PathBuf> {
     let devices = fs::read_dir("/dev").into_iter().flatten().flatten();
     let cards = devices.filter(|device| is_card(&device.file_name().to_string_lossy()));
     cards.map(|device| device.path()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn free_memory_is_read_from_meminfo() {
-        let table = "MemTotal:       16384 kB\nMemAvailable:    2048 kB\nBuffers: 1 kB\n";
-        assert_eq!(bytes(table, "MemAvailable"), Some(2 << 20));
-        for odd in [
-            "",
-            "MemAvailable: many kB",
-            "MemAvailable: 5",
-            "MemAvailable: 99999999999999999999 kB",
-        ] {
-            assert_eq!(bytes(odd, "MemAvailable"), None, "{odd}");
-        }
-    }
 }

@@ -5,8 +5,12 @@ pub mod affinity;
 #[cfg(target_os = "linux")]
 pub mod cores;
 pub mod cpu_latency;
+pub mod cpu_time;
 pub mod hardware;
+pub mod holes;
+pub mod memory;
 pub mod peer;
+pub mod power;
 pub mod process;
 #[cfg(all(target_os = "linux", feature = "sandbox"))]
 pub mod sandbox;
@@ -27,4 +31,23 @@ fn bytes(table: &str, name: &str) -> Option<u64> {
         .parse()
         .ok()?;
     kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn odd_sizes_are_none() {
+        let table = "MemTotal:       16384 kB\nMemAvailable:    2048 kB\nBuffers: 1 kB\n";
+        assert_eq!(bytes(table, "MemAvailable"), Some(2 << 20));
+        for odd in [
+            "",
+            "MemAvailable: many kB",
+            "MemAvailable: 5",
+            "MemAvailable: 99999999999999999999 kB",
+        ] {
+            assert_eq!(bytes(odd, "MemAvailable"), None, "{odd}");
+        }
+    }
 }

@@ -116,10 +116,29 @@ pub fn inode(file: &Metadata) -> u64 {
     file.ino()
 }
 
+/// Number of names (hard links) of a file.
+pub fn names(file: &Metadata) -> u64 {
+    file.nlink()
+}
+
+/// Bytes that a file takes on the disk. Less than its length if it has holes.
+pub fn disk_bytes(file: &Metadata) -> u64 {
+    file.blocks().saturating_mul(512)
+}
+
 /// Time of the last change of a file's content or properties, in ns since 1970. Programs cannot set
 /// it.
 pub fn changed_ns(file: &Metadata) -> i128 {
     i128::from(file.ctime()) * 1_000_000_000 + i128::from(file.ctime_nsec())
+}
+
+/// Bytes that a user without special rights may still write to the file system of `path`.
+///
+/// # Errors
+/// The file system's error.
+pub fn free_bytes(path: &Path) -> io::Result<u64> {
+    let system = rustix::fs::statvfs(path)?;
+    Ok(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
 /// Fills `out` with the bytes from `offset` on. The file's position does not change.

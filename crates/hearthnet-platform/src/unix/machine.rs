@@ -1,7 +1,8 @@
-//! Clocks, name of the machine, priority of a thread.
+//! Clocks, local time, name of the machine, priority of a thread.
 
 use std::time::Duration;
 
+use chrono::{DateTime, Datelike as _, Local, Timelike as _};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Name of the machine in its network.
@@ -28,6 +29,26 @@ pub fn monotonic() -> Duration {
 #[cfg(target_os = "linux")]
 pub fn up_ms() -> u64 {
     u64::try_from(monotonic().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Local date and time of day, in the machine's time zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // Tests elsewhere build it.
+pub struct LocalTime {
+    /// Year, month and day.
+    pub date: (i32, u32, u32),
+    /// Minute of the day, 0 to 1439.
+    pub minute: u16,
+}
+
+/// Local time of a moment, in milliseconds since 1970. `None` if no calendar has the year.
+pub fn local_time(unix_ms: u64) -> Option<LocalTime> {
+    let moment = DateTime::from_timestamp_millis(i64::try_from(unix_ms).ok()?)?;
+    let local = moment.with_timezone(&Local);
+    Some(LocalTime {
+        date: (local.year(), local.month(), local.day()),
+        minute: u16::try_from(local.hour() * 60 + local.minute()).ok()?,
+    })
 }
 
 /// CPU time of the calling thread.

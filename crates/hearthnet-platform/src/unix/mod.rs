@@ -5,7 +5,10 @@ pub mod files;
 pub mod local_socket;
 pub mod machine;
 pub mod regular_file;
+mod replace;
 #[cfg(feature = "net")]
 pub mod signals;
 pub mod terminal;
 pub mod whole_file;
+
+pub use replace::replace;

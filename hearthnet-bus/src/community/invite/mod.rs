@@ -415,7 +415,12 @@ pub fn is_name(text: &str) -> bool {
 /// Returns whether a log accepts this name. Visibility depends on the version of Unicode, so it
 /// cannot decide whether an event is valid: all nodes must agree on that.
 pub(crate) fn fits_log(text: &str) -> bool {
-    (1..=MAX_NAME_BYTES).contains(&text.len()) && !text.chars().any(char::is_control)
+    !text.is_empty() && is_line(text, MAX_NAME_BYTES)
+}
+
+/// Returns whether `text` is one line of at most `max` bytes without control characters.
+pub(crate) fn is_line(text: &str, max: usize) -> bool {
+    text.len() <= max && !text.chars().any(char::is_control)
 }
 
 impl fmt::Debug for JoinProof {

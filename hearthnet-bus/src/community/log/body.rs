@@ -1,7 +1,7 @@
 //! Bodies of events: the kinds, and the canonical form of each.
 //!
-//! A new kind is added here (variant, name, record), in `fold/` (effect and rights) and in
-//! `specs/event-log.md`.
+//! A new kind is added here (variant, name, record), in `fold/` (effect and rights; an
+//! effect raises `RULES`) and in `specs/event-log.md`.
 
 use std::collections::BTreeSet;
 
@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteArray;
 use strum::VariantNames as _;
 
-use crate::community::invite::{JoinProof, JoinRequest, MAX_NAME_BYTES, fits_log};
-use crate::identity::cbor;
-use crate::identity::raw_keys;
+use super::adoption::Adoption;
+use super::measured::Measured;
+use crate::community::invite::{JoinProof, JoinRequest, MAX_NAME_BYTES, fits_log, is_line};
+use crate::identity::{by_format, cbor, raw_keys};
 use crate::{CommunityId, Descriptor, DescriptorError, MAX_ENCODED, NodeId};
 
 /// Maximum length of an event's body in bytes: the longest descriptor, and some room.
@@ -150,6 +151,16 @@ pub enum Body {
         /// Display name: 1 to 64 bytes, no control characters.
         name: String,
     },
+    /// `model.adopt`: the community's nodes shall hold this model. Replaces an earlier adoption of
+    /// the same weights.
+    #[strum(serialize = "model.adopt")]
+    ModelAdopted(Adoption),
+    /// `model.drop`: ends the adoption of a model.
+    #[strum(serialize = "model.drop")]
+    ModelDropped {
+        #[serde(serialize_with = "by_format::hash::serialize")]
+        weights: [u8; 32],
+    },
     /// `experimental.shard.advertised`: the author serves these layers. Ephemeral.
     #[strum(serialize = "experimental.shard.advertised")]
     ShardAdvertised(Box<Descriptor>),
@@ -170,6 +181,9 @@ pub enum Body {
         /// Software name and version.
         software: String,
     },
+    /// `node.measured`: what the author measured about itself. Ephemeral.
+    #[strum(serialize = "node.measured")]
+    NodeMeasured(Measured),
     /// `grant.revoked`: invalidates a session token. Ephemeral; it lives longer than any token.
     #[strum(serialize = "grant.revoked")]
     GrantRevoked {
@@ -209,6 +223,7 @@ impl Body {
             Self::ShardAdvertised(descriptor) => Some(format!("shard:{}", descriptor.shard_id)),
             Self::ShardWithdrawn { shard_id } => Some(format!("shard:{shard_id}")),
             Self::NodeSeen { .. } => Some("node".to_owned()),
+            Self::NodeMeasured(_) => Some("measured".to_owned()),
             Self::GrantRevoked { issuer, id } => {
                 Some(format!("grant:{issuer}:{}", hex::encode(id)))
             }
@@ -238,6 +253,8 @@ impl Body {
             }
             Self::Admitted { request, .. } => (fits_log(&request.name), NODE_NAME),
             Self::Named { name } => (fits_log(name), NODE_NAME),
+            Self::ModelAdopted(adoption) => return adoption.check().map_err(malformed),
+            Self::NodeMeasured(measured) => return measured.check().map_err(malformed),
             Self::ShardAdvertised(descriptor) => return descriptor.validate().map_err(Into::into),
             Self::ShardWithdrawn { shard_id } => (
                 is_line(shard_id, crate::MAX_TEXT),
@@ -264,6 +281,7 @@ impl Body {
             | Self::LevelChanged { .. }
             | Self::Revoked { .. }
             | Self::Left {}
+            | Self::ModelDropped { .. }
             | Self::GrantRevoked { .. } => return Ok(()),
         };
         match fits {
@@ -354,18 +372,21 @@ impl Body {
     /// All keys that the body holds as raw bytes. A descriptor's host is text, and checked as such.
     pub(super) fn keys(&self) -> Vec<NodeId> {
         let mut keys = self.nodes();
-        if let Self::InviteWithdrawn {
-            members: Some(members),
-            ..
-        } = self
-        {
-            keys.extend(members);
+        match self {
+            Self::InviteWithdrawn {
+                members: Some(members),
+                ..
+            } => keys.extend(members),
+            Self::NodeMeasured(measured) => {
+                keys.extend(measured.links.iter().map(|link| link.node));
+            }
+            _ => {}
         }
         keys
     }
 
     /// Nodes and invites that are the event's subject: [`Body::keys`] without the members that a
-    /// withdrawal names.
+    /// withdrawal or a measurement names.
     pub(super) fn nodes(&self) -> Vec<NodeId> {
         match self {
             Self::CommunityCreated { founder: node, .. }
@@ -378,6 +399,9 @@ impl Body {
             Self::PolicyChanged(_)
             | Self::Left {}
             | Self::Named { .. }
+            | Self::ModelAdopted(_)
+            | Self::ModelDropped { .. }
+            | Self::NodeMeasured(_)
             | Self::ShardAdvertised(_)
             | Self::ShardWithdrawn { .. }
             | Self::NodeSeen { .. }
@@ -419,11 +443,6 @@ impl EventError {
             Self::Signature => Code::INVALID_SIGNATURE,
         }
     }
-}
-
-/// Returns whether `text` is one line of at most `max` bytes without control characters.
-fn is_line(text: &str, max: usize) -> bool {
-    text.len() <= max && !text.chars().any(char::is_control)
 }
 
 fn is_kind(kind: &str) -> bool {
@@ -497,6 +516,13 @@ enum Record {
     Left {},
     #[serde(rename = "member.named")]
     Named { name: String },
+    #[serde(rename = "model.adopt")]
+    ModelAdopted(Adoption),
+    #[serde(rename = "model.drop")]
+    ModelDropped {
+        #[serde(with = "by_format::hash")]
+        weights: [u8; 32],
+    },
     #[serde(rename = "experimental.shard.advertised")]
     ShardAdvertised(Box<Descriptor>),
     #[serde(rename = "experimental.shard.withdrawn")]
@@ -510,6 +536,8 @@ enum Record {
         software: String,
         endpoints: Vec<String>,
     },
+    #[serde(rename = "node.measured")]
+    NodeMeasured(Measured),
     #[serde(rename = "grant.revoked")]
     GrantRevoked {
         #[serde(with = "serde_bytes")]

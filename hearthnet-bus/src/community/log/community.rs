@@ -6,11 +6,14 @@ use std::sync::Arc;
 
 use hearthnet_text::sanitize_name;
 use serde::{Deserialize, Serialize};
+use serde_bytes::ByteArray;
 use sha2::{Digest as _, Sha256};
 use unicode_security::skeleton;
 
+use super::adoption::Adoption;
 use super::body::{Body, Level, Policy};
 use super::event::EventHash;
+use super::measured::Measured;
 use crate::identity::cbor;
 use crate::identity::raw_keys::{self, RawKey};
 use crate::{CommunityId, Descriptor, NodeId};
@@ -96,6 +99,9 @@ pub(super) struct Durable {
     pub(super) name: String,
     #[serde(with = "raw_keys::map")]
     pub(super) frozen: BTreeMap<NodeId, Fork>,
+    /// Adopted models by weights id.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) models: BTreeMap<ByteArray<32>, Adoption>,
     pub(super) policy: Policy,
     pub(super) created: bool,
     #[serde(with = "raw_keys::map")]
@@ -144,6 +150,7 @@ pub(super) struct Live {
 pub(super) enum Entry {
     Shard(Advert),
     Node(Sighting),
+    Measured(NodeId, Measured),
     Grant,
     /// The entry was withdrawn, or its kind has no view here.
     Nothing,
@@ -168,6 +175,7 @@ impl Entry {
                 software,
                 expires_ms,
             }),
+            Body::NodeMeasured(measured) => Self::Measured(author, measured),
             Body::GrantRevoked { .. } => Self::Grant,
             _ => Self::Nothing,
         }
@@ -298,6 +306,19 @@ impl Community {
         self.durable.invites.get(invite)
     }
 
+    /// Adopted models, by name, then by weights id.
+    pub fn models(&self) -> Vec<&Adoption> {
+        let mut models: Vec<_> = self.durable.models.values().collect();
+        // Stable, and the map is in the order of the weights ids.
+        models.sort_by_key(|model| &model.name);
+        models
+    }
+
+    /// Looks up an adopted model by its weights id.
+    pub fn model(&self, weights: &[u8; 32]) -> Option<&Adoption> {
+        self.durable.models.get(&ByteArray::new(*weights))
+    }
+
     /// Counts the members that joined since `since_ms`, by the clocks of the nodes that admitted
     /// them: with any invite, and with this one. Invites that were removed to make room are still
     /// counted.
@@ -357,6 +378,15 @@ impl Community {
             _ => None,
         });
         seen.filter(move |seen| self.level(&seen.node).is_some())
+    }
+
+    /// Unexpired measurements of members at `now_ms`, by node id.
+    pub fn measured(&self, now_ms: u64) -> impl Iterator<Item = (&NodeId, &Measured)> {
+        let measured = self.entries(now_ms).filter_map(|entry| match entry {
+            Entry::Measured(node, measured) => Some((node, measured)),
+            _ => None,
+        });
+        measured.filter(move |(node, _)| self.level(node).is_some())
     }
 
     fn entries(&self, now_ms: u64) -> impl Iterator<Item = &Entry> {

@@ -12,7 +12,8 @@ use sha2::{Digest as _, Sha256};
 use ulid::Ulid;
 
 use super::body::{Body, EventError, MAX_BODY_BYTES, MAX_KIND_BYTES, MAX_SLOT_BYTES, malformed};
-use crate::identity::{cbor, raw_keys};
+use crate::identity::cbor::{self, MAX_NUMBER};
+use crate::identity::raw_keys;
 use crate::{CommunityId, Domain, NodeId, NodeKey, SIGNATURE_BYTES};
 
 /// Maximum length of an event in bytes: the longest body, kind and slot, 64 bytes of signature, and
@@ -30,10 +31,6 @@ pub(super) const MAX_OFF_MS: u64 = MAX_AHEAD_MS - 60_000;
 /// Maximum life of an ephemeral event in ms: an hour, which is the longest life of a session token,
 /// and a quarter for clock differences.
 pub const MAX_LIFE_MS: u64 = 75 * 60 * 1000;
-
-/// Maximum time, sequence number and Lamport time: 2^53 - 1, which SQLite and JSON store exactly.
-/// As a time it is the year 287396.
-pub const MAX_NUMBER: u64 = (1 << 53) - 1;
 
 /// Value of the fields' `v`.
 const VERSION: u8 = 1;

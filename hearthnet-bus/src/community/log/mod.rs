@@ -6,6 +6,8 @@
 //! |---|---|---|
 //! | one signed event | [`Event`] | `event.rs` |
 //! | kinds of events and their bodies | [`Body`] | `body.rs` |
+//! | models that a community adopts | [`Adoption`] | `adoption.rs` |
+//! | measurements of a node | [`Measured`] | `measured.rs` |
 //! | which events are kept | [`Quotas`] | `merge.rs`, in memory: `view.rs` |
 //! | membership, by the durable events | [`NoEffect`] | `fold/` |
 //! | the view for the rest of the program | [`Community`] | `community.rs` |
@@ -29,6 +31,7 @@
 //! `merge.rs`, `view.rs` and `batch.rs` work within a transaction that these opened. All other
 //! files are pure. No file reads the clock: the time is an argument.
 
+mod adoption;
 mod append;
 mod audit;
 pub mod backup;
@@ -42,12 +45,17 @@ mod error;
 mod event;
 mod fold;
 mod heads;
+mod measured;
 mod merge;
 mod receive;
 mod recover;
 mod store;
 mod view;
 
+pub use crate::identity::cbor::MAX_NUMBER;
+pub use adoption::{
+    Adoption, MAX_HEAD_BYTES, MAX_MANIFEST_BYTES, MAX_MODEL_LAYERS, MAX_SOURCE_BYTES, MAX_SOURCES,
+};
 pub use audit::{Record, Status, Verified};
 pub use batch::Batch;
 pub use body::{
@@ -57,11 +65,11 @@ pub use body::{
 pub use community::{Advert, Community, Fork, Member, OpenInvite, Revocation, Sighting};
 pub use error::{LogError, LogHealth, Refusal};
 pub use event::{
-    Event, EventHash, EventId, Lane, MAX_AHEAD_MS, MAX_EVENT_BYTES, MAX_LIFE_MS, MAX_NUMBER,
-    Position,
+    Event, EventHash, EventId, Lane, MAX_AHEAD_MS, MAX_EVENT_BYTES, MAX_LIFE_MS, Position,
 };
-pub use fold::{MAX_INVITES, MAX_MEMBERS, NoEffect};
+pub use fold::{MAX_INVITES, MAX_MEMBERS, MAX_MODELS, NoEffect};
 pub use heads::{ForkHead, Head, Heads, MAX_HEADS_BYTES, MAX_SLOTS, SlotHead};
+pub use measured::{LinkSpeed, MAX_LINK_SPEEDS, MAX_MODEL_SPEEDS, Measured, ModelSpeed};
 pub use merge::{Compacted, Quotas};
 pub use receive::Received;
 pub use recover::Recovery;

@@ -250,6 +250,10 @@ impl View {
         let from = match std::mem::replace(&mut self.redo, Redo::No).place() {
             Some(at) if self.fold.is_plain() => {
                 self.go_back(conn, at)?;
+                if self.fold.at.is_none() {
+                    // None of them is usable.
+                    db::drop_snapshots(conn, None)?;
+                }
                 let plain;
                 (plain, cost) = self.catch_up(conn)?;
                 // Then the next late event does not have to start as far back.
@@ -272,7 +276,7 @@ impl View {
     /// Loads the newest snapshot before a position.
     fn go_back(&mut self, conn: &Connection, at: Position) -> Result<(), LogError> {
         self.fold = match db::snapshot(conn, at)? {
-            Some(fold) if fold.is_of(self.community) => fold,
+            Some(fold) if fold.is_usable(self.community) => fold,
             _ => Fold::new(self.community),
         };
         Ok(())

@@ -72,14 +72,15 @@ struct Api {
     since: u64,
 }
 
-/// Starts the HTTP interface of a service and the metrics of this process. Must be called within a
-/// Tokio runtime. Before closing it, call [`Service::drain`], so that running answers end.
+/// Starts the HTTP interface of a service and the metrics of this process, with `more` paths for
+/// authorised clients. Must be called within a Tokio runtime. Before closing it, call [`Service::drain`], so that running answers end.
 ///
 /// # Errors
 /// Any [`HttpError`].
 pub async fn serve(
     service: Service,
     metrics: Option<Metrics>,
+    more: Router,
     settings: &HttpSettings,
 ) -> Result<HttpServer, HttpError> {
     let shared = Arc::new(Api {
@@ -95,6 +96,8 @@ pub async fn serve(
         .route("/v1/completions", answers(Shape::Text))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
+        .with_state(Arc::clone(&shared))
+        .merge(more)
         .route_layer(middleware::from_fn(
             move |Extension(client): Extension<Client>, request: Request, next: Next| {
                 let permit = permits.take(who(&client, has_key));
@@ -105,8 +108,7 @@ pub async fn serve(
                     }
                 }
             },
-        ))
-        .with_state(Arc::clone(&shared));
+        ));
     let api = match metrics {
         Some(metrics) => api.route("/metrics", metrics_route(metrics)),
         None => api,
@@ -238,6 +240,7 @@ impl Api {
         client: Client,
         request: Request,
     ) -> Result<Response<Body>, ApiError> {
+        let traced = request.headers().contains_key(TRACE);
         // The text of a chat that waits counts as that of a body that arrives.
         let (body, room) = self.body(request, &who(&client, self.has_key)).await?;
         let random = random()?;
@@ -278,7 +281,7 @@ impl Api {
         let tokenizer = served.text.tokenizer.clone();
         let mut reply = Reply::new(header, tokenizer, include_usage, wants_logprobs);
         if stream {
-            return Ok(Events::response(answer, &frame, reply));
+            return Ok(Events::response(answer, &frame, reply, traced));
         }
         let mut alone = false;
         let whole = loop {
@@ -347,6 +350,9 @@ const ALONE: &str = "no host is available: this machine answers alone";
 /// Header with the same meaning, for a response in one piece.
 const ANSWERED_BY: HeaderName = HeaderName::from_static("x-hearthnet-answered-by");
 
+/// Request header: a stream then has comments that tell which hosts answer.
+const TRACE: HeaderName = HeaderName::from_static("x-hearthnet-trace");
+
 /// Next frame of an answer that has not ended.
 async fn next(answer: &mut Answer) -> Result<Frame, ChatError> {
     answer.next().await.unwrap_or(Err(ChatError::Cancelled))
@@ -361,17 +367,20 @@ fn answers_alone(frame: &Frame) -> bool {
 struct Events {
     answer: Answer,
     reply: Reply,
+    /// Whether comments tell which hosts answer.
+    traced: bool,
     /// Events to send before the next frame is awaited.
     ready: VecDeque<Event>,
     over: bool,
 }
 
 impl Events {
-    fn response(answer: Answer, first: &Frame, reply: Reply) -> Response<Body> {
+    fn response(answer: Answer, first: &Frame, reply: Reply, traced: bool) -> Response<Body> {
         let mut events = Self {
             ready: VecDeque::new(),
             answer,
             reply,
+            traced,
             over: false,
         };
         events.on_frame(first);
@@ -401,6 +410,12 @@ impl Events {
     fn on_frame(&mut self, frame: &Frame) {
         if answers_alone(frame) {
             self.ready.push_back(Event::default().comment(ALONE));
+        }
+        if self.traced
+            && let Some(trace) = reply::trace(frame)
+        {
+            let comment = format!("hearthnet {trace}");
+            self.ready.push_back(Event::default().comment(comment));
         }
         self.ready
             .extend(self.reply.chunks(frame).iter().map(event));

@@ -314,6 +314,19 @@ impl Reply {
     }
 }
 
+/// What a frame tells about the hosts of an answer and its speed, without any text of the answer.
+pub(super) fn trace(frame: &Frame) -> Option<Value> {
+    match frame {
+        Frame::ShardStatus { .. } | Frame::ShardFailover { .. } | Frame::PromptProgress { .. } => {
+            serde_json::to_value(frame).ok()
+        }
+        Frame::Done(done) => Some(json!({
+            "event": "done", "data": {"route": done.route, "timings": done.timings},
+        })),
+        _ => None,
+    }
+}
+
 fn usage(done: &Done) -> Value {
     let usage = &done.usage;
     json!({

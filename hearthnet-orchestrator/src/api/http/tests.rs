@@ -28,7 +28,12 @@ fn house(fixture: Fixture, settings: HttpSettings) -> House {
         ..settings
     };
     let metrics = Metrics::install(Part::Caller).unwrap();
-    let start = serve(fixture.service.clone(), Some(metrics), &settings);
+    let start = serve(
+        fixture.service.clone(),
+        Some(metrics),
+        Router::new(),
+        &settings,
+    );
     let server = fixture.runtime.block_on(start).unwrap();
     House { server, fixture }
 }
@@ -296,12 +301,9 @@ fn every_refusal_has_its_status_code_and_param() {
 #[test]
 fn a_method_that_a_path_does_not_take_is_refused_and_no_page_is_let_in() {
     let house = open();
-    let ask = |method: &str, path: &str| {
-        // CORS preflight of a page from another origin.
+    let ask = |method: &str, path: &str, headers: &str| {
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
-             Origin: https://evil.example\r\nAccess-Control-Request-Method: POST\r\n\
-             Access-Control-Request-Headers: content-type\r\n\r\n"
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n"
         );
         let reply = house.raw(&request);
         let cors = reply
@@ -311,21 +313,34 @@ fn a_method_that_a_path_does_not_take_is_refused_and_no_page_is_let_in() {
         assert_eq!(cors, None, "{method} {path}");
         reply
     };
+    // CORS preflight of a page from another origin.
+    let preflight = "Origin: https://evil.example\r\nAccess-Control-Request-Method: POST\r\n\
+                     Access-Control-Request-Headers: content-type\r\n";
     for (method, path, allow) in [
         ("OPTIONS", "/v1/chat/completions", "POST"),
         ("GET", "/v1/completions", "POST"),
         ("DELETE", "/v1/models", "GET,HEAD"),
         ("POST", "/healthz", "GET,HEAD"),
     ] {
-        let reply = ask(method, path);
+        let reply = ask(method, path, "");
         let refused = (405, "method_not_allowed".into(), String::new());
         assert_eq!(reply.error(), refused, "{method} {path}");
         assert_eq!(reply.headers["allow"], allow);
+        if path != "/healthz" {
+            let refused = (403, "forbidden_origin".into(), String::new());
+            assert_eq!(
+                ask(method, path, preflight).error(),
+                refused,
+                "{method} {path}"
+            );
+        }
     }
     for path in ["/v1/models", "/healthz", "/metrics"] {
-        let reply = ask("HEAD", path);
+        let reply = ask("HEAD", path, "");
         assert_eq!((reply.status, reply.body.as_str()), (200, ""), "{path}");
     }
+    let well = ask("GET", "/healthz", preflight);
+    assert_eq!((well.status, well.json()), (200, json!({"status": "ok"})));
 }
 
 #[test]
@@ -466,7 +481,7 @@ fn without_a_key_other_machines_and_other_names_are_not_served() {
         listen: "0.0.0.0:0".into(),
         ..HttpSettings::default()
     };
-    let start = serve(fixture.service.clone(), None, &everywhere);
+    let start = serve(fixture.service.clone(), None, Router::new(), &everywhere);
     let refused = fixture.runtime.block_on(start).err();
     assert!(matches!(refused, Some(HttpError::KeyNeeded(_))));
     let house = house(fixture, HttpSettings::default());
@@ -606,4 +621,72 @@ fn an_ipv6_network_is_one_caller_whose_machines_are_kept_apart() {
     assert_eq!(one.principal.identity, other.principal.identity);
     assert_ne!(one.principal, other.principal);
     assert_ne!(one.held_by, other.held_by);
+}
+
+/// Pages of a test.
+static PAGES: [hearthnet_http::Page; 1] = [hearthnet_http::Page {
+    path: "/",
+    kind: "text/html; charset=utf-8",
+    bytes: b"<!doctype html><title>page</title>",
+}];
+
+#[test]
+fn a_page_needs_no_key_is_cached_by_its_content_and_opens_by_address_only() {
+    let key = "a-key-of-sixteen-bytes-or-more";
+    let house = house_with(settings(1, 1, 1), |http| {
+        http.pages = &PAGES;
+        http.api_key = ApiKey::new(key);
+    });
+    let page = house.get("/", "");
+    assert_eq!((page.status, page.body.as_bytes()), (200, PAGES[0].bytes));
+    let policy = &page.headers["content-security-policy"];
+    assert!(policy.starts_with("default-src 'none'; script-src 'self';"));
+    for (name, value) in [
+        ("content-type", "text/html; charset=utf-8"),
+        ("cache-control", "no-cache"),
+        ("referrer-policy", "no-referrer"),
+        ("x-content-type-options", "nosniff"),
+        ("cross-origin-opener-policy", "same-origin"),
+        ("cross-origin-resource-policy", "same-origin"),
+    ] {
+        assert_eq!(page.headers[name], value);
+    }
+    let tag = format!("If-None-Match: {}\r\n", page.headers["etag"]);
+    let again = house.get("/", &tag);
+    assert_eq!((again.status, again.body.as_str()), (304, ""));
+    assert_eq!(house.get("/", "If-None-Match: \"other\"\r\n").status, 200);
+    // Everything else needs the key.
+    assert_eq!(house.get("/v1/models", "").status, 401);
+    let at = |host: &str| {
+        house.raw(&format!(
+            "GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        ))
+    };
+    assert_eq!(at("192.168.0.9:7602").status, 200);
+    assert_eq!(at("evil.example").error().1, "forbidden_host");
+
+    let local = house_with(settings(1, 1, 1), |http| http.pages = &PAGES);
+    assert_eq!(local.get("/", "").status, 200);
+    let lan = local.raw("GET / HTTP/1.1\r\nHost: 192.168.0.9\r\nConnection: close\r\n\r\n");
+    assert_eq!(lan.error().1, "forbidden_host");
+    let cross = local.get("/v1/models", "Sec-Fetch-Site: cross-site\r\n");
+    assert_eq!(cross.error().1, "forbidden_origin");
+}
+
+#[test]
+fn a_stream_tells_its_hosts_in_comments_if_asked() {
+    let house = open();
+    let body = ask(json!({"stream": true})).to_string();
+    let asked = format!("X-Hearthnet-Trace: 1\r\n{CLOSE}");
+    let reply = house.raw(&post("/v1/chat/completions", &body, &asked));
+    let mut traces = reply
+        .body
+        .lines()
+        .filter_map(|line| line.strip_prefix(": hearthnet "));
+    let last: Value = serde_json::from_str(traces.next_back().expect("a comment")).unwrap();
+    assert_eq!(last["event"], "done");
+    assert!(last["data"]["timings"]["tokens_per_second"].is_number());
+    assert!(last["data"].get("text").is_none());
+    let plain = house.raw(&post("/v1/chat/completions", &body, CLOSE));
+    assert!(!plain.body.contains(": hearthnet "));
 }

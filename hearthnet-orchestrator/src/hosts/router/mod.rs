@@ -1,7 +1,8 @@
 //! Router: selects hosts that together cover a range of layers.
 //!
 //! Pure: no clock, no network. [`pick`] filters the advertised candidates and covers the layers
-//! with spans of them (`cover.rs`).
+//! with spans of them, by a [`RoutePolicy`]:
+//! `greedy.rs` (the default), `planned.rs`, `petals_like.rs`.
 //!
 //! # Worked example
 //! A model of 16 layers, shards `0-7`, `4-11`, `8-15`, all idle. The cursor
@@ -9,7 +10,11 @@
 //! `8-15` both have it, both are idle and on the same LAN, and `8-15` reaches
 //! further. The cover is `{0-7, 8-15}`; `4-11` stays unused.
 
-mod cover;
+mod greedy;
+mod measured;
+mod petals_like;
+mod planned;
+mod policy;
 mod request;
 
 use std::cmp::Reverse;
@@ -18,7 +23,11 @@ use std::hash::{BuildHasher as _, RandomState};
 
 use hearthnet_bus::NodeId;
 
-use self::cover::{Usable, cover};
+pub use self::greedy::Greedy;
+pub use self::measured::{HostSpeed, Speeds};
+pub use self::petals_like::PetalsLike;
+pub use self::planned::Planned;
+pub use self::policy::{RoutePolicy, Usable};
 pub use self::request::{Candidate, RouteError, RouteRequest, Span};
 use crate::exact::Allowed;
 use crate::hosts::health::Standing;
@@ -32,11 +41,23 @@ pub const MAX_CANDIDATES: usize = 4096;
 /// it.
 pub const MAX_OF_HOST: usize = 4;
 
-/// Covers the requested layers with usable candidates.
+/// Covers the requested layers with usable candidates, by the policy [`Greedy`].
 ///
 /// # Errors
 /// Any [`RouteError`].
 pub fn pick(request: &RouteRequest<'_>, candidates: &[Candidate]) -> Result<Vec<Span>, RouteError> {
+    pick_by(&Greedy, request, candidates)
+}
+
+/// Covers the requested layers with usable candidates, by `policy`.
+///
+/// # Errors
+/// Any [`RouteError`].
+pub fn pick_by(
+    policy: &dyn RoutePolicy,
+    request: &RouteRequest<'_>,
+    candidates: &[Candidate],
+) -> Result<Vec<Span>, RouteError> {
     let (usable, other_weights, other_dtypes) = usable(request, candidates);
     let may = |c: &Candidate| request.arithmetic.admits(&c.descriptor.arithmetic);
     let (usable, others): (Vec<_>, Vec<_>) = usable.into_iter().partition(|(_, c)| may(c));
@@ -46,9 +67,11 @@ pub fn pick(request: &RouteRequest<'_>, candidates: &[Candidate]) -> Result<Vec<
             let first = |c: &Candidate| c.is_exact() && c.standing == Standing::Good;
             let exact = usable.iter().filter(|(_, c)| first(c)).copied();
             let exact: Vec<Usable<'_>> = exact.collect();
-            cover(request, &exact).or_else(|_| cover(request, &usable))
+            policy
+                .cover(request, &exact)
+                .or_else(|_| policy.cover(request, &usable))
         }
-        Allowed::Only(_) | Allowed::All => cover(request, &usable),
+        Allowed::Only(_) | Allowed::All => policy.cover(request, &usable),
     };
     let Err(RouteError::Uncovered { layer, .. }) = covered else {
         return covered;

@@ -458,3 +458,84 @@ proptest! {
         }
     }
 }
+
+/// Measurements of a host.
+fn speed(host: &str, layer_us: u64, hop_us: u64) -> (NodeId, HostSpeed) {
+    (node(host), HostSpeed { layer_us, hop_us })
+}
+
+fn by<'a>(policy: &dyn RoutePolicy, all: &'a [Candidate]) -> Named<'a> {
+    let ask = RouteRequest {
+        allow_self: true,
+        ..ask()
+    };
+    let spans = pick_by(policy, &ask, all).unwrap().into_iter();
+    let name = |span: &Span| all[span.candidate].descriptor.software.as_str();
+    spans.map(|span| (name(&span), span.lo, span.hi)).collect()
+}
+
+#[test]
+fn a_planned_route_takes_no_hop_for_nothing() {
+    // The own host has 0-9; a hop to the neighbour's 2-5 would gain nothing.
+    let mut own = shard("own", 0, 9, 0);
+    own.is_self = true;
+    let all = [own, shard("near", 2, 5, 0), shard("far", 10, 15, 0)];
+    let speeds = Speeds::from([
+        speed("own", 1_000, 0),
+        speed("near", 900, 600),
+        speed("far", 1_000, 600),
+    ]);
+    let expected = [("own", 0, 9), ("far", 10, 15)];
+    assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
+    assert_eq!(by(&PetalsLike { speeds: &speeds }, &all), expected);
+    // A neighbour that is fast enough is worth two spans more.
+    let speeds = Speeds::from([
+        speed("own", 1_000, 0),
+        speed("near", 100, 600),
+        speed("far", 1_000, 600),
+    ]);
+    let expected = [
+        ("own", 0, 1),
+        ("near", 2, 5),
+        ("own", 6, 9),
+        ("far", 10, 15),
+    ];
+    assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
+}
+
+#[test]
+fn load_and_standing_count_for_planned_routes_and_not_for_petals_like_ones() {
+    let mut failing = shard("failing", 0, 15, 0);
+    failing.standing = Standing::Failing;
+    let all = [failing, shard("busy", 0, 15, 3), shard("idle", 0, 15, 0)];
+    let speeds = Speeds::from([
+        speed("failing", 10, 10),
+        speed("busy", 100, 10),
+        speed("idle", 200, 10),
+    ]);
+    // Exact hosts of good standing come first for every policy.
+    assert_eq!(by(&Planned { speeds: &speeds }, &all), [("idle", 0, 15)]);
+    assert_eq!(by(&PetalsLike { speeds: &speeds }, &all), [("busy", 0, 15)]);
+}
+
+#[test]
+fn without_measurements_all_policies_route_greedily() {
+    let all = [
+        shard("a", 0, 7, 0),
+        shard("b", 4, 11, 0),
+        shard("c", 8, 15, 0),
+    ];
+    let speeds = Speeds::new();
+    for policy in [
+        &Greedy as &dyn RoutePolicy,
+        &Planned { speeds: &speeds },
+        &PetalsLike { speeds: &speeds },
+    ] {
+        assert_eq!(
+            by(policy, &all),
+            [("a", 0, 7), ("c", 8, 15)],
+            "{}",
+            policy.name()
+        );
+    }
+}

@@ -253,6 +253,9 @@ pub(crate) struct RunArgs {
     /// Stop when standard input ends, so that the node ends with its parent process.
     #[arg(long, hide = true)]
     pub(crate) lifeline: bool,
+    /// Follow the community's adopted models, as `hearthnet up` does: fetch and serve layers.
+    #[arg(long, hide = true, conflicts_with_all = ["shard", "local", "model", "layers"])]
+    pub(crate) up: bool,
     #[command(flatten)]
     pub(crate) answers: AnswerArgs,
     /// Only of `shard serve`: prints the layers when ready, and ends if they cannot be served.

@@ -6,11 +6,13 @@ mod engine;
 mod private;
 pub(crate) mod sampling;
 mod service;
+mod up;
 mod values;
 
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -30,8 +32,11 @@ pub(crate) use engine::{EngineKind, HostEngineArgs, TorchArgs, parse_device, par
 pub(crate) use private::PrivateArgs;
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use service::AnswerArgs;
-pub(crate) use values::{Layers, parse_layers, parse_listen, parse_node_listen};
-use values::{MODEL, MODEL_OR_DEFAULT, home_path, model_ref};
+pub(crate) use up::UpArgs;
+pub(crate) use values::{
+    Layers, TimeOfDay, parse_layers, parse_listen, parse_node_listen, parse_time_of_day,
+};
+use values::{MODEL, MODEL_OR_DEFAULT, home_path, model_ref, parse_time};
 
 const EXIT_CODES: &str = "\
 Exit status: 0 success, 1 internal, 2 command line or configuration, 3 bad_request, \
@@ -72,6 +77,28 @@ pub(crate) struct Global {
     pub(crate) quantize: Option<String>,
 }
 
+impl Global {
+    /// The same options as arguments of another process. `--set` of this process is in force there,
+    /// too.
+    pub(crate) fn to_args(&self) -> Vec<OsString> {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.clone().into_os_string());
+        let text = |text: &str| Some(OsString::from(text));
+        let single = [
+            ("--config", path(&self.config)),
+            ("--catalogue", path(&self.catalogue)),
+            ("--data-dir", path(&self.data_dir)),
+            ("--passphrase-file", path(&self.passphrase_file)),
+            ("--quantize", self.quantize.as_deref().and_then(text)),
+        ];
+        let sets = self.set.iter().map(|set| ("--set", text(set)));
+        let given = single.into_iter().chain(sets);
+        given
+            .filter_map(|(name, value)| Some([OsString::from(name), value?]))
+            .flatten()
+            .collect()
+    }
+}
+
 impl Args {
     /// Reads a command line: the program's name and its arguments.
     pub(crate) fn read(
@@ -103,6 +130,10 @@ fn every_set(args: &[OsString]) -> Vec<String> {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Take part: make this machine a node, found or join a community, and run until stopped.
+    ///
+    /// Asks at most three questions the first time. Later it continues where it was.
+    Up(UpArgs),
     /// Make this machine a node: its key, its directory, its configuration.
     Init(InitArgs),
     /// Found or join a community, invite and manage its members.
@@ -110,6 +141,23 @@ pub(crate) enum Command {
     Community(CommunityCommand),
     /// Run this node until stopped: in the community, for the layers it holds, and for programs here.
     Serve(RunArgs),
+    /// Print the address of this node's page.
+    Page {
+        /// Open it in a browser.
+        #[arg(long)]
+        open: bool,
+        /// Wait until the node runs, for at most a minute.
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Serve no layers to others for a while. Chats of this machine go on.
+    Pause(PauseArgs),
+    /// Serve layers to others again, after `pause`.
+    Resume {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Show members, peers, served layers, and the state of the log.
     Status {
         /// Print JSON.
@@ -185,7 +233,11 @@ impl Command {
             ModelCommand::Import { directory, output } => {
                 Some((ModelRef::Path(directory.clone()), output.as_deref()))
             }
-            ModelCommand::Pull { .. } | ModelCommand::List { .. } | ModelCommand::Rm { .. } => None,
+            ModelCommand::Pull { .. }
+            | ModelCommand::List { .. }
+            | ModelCommand::Adopt { .. }
+            | ModelCommand::Drop { .. }
+            | ModelCommand::Rm { .. } => None,
         }
     }
 
@@ -211,6 +263,23 @@ pub(crate) enum ModelCommand {
     /// List the catalogue: models on this machine, and models that could run here and in the
     /// community.
     List {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Let the community adopt a model: its nodes fetch and serve parts of it.
+    Adopt {
+        #[arg(help = MODEL, value_parser = model_ref())]
+        model: ModelRef,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Drop an adopted model: nodes stop serving it and remove their parts.
+    Drop {
+        /// Name of the model, or the first digits of its weights id, as `model list` shows them.
+        #[arg(value_name = "MODEL")]
+        model: String,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -487,6 +556,20 @@ pub(crate) struct InitArgs {
     /// Name of this node that other members see [default: the machine's name].
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PauseArgs {
+    /// Time after which layers are served again, for example 30m or 2h [default: until `hearthnet
+    /// resume`].
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_time, conflicts_with = "until")]
+    pub(crate) duration: Option<Duration>,
+    /// Time of day at which layers are served again, for example 22:00.
+    #[arg(long, value_name = "HH:MM", value_parser = parse_time_of_day)]
+    pub(crate) until: Option<TimeOfDay>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

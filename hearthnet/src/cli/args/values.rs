@@ -1,5 +1,6 @@
 //! Values of arguments that several commands take.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -73,6 +74,33 @@ pub(crate) fn parse_node_listen(text: &str) -> Result<String, String> {
     }
 }
 
+/// Time of day, in the machine's time zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TimeOfDay {
+    /// Minute of the day, 0 to 1439.
+    pub(crate) minute: u16,
+}
+
+impl fmt::Display for TimeOfDay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:02}:{:02}", self.minute / 60, self.minute % 60)
+    }
+}
+
+/// Parses a time of day: `22:00`.
+pub(crate) fn parse_time_of_day(text: &str) -> Result<TimeOfDay, String> {
+    let part = |text: &str, most: u16| {
+        let number = text.parse().ok().filter(|&number: &u16| number <= most);
+        number.filter(|_| text.len() == 2 && text.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let minute = text.split_once(':').and_then(|(hour, minute)| {
+        let (hour, minute) = (part(hour, 23)?, part(minute, 59)?);
+        Some(hour * 60 + minute)
+    });
+    let minute = minute.ok_or("write hours and minutes, for example 22:00")?;
+    Ok(TimeOfDay { minute })
+}
+
 /// Parses a number and a unit of time: `90s`, `30m`, `24h`, `7d`. From a second to a year.
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let wrong = || "write a number and a unit, for example 30m, 24h or 7d".to_owned();
@@ -128,6 +156,19 @@ mod tests {
         assert_eq!(parse_layers("auto"), Ok(Layers::Auto));
         for wrong in ["", "3", "Auto", "8-7", "a-b", "-1-2", "0-99999999999"] {
             assert!(parse_layers(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_time_of_day_has_two_digits_each() {
+        for (text, minute) in [("00:00", 0), ("07:05", 425), ("23:59", 1439)] {
+            let time = parse_time_of_day(text).unwrap();
+            assert_eq!((time.minute, time.to_string().as_str()), (minute, text));
+        }
+        for wrong in [
+            "", "7:00", "24:00", "12:60", "1200", "12:0", "+1:00", "12:00:00", "1é:00",
+        ] {
+            assert!(parse_time_of_day(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -19,7 +19,7 @@ use crate::node::{transient, wait_for_neighbours, with_synced_node};
 /// Otherwise the command first syncs with other members for a few seconds, since their events may
 /// decide, and since they know this node's events if an old copy of the log was restored. Then it
 /// sends the change to them.
-pub(super) fn change<T>(
+pub(crate) fn change<T>(
     home: &Home,
     config: &Config,
     quiet: bool,
@@ -61,7 +61,7 @@ pub(super) fn change<T>(
 const ROOT_DELIVERY_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Sends events signed by the root key to every member that is found. Returns how many have them.
-pub(super) fn bring_as_root(home: &Home, config: &Config) -> Result<usize, Failure> {
+pub(crate) fn bring_as_root(home: &Home, config: &Config) -> Result<usize, Failure> {
     let others = home
         .state()
         .members()
@@ -79,7 +79,7 @@ pub(super) fn bring_as_root(home: &Home, config: &Config) -> Result<usize, Failu
 }
 
 /// Number of events that each linked node has taken.
-pub(super) fn sent(node: &Node) -> BTreeMap<NodeId, u64> {
+pub(crate) fn sent(node: &Node) -> BTreeMap<NodeId, u64> {
     let peers = node.peers().into_iter();
     let sent = peers.filter_map(|peer| Some((peer.node, peer.link?.progress.taken())));
     sent.collect()
@@ -126,7 +126,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Whether the root key of this home must sign, because the node itself `may` not. The root key may
 /// do everything that anchors may, also if the node's own key is no longer valid. `rule` states the
 /// requirement, as in "only anchors may do this".
-pub(super) fn signs_as_root(home: &Home, may: bool, rule: &str) -> Result<bool, Failure> {
+pub(crate) fn signs_as_root(home: &Home, may: bool, rule: &str) -> Result<bool, Failure> {
     if may || home.root_key()?.is_some() {
         return Ok(!may);
     }
@@ -136,14 +136,14 @@ pub(super) fn signs_as_root(home: &Home, may: bool, rule: &str) -> Result<bool, 
         .hint("ask one of them; `hearthnet community members` shows each member's level"))
 }
 
-pub(super) fn is_anchor(home: &Home) -> bool {
+pub(crate) fn is_anchor(home: &Home) -> bool {
     home.state().level(&home.key.id()) == Some(Level::Anchor)
 }
 
 /// Refuses to remove the last anchor of a community: without one only the holder of the root key
 /// could invite or revoke members. The log itself accepts it, because an event signed by the root
 /// key about a lost key must always apply.
-pub(super) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> Result<(), Failure> {
+pub(crate) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> Result<(), Failure> {
     let anchor = |node: &NodeId| state.level(node) == Some(Level::Anchor);
     let others = state
         .members()
@@ -161,7 +161,7 @@ pub(super) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> R
 }
 
 /// Error for a node that is already in a community.
-pub(super) fn in_community(name: &str) -> Failure {
+pub(crate) fn in_community(name: &str) -> Failure {
     failure!(Community, "this node is in {name:?} already")
     .code("in_community")
     .hint("`hearthnet community leave` leaves it; or use --data-dir with another directory, for another node")

@@ -4,17 +4,16 @@
 //! it to other members. Without a daemon the command writes it, and members that are offline
 //! receive it later.
 
-mod change;
+pub(super) mod change;
 mod invites;
 pub(super) mod join;
 mod leave;
 mod renew;
 
 use std::io::IsTerminal as _;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use hearthnet_bus::invite::{Invite, MAX_HINTS, is_name};
+use hearthnet_bus::invite::{Invite, is_name};
 use hearthnet_bus::log::{Body, EventLog, Level, Policy};
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_text::sanitize_name;
@@ -34,7 +33,7 @@ use crate::home::{
     Home, Membership, OnDisk, ROOT_KEY, discard_unborn, display_name, first_free, key_status,
     now_ms, root_key,
 };
-use crate::node::{Change, DEFAULT_PORT, log_writer, open_home};
+use crate::node::{Change, NewInvite, log_writer, open_home};
 
 pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure> {
     let home = || open_home(cx);
@@ -225,7 +224,7 @@ fn new_passphrase() -> Result<Zeroizing<String>, Failure> {
     Ok(passphrase)
 }
 
-fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure> {
+pub(super) fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure> {
     let wanted = args.level;
     let (code, live) = change(home, config, args.json, || make_invite(args, home, config))?;
     let (id, expires_ms) = (code.key().id(), code.expires().saturating_mul(1000));
@@ -273,48 +272,9 @@ fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(Invit
     let may = state.may_invite(&home.key.id(), wanted);
     let rule = format!("only {who} may invite a node as {wanted}");
     let by_root = signs_as_root(home, may, &rule)?;
-    let now = now_ms();
-    let expires_ms =
-        now.saturating_add(u64::try_from(args.expires.as_millis()).unwrap_or(u64::MAX));
-    let expires_ms = expires_ms / 1000 * 1000;
-    let (hints, live) = hints(home, config, now);
-    let code = Invite::generate(home.log.community(), expires_ms / 1000, hints)
-        .map_err(Failure::internal)?;
-    let invite = Change::Invite {
-        invite: code.key().id(),
-        level: wanted,
-        uses: args.uses,
-        expires_ms,
-    };
-    log_writer::write(home, by_root, invite)?;
-    Ok((code, live))
-}
-
-/// Addresses of nodes that can admit, this one first, and whether this node runs.
-fn hints(home: &Home, config: &Config, now: u64) -> (Vec<SocketAddr>, bool) {
-    let state = home.state();
-    let own = home.key.id();
-    let of = |node: &NodeId| -> Vec<SocketAddr> {
-        let told = state.endpoints_of(node, now).to_vec();
-        told.iter().filter_map(|at| at.parse().ok()).collect()
-    };
-    let mut hints = of(&own);
-    let live = !hints.is_empty();
-    if !live {
-        // Expected address, if no other program takes the port.
-        let listen = config.node.listen.parse();
-        let listen = listen.unwrap_or(SocketAddr::from(([0, 0, 0, 0], DEFAULT_PORT)));
-        if listen.port() != 0 {
-            hints.extend(crate::node::addresses::reachable(listen));
-        }
-    }
-    for (node, _) in state.members() {
-        if *node != own && state.level(node) >= Some(Level::Trusted) {
-            hints.extend(of(node));
-        }
-    }
-    hints.truncate(MAX_HINTS);
-    (hints, live)
+    let new = NewInvite::generate(home, config, wanted, args.uses, args.expires)?;
+    log_writer::write(home, by_root, new.change)?;
+    Ok((new.code, new.live))
 }
 
 fn list_members(home: &Home, as_json: bool) -> Result<(), Failure> {

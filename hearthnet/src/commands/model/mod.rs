@@ -1,5 +1,6 @@
 //! `hearthnet model`: pulls, lists, inspects, verifies and converts models.
 
+pub(super) mod adopt;
 mod list;
 mod remove;
 mod verify;
@@ -9,7 +10,8 @@ use std::path::Path;
 
 use hearthnet_engine::LoadError;
 use hearthnet_files::convert::{ConvertError, convert};
-use hearthnet_files::{Gguf, ModelError, ModelFile};
+use hearthnet_files::part::open_model;
+use hearthnet_files::{Gguf, ModelError};
 use hearthnet_tokens::inspect::{container, inspect};
 use serde::Serialize;
 
@@ -19,6 +21,7 @@ use crate::config::Context;
 use crate::models::catalogue::catalogue;
 use crate::models::open_file::open_file;
 use crate::models::{Capacity, import, pull_model, resolve, weight_type};
+use crate::node::open_home;
 
 pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
     match command {
@@ -27,6 +30,8 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
             print(format!("{}\n", path.display()))
         }
         ModelCommand::List { json } => list::list(&catalogue(&cx.global)?, &Capacity::of(cx), json),
+        ModelCommand::Adopt { model, json } => adopt::run(&model, &open_home(cx)?, cx, json),
+        ModelCommand::Drop { model, json } => adopt::drop_model(&model, &open_home(cx)?, cx, json),
         ModelCommand::Rm { model, yes } => remove::remove(&catalogue(&cx.global)?, &model, yes),
         ModelCommand::Verify {
             model,
@@ -40,7 +45,7 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
         ),
         ModelCommand::Inspect { model, json } => {
             let resolved = resolve(&cx.global, &model)?;
-            let file = match ModelFile::open(&resolved.path) {
+            let file = match open_model(&resolved.path) {
                 Ok(file) => file,
                 Err(error) => return Err(inspect_container(&resolved.path, &error, json)),
             };

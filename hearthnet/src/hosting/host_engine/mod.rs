@@ -93,10 +93,16 @@ impl HostEngine {
         }
     }
 
-    /// Bytes of weights that `--layers auto` may take, given the setting in MiB.
-    pub(crate) fn auto_budget(&self, file: &ModelFile, setting_mb: u64) -> Result<u64, Failure> {
+    /// Bytes of weights that `--layers auto` may take.
+    pub(crate) fn auto_budget(&self, file: &ModelFile, config: &Config) -> Result<u64, Failure> {
         if let Self::Torch(torch) = self
-            && setting_mb == 0
+            && config
+                .research
+                .distributed_inference
+                .host
+                .memory_budget_mb
+                .0
+                == 0
             && torch.is_on_card(file)?
         {
             return Err(Failure::new(
@@ -107,7 +113,7 @@ impl HostEngine {
                 "set research.distributed_inference.host.memory_budget_mb, or name layers: --layers LO-HI",
             ));
         }
-        Ok(weights_budget(setting_mb))
+        Ok(weights_budget(config))
     }
 }
 
@@ -128,7 +134,7 @@ pub(crate) fn named_layers_fit(
     let needed = layers
         .iter()
         .fold(0, |all: u64, one| all.saturating_add(*one));
-    let budget = weights_budget(setting_mb);
+    let budget = setting_mb << 20;
     if needed <= budget {
         return Ok(());
     }

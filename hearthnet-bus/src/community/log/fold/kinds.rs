@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use serde_bytes::ByteArray;
+
 use super::no_effect::NoEffect;
 use super::rights::{ANCHOR, Actor};
-use super::{Effect, Fold, MAX_INVITES, MAX_MEMBERS, is_cut_off};
+use super::{Effect, Fold, MAX_INVITES, MAX_MEMBERS, MAX_MODELS, is_cut_off};
 use crate::NodeId;
 use crate::community::log::body::{Body, Level};
 use crate::community::log::community::{Member, OpenInvite, Revocation};
@@ -271,10 +273,25 @@ impl Fold {
                 }
                 member.name.clone_from(name);
             }
+            Body::ModelAdopted(adoption) => {
+                at_least(ANCHOR)?;
+                let models = &mut self.state.models;
+                let weights = ByteArray::new(adoption.weights);
+                if models.len() >= MAX_MODELS && !models.contains_key(&weights) {
+                    return Err(NoEffect::TooManyModels);
+                }
+                models.insert(weights, adoption.clone());
+            }
+            Body::ModelDropped { weights } => {
+                at_least(ANCHOR)?;
+                let dropped = self.state.models.remove(&ByteArray::new(*weights));
+                dropped.ok_or(NoEffect::ModelNotAdopted)?;
+            }
             Body::Revoked { .. }
             | Body::LevelChanged { .. }
             | Body::ShardAdvertised(_)
             | Body::ShardWithdrawn { .. }
+            | Body::NodeMeasured(_)
             | Body::NodeSeen { .. }
             | Body::GrantRevoked { .. }
             | Body::Unknown { .. } => return Err(NoEffect::Nothing),

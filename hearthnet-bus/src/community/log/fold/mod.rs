@@ -53,6 +53,13 @@ pub const MAX_MEMBERS: usize = 4096;
 /// Maximum number of invites in the state. Closed ones are removed to make room for new ones.
 pub const MAX_INVITES: usize = 1024;
 
+/// Maximum number of models that a community adopts at a time.
+pub const MAX_MODELS: usize = 16;
+
+/// Version of the effects of kinds. It rises when a kind gets an effect, because snapshots of older
+/// programs lack the effects of such events.
+const RULES: u32 = 1;
+
 /// Maximum number of repetitions of step 3. Each reads all events.
 const MAX_REPEATS: u8 = 3;
 
@@ -71,6 +78,9 @@ pub(super) enum Effect {
 pub(super) struct Fold {
     #[serde(with = "raw_keys")]
     root: NodeId,
+    /// [`RULES`] by which the state was computed.
+    #[serde(default)]
+    rules: u32,
     pub(super) state: Durable,
     /// Last event of each of these authors that counts (revocations).
     #[serde(with = "raw_keys::map")]
@@ -117,6 +127,7 @@ impl Fold {
     pub(super) fn new(community: CommunityId) -> Self {
         Self {
             root: community.root(),
+            rules: RULES,
             state: Durable::default(),
             cuts: BTreeMap::new(),
             levels: BTreeMap::new(),
@@ -129,8 +140,9 @@ impl Fold {
         }
     }
 
-    pub(super) fn is_of(&self, community: CommunityId) -> bool {
-        self.root == community.root()
+    /// Returns whether a snapshot is of this community, and by the rules of this program.
+    pub(super) fn is_usable(&self, community: CommunityId) -> bool {
+        self.root == community.root() && self.rules == RULES
     }
 
     /// Returns whether the log stores this author's events without the limits for strangers. That

@@ -56,6 +56,11 @@ pub enum NoEffect {
     /// [`MAX_INVITES`](super::MAX_INVITES) open invites.
     #[error("the community is full")]
     Full,
+    /// The community has adopted [`MAX_MODELS`](super::MAX_MODELS) models.
+    #[error("a community adopts at most 16 models at a time; drop one first")]
+    TooManyModels,
+    #[error("the community has not adopted this model")]
+    ModelNotAdopted,
     /// The kind has no effect on the durable state.
     #[error("this kind of event does not change the community")]
     Nothing,
@@ -73,6 +78,8 @@ impl NoEffect {
             | Self::InviteExpired
             | Self::InviteUsed
             | Self::InviteLevel => "bad_invite",
+            Self::TooManyModels => "model_limit",
+            Self::ModelNotAdopted => "model_not_adopted",
             _ => "bad_request",
         })
     }

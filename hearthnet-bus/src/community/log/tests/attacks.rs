@@ -327,7 +327,7 @@ fn a_revoked_node_cannot_write_itself_into_the_past() {
 }
 
 /// Anchors 1 and 2, a trusted member 3 and an open invite of 1. Returns 1 and the root as authors.
-fn two_anchors() -> (Home, Author, Author) {
+pub(super) fn two_anchors() -> (Home, Author, Author) {
     let home = Home::new();
     let mut me = founder();
     home.takes(&[

@@ -2,6 +2,7 @@
 
 mod attacks;
 mod disk;
+mod models;
 mod month;
 mod order;
 
@@ -288,6 +289,28 @@ fn revoked(seed: u8, last_seq: u64) -> Body {
     }
 }
 
+fn adoption(n: u8) -> Adoption {
+    Adoption {
+        head: [n; 32],
+        name: format!("model {n}"),
+        layers: 32,
+        pieces: [n; 32],
+        sources: vec![format!("hf:owner/repository/{n}.gguf")],
+        weights: [n; 32],
+        file_bytes: 4_000_000_000,
+        head_bytes: 6_000_000,
+        manifest_bytes: 30_000,
+    }
+}
+
+fn adopted(n: u8) -> Body {
+    Body::ModelAdopted(adoption(n))
+}
+
+fn dropped(n: u8) -> Body {
+    Body::ModelDropped { weights: [n; 32] }
+}
+
 fn named(name: &str) -> Body {
     Body::Named { name: name.into() }
 }
@@ -382,8 +405,20 @@ fn the_example_of_the_specification_is_what_this_code_makes() {
         .filter_map(|rest| rest.split("```").next())
         .map(|block| block.split_whitespace().collect())
         .collect();
-    assert_eq!(blocks, [hex(&raw), hex(&log.heads().to_cbor())]);
-    for hash in [EventHash::of(&raw).unwrap().0, log.state().state_hash()] {
+    let (heads, first) = (log.heads().to_cbor(), log.state().state_hash());
+    let adoption = Body::ModelAdopted(Adoption {
+        head: [5; 32],
+        name: "tiny".into(),
+        pieces: [6; 32],
+        sources: vec!["hf:owner/repository/tiny.gguf".into()],
+        weights: [7; 32],
+        ..adoption(0)
+    });
+    let body = adoption.encode().unwrap();
+    log.append(&key(2), adoption, time_ms).unwrap();
+    assert_eq!(blocks, [hex(&raw), hex(&heads), hex(&body)]);
+    let adopted = log.state().state_hash();
+    for hash in [EventHash::of(&raw).unwrap().0, first, adopted] {
         assert!(spec.contains(&hex(&hash)), "{}", hex(&hash));
     }
 }

@@ -27,7 +27,7 @@ fn level() -> impl Strategy<Value = Level> {
 fn step() -> impl Strategy<Value = Step> {
     (
         0..6u8,
-        0..9u8,
+        0..12u8,
         1..6u8,
         level(),
         0..5u64,
@@ -62,6 +62,11 @@ fn body(step: &Step) -> Body {
             research: step.number.is_multiple_of(2),
             who_may_invite: step.level,
         }),
+        9 | 10 => Body::ModelAdopted(Adoption {
+            layers: u32::from(step.about),
+            ..adoption(invite)
+        }),
+        11 => dropped(invite),
         _ => Body::InviteWithdrawn {
             invite: key(invite).id(),
             // No list, an empty one, or some nodes that may have joined by the invite.

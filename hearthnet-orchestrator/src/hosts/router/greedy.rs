@@ -1,4 +1,4 @@
-//! Covers layers with usable candidates.
+//! Takes the best candidate for each next layer.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -6,6 +6,7 @@ use std::hash::BuildHasher as _;
 
 use hearthnet_bus::NodeId;
 
+use super::policy::{RoutePolicy, Usable};
 use super::request::{Candidate, RouteError, RouteRequest, Span};
 use crate::exact::Allowed;
 use crate::hosts::health::Standing;
@@ -13,8 +14,24 @@ use crate::hosts::health::Standing;
 /// Streams that a host may get regardless of its share: the first few show no pattern.
 const FREE_STREAMS: u32 = 2;
 
-/// Index of a usable candidate, and the candidate.
-pub(super) type Usable<'a> = (usize, &'a Candidate);
+/// Walks from the first layer to the last; the default policy.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_structs)] // Built by callers.
+pub struct Greedy;
+
+impl RoutePolicy for Greedy {
+    fn name(&self) -> &'static str {
+        "greedy"
+    }
+
+    fn cover(
+        &self,
+        request: &RouteRequest<'_>,
+        usable: &[Usable<'_>],
+    ) -> Result<Vec<Span>, RouteError> {
+        cover(request, usable)
+    }
+}
 
 /// Covers the layers from first to last with the best candidate for each next layer.
 ///
@@ -26,10 +43,7 @@ pub(super) type Usable<'a> = (usize, &'a Candidate);
 ///
 /// # Errors
 /// [`RouteError::Uncovered`] or [`RouteError::TooManyShards`].
-pub(super) fn cover(
-    request: &RouteRequest<'_>,
-    usable: &[Usable<'_>],
-) -> Result<Vec<Span>, RouteError> {
+fn cover(request: &RouteRequest<'_>, usable: &[Usable<'_>]) -> Result<Vec<Span>, RouteError> {
     let exact_first = request.arithmetic == Allowed::ExactFirst;
     let is_second = |c: &Candidate| exact_first && !c.is_exact();
     let by_load = |c: &Candidate, competition: &Competition| {

@@ -1,0 +1,108 @@
+//! What an adoption says about a model's file.
+
+use serde::{Deserialize, Serialize};
+
+use super::error::PartError;
+use super::table::{ENTRY_BYTES, Layout, PieceTable};
+use super::{MAX_HEAD_BYTES, PIECE_BYTES};
+use crate::gguf::Gguf;
+use crate::manifest::{Digest, MAX_MANIFEST_BYTES, Manifest, WeightsId, hash_each};
+use crate::model_file::ModelFile;
+
+/// Identity of a model's file, as far as nodes exchange it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// SHA-256 of the manifest.
+    pub weights: WeightsId,
+    /// Length of the whole GGUF file.
+    pub file_bytes: u64,
+    /// Length of all before the first tensor's data.
+    pub head_bytes: u64,
+    /// SHA-256 of these bytes.
+    pub head: Digest,
+    /// Length of the manifest.
+    pub manifest_bytes: u64,
+    /// SHA-256 of the piece list.
+    pub pieces: Digest,
+}
+
+impl Identity {
+    /// Checks the three objects and lays out the pieces.
+    pub(super) fn table(
+        &self,
+        head: &[u8],
+        manifest: &[u8],
+        pieces: &[u8],
+    ) -> Result<(PieceTable, Manifest), PartError> {
+        let too_long = |what: &str, bytes: u64, most: u64| match bytes > most {
+            true => Err(PartError::Disagrees(format!(
+                "its {what} has {bytes} bytes, at most {most} are accepted"
+            ))),
+            false => Ok(()),
+        };
+        too_long("head", self.head_bytes, MAX_HEAD_BYTES)?;
+        too_long("manifest", self.manifest_bytes, MAX_MANIFEST_BYTES as u64)?;
+        for (what, genuine) in [
+            (
+                "the head",
+                head.len() as u64 == self.head_bytes && Digest::of(head) == self.head,
+            ),
+            (
+                "the manifest",
+                manifest.len() as u64 == self.manifest_bytes
+                    && WeightsId::of(manifest) == self.weights,
+            ),
+            ("the piece list", Digest::of(pieces) == self.pieces),
+        ] {
+            if !genuine {
+                return Err(PartError::Mismatch(what.to_owned()));
+            }
+        }
+        let manifest = Manifest::decode(manifest)?;
+        let gguf = Gguf::from_head(head.to_vec(), self.file_bytes);
+        let model = ModelFile::from_gguf(gguf.map_err(crate::error::ModelError::from)?)?;
+        let first = model.gguf().tensors().iter().map(|info| info.offset).min();
+        if first != Some(self.head_bytes) {
+            return Err(PartError::Disagrees(format!(
+                "its head has {} bytes, but the first tensor begins at {}",
+                self.head_bytes,
+                first.unwrap_or_default()
+            )));
+        }
+        let layout = Layout::new(&manifest, &model)?;
+        Ok((PieceTable::new(layout, pieces.to_vec())?, manifest))
+    }
+}
+
+/// Identity and piece list of a whole model file. Hashes all tensors. `progress` receives the bytes
+/// done and the total.
+///
+/// # Errors
+/// [`PartError::Disagrees`] if `manifest` is not that of the file as stored;
+/// [`PartError::Model`] if the file is a part without all tensors.
+pub fn identity_of(
+    model: &ModelFile,
+    manifest: &Manifest,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Identity, Vec<u8>), PartError> {
+    let layout = Layout::new(manifest, model)?;
+    let mut pieces: Vec<&[u8]> = Vec::with_capacity(layout.count() as usize);
+    for name in layout.names() {
+        pieces.extend(model.tensor(name)?.bytes.chunks(PIECE_BYTES as usize));
+    }
+    let digests = hash_each(model.gguf(), &pieces, progress);
+    let mut list = Vec::with_capacity(digests.len() * ENTRY_BYTES as usize);
+    list.extend(digests.iter().flat_map(|digest| digest.0));
+    let encoded = manifest.encode();
+    let head = model.gguf().head();
+    let identity = Identity {
+        weights: WeightsId::of(&encoded),
+        file_bytes: model.gguf().file_bytes(),
+        head_bytes: head.len() as u64,
+        head: Digest::of(head),
+        manifest_bytes: encoded.len() as u64,
+        pieces: Digest::of(&list),
+    };
+    Ok((identity, list))
+}

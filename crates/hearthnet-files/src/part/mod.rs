@@ -1,0 +1,37 @@
+//! A part of an adopted model on the disk, and the pieces in which nodes exchange weights.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `table.rs` | numbers, places and hashes of pieces |
+//! | `identity.rs` | hashes of a model's file that an adoption states |
+//! | `store.rs` | folder of a part: writing, reading, eviction |
+//! | `set.rs` | set of held pieces, and its file |
+//! | `error.rs` | errors |
+//!
+//! The rules are in `specs/weights-parts.md`. A part is a folder `parts/<weights id>`:
+//!
+//! | file | contents | written |
+//! |---|---|---|
+//! | `model.gguf` | the head, the pieces at their places, holes elsewhere | in place |
+//! | `manifest` | encoded manifest | once |
+//! | `pieces` | piece list | once |
+//! | `identity` | [`Identity`] as JSON | once, after the three above |
+//! | `held` | pieces that are verified and on the disk | replaced as a whole |
+//! | `.lock` | lock of the process that writes | |
+
+mod error;
+mod identity;
+mod set;
+mod store;
+mod table;
+
+pub use error::PartError;
+pub use identity::{Identity, identity_of};
+pub use store::{Part, open_model};
+pub use table::{Piece, PieceTable, piece_count};
+
+/// Length of a piece. The last piece of a tensor may be shorter.
+pub const PIECE_BYTES: u32 = 256 * 1024;
+
+/// Longest head. That of a model with 262,144 tokens takes some 10 MB.
+pub const MAX_HEAD_BYTES: u64 = 64 << 20;

@@ -1,0 +1,616 @@
+//! Folder of a part.
+//!
+//! `held` never claims a piece that is not on the disk: pieces are synced before they are claimed,
+//! and no longer claimed before their blocks are given back. If `held` is missing or damaged, the
+//! pieces in the file are hashed and those that fit are claimed.
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use hearthnet_platform::files::{disk_bytes, names, read_exact_at, write_all_at};
+use hearthnet_platform::whole_file::{self, Access};
+use hearthnet_platform::{holes, regular_file};
+
+use super::error::PartError;
+use super::identity::Identity;
+use super::set::PieceSet;
+use super::table::PieceTable;
+use super::{MAX_HEAD_BYTES, PIECE_BYTES};
+use crate::error::{FileError, ModelError};
+use crate::folder_lock;
+use crate::gguf::{Gguf, TensorInfo};
+use crate::manifest::{Digest, MAX_MANIFEST_BYTES, Manifest, WeightsId, hash_each};
+use crate::model_file::{Holdings, ModelFile, PART_FILE, part_folder};
+
+const MANIFEST: &str = "manifest";
+const PIECES: &str = "pieces";
+const IDENTITY: &str = "identity";
+const HELD: &str = "held";
+const MAX_IDENTITY_BYTES: u64 = 4096;
+/// Far beyond the tensors of a manifest of the greatest length.
+const MAX_TENSORS: u64 = 1 << 20;
+
+/// Part of a model in a folder.
+#[derive(Debug)]
+pub struct Part {
+    folder: PathBuf,
+    identity: Identity,
+    table: PieceTable,
+    manifest: Manifest,
+    encoded: Vec<u8>,
+    file: File,
+    sets: Mutex<Sets>,
+    /// Held shared while a piece is written, and exclusively while pieces are evicted: a piece that
+    /// is written and then punched out must not be claimed.
+    writing: RwLock<()>,
+    /// Held while the claims change on the disk.
+    storing: Mutex<()>,
+    /// `None` if the part is open for reading only.
+    lock: Option<File>,
+}
+
+#[derive(Debug)]
+struct Sets {
+    /// Verified and on the disk.
+    held: PieceSet,
+    /// Verified and written, but not synced yet.
+    written: PieceSet,
+    /// Whether `held` differs from its file.
+    is_dirty: bool,
+}
+
+/// Opens the model file at `path`, which may be that of a part. A part is opened for reading, with
+/// the pieces that it holds at this moment.
+///
+/// # Errors
+/// As [`ModelFile::open`]; [`ModelError::Part`] if the part cannot be opened.
+pub fn open_model(path: &Path) -> Result<ModelFile, ModelError> {
+    match part_folder(path) {
+        None => ModelFile::open(path),
+        Some(folder) => match Part::open_reading(&folder) {
+            Ok(part) => Arc::new(part).model_file(),
+            Err(PartError::Model(error)) => Err(error),
+            Err(error) => Err(ModelError::Part(error.to_string())),
+        },
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lock_folder(folder: &Path) -> Result<File, PartError> {
+    let lock = folder_lock::lock(folder, || false)?;
+    lock.ok_or_else(|| PartError::InUse(folder.to_owned()))
+}
+
+impl Part {
+    /// Folder of the part of a model below the folder of all parts.
+    pub fn folder_in(parts: &Path, weights: &WeightsId) -> PathBuf {
+        parts.join(weights.to_string())
+    }
+
+    /// Opens a part for writing. Checks everything but the pieces.
+    ///
+    /// The hashes of head and piece list are those that the folder states: compare
+    /// [`Self::identity`] with the adoption.
+    ///
+    /// # Errors
+    /// [`PartError::InUse`] if another process, or this one, has it open for writing;
+    /// [`PartError::Damaged`] if an object is missing or damaged.
+    pub fn open(folder: &Path) -> Result<Self, PartError> {
+        if !folder.is_dir() {
+            return Err(damaged(folder, "folder does not exist"));
+        }
+        let lock = lock_folder(folder)?;
+        Self::load(folder, Some(lock))
+    }
+
+    /// Opens a part beside the process that writes it. Pieces that are fetched later are not seen.
+    ///
+    /// # Errors
+    /// As [`Self::open`], without [`PartError::InUse`].
+    pub fn open_reading(folder: &Path) -> Result<Self, PartError> {
+        Self::load(folder, None)
+    }
+
+    /// Opens the part of `identity` in the folder of all parts for writing. Makes it of the three
+    /// objects if it is missing, or damaged, or of another file of the same weights. Then pieces
+    /// that are in place stay held.
+    ///
+    /// # Errors
+    /// [`PartError::Mismatch`] if an object differs from `identity`; [`PartError::Disagrees`] if
+    /// they contradict each other; [`PartError::InUse`] as [`Self::open`].
+    pub fn create(
+        parts: &Path,
+        identity: &Identity,
+        head: &[u8],
+        manifest: &[u8],
+        pieces: &[u8],
+    ) -> Result<Self, PartError> {
+        identity.table(head, manifest, pieces)?;
+        let folder = Self::folder_in(parts, &identity.weights);
+        let failed = |source| FileError::new("write", &folder, source);
+        whole_file::make_folder(&folder, Access::Umask).map_err(failed)?;
+        let lock = lock_folder(&folder)?;
+        match Self::load(&folder, None) {
+            Ok(part) if part.identity == *identity => {}
+            _ => {
+                write_objects(&folder, identity, head, manifest, pieces).map_err(failed)?;
+            }
+        }
+        Self::load(&folder, Some(lock))
+    }
+
+    /// Opens the complete part of a whole model file: a second name of the file if both are on one
+    /// file system, else a copy. `identity` and `pieces` are those of the file.
+    ///
+    /// # Errors
+    /// As [`Self::create`], and [`PartError::File`] if the disk is full.
+    pub fn of_file(
+        parts: &Path,
+        identity: &Identity,
+        model: &ModelFile,
+        manifest: &[u8],
+        pieces: &[u8],
+    ) -> Result<Self, PartError> {
+        let folder = Self::folder_in(parts, &identity.weights);
+        let failed = |source| FileError::new("write", &folder, source);
+        whole_file::make_folder(&folder, Access::Umask).map_err(failed)?;
+        let lock = lock_folder(&folder)?;
+        let target = folder.join(PART_FILE);
+        let source = model.path().unwrap_or(Path::new(""));
+        match fs::remove_file(folder.join(HELD)).and_then(|()| fs::remove_file(&target)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed(error).into());
+            }
+            _ => {}
+        }
+        match fs::hard_link(source, &target) {
+            Ok(()) => {}
+            Err(_) => drop(fs::copy(source, &target).map_err(failed)?),
+        }
+        drop(lock);
+        Self::create(parts, identity, model.gguf().head(), manifest, pieces)
+    }
+
+    fn load(folder: &Path, lock: Option<File>) -> Result<Self, PartError> {
+        let read = |name: &str, most: u64| {
+            regular_file::read(&folder.join(name), most).map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => damaged(folder, &format!("file {name} is missing")),
+                _ => FileError::new("read", &folder.join(name), error).into(),
+            })
+        };
+        let identity: Identity = serde_json::from_slice(&read(IDENTITY, MAX_IDENTITY_BYTES)?)
+            .map_err(|_| damaged(folder, "file identity is damaged"))?;
+        if folder.file_name() != Some(identity.weights.to_string().as_ref()) {
+            return Err(damaged(folder, "name is not that of its model"));
+        }
+        let encoded = read(MANIFEST, MAX_MANIFEST_BYTES as u64)?;
+        // Every piece but the last of each tensor has the full length.
+        let most = identity.file_bytes / u64::from(PIECE_BYTES) + MAX_TENSORS;
+        let list = read(PIECES, most.saturating_mul(32))?;
+        let path = folder.join(PART_FILE);
+        let failed = |source| FileError::new("open", &path, source);
+        let mut options = File::options();
+        let options = options.read(true).write(lock.is_some());
+        let file = match regular_file::open_with(options, &path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(damaged(folder, "file model.gguf is missing"));
+            }
+            opened => opened.map_err(failed)?,
+        };
+        if file.metadata().map_err(failed)?.len() != identity.file_bytes
+            || identity.head_bytes > identity.file_bytes.min(MAX_HEAD_BYTES)
+        {
+            return Err(damaged(folder, "file model.gguf has another length"));
+        }
+        // Limited by MAX_HEAD_BYTES.
+        let mut head = vec![0; identity.head_bytes as usize];
+        read_exact_at(&file, &mut head, 0).map_err(failed)?;
+        let (table, manifest) = match identity.table(&head, &encoded, &list) {
+            Err(PartError::Mismatch(what)) => {
+                return Err(damaged(folder, &format!("copy of {what} is damaged")));
+            }
+            checked => checked?,
+        };
+        let count = table.len();
+        let mut part = Self {
+            folder: folder.to_owned(),
+            identity,
+            table,
+            manifest,
+            encoded,
+            file,
+            sets: Mutex::new(Sets {
+                held: PieceSet::none(count),
+                written: PieceSet::none(count),
+                is_dirty: false,
+            }),
+            writing: RwLock::default(),
+            storing: Mutex::default(),
+            lock,
+        };
+        match part.stored_claims() {
+            Some(held) => locked(&part.sets).held = held,
+            None => part.rebuild().map_err(failed)?,
+        }
+        Ok(part)
+    }
+
+    /// Claims in the file `held`; `None` if it is missing or damaged.
+    fn stored_claims(&self) -> Option<PieceSet> {
+        let count = self.table.len();
+        let most = PieceSet::encoded_bytes(count);
+        let bytes = regular_file::read(&self.folder.join(HELD), most).ok()?;
+        PieceSet::decode(&bytes, count)
+    }
+
+    /// Claims all pieces in the file that have their hash.
+    fn rebuild(&mut self) -> io::Result<()> {
+        let mut data = Vec::new();
+        for piece in self.table.all().filter_map(|index| self.table.piece(index)) {
+            let next = holes::next_data(&self.file, piece.offset)?;
+            if next.is_some_and(|at| at < piece.offset + u64::from(piece.len)) {
+                data.push(piece.index);
+            }
+        }
+        if self.lock.is_some() {
+            self.file.sync_data()?;
+        }
+        let mut held = PieceSet::none(self.table.len());
+        for &(index, genuine) in &self.hash(&data, &mut |_, _| ())? {
+            if genuine {
+                held.insert(index);
+            }
+        }
+        {
+            let mut sets = locked(&self.sets);
+            sets.held = held;
+            sets.is_dirty = true;
+        }
+        match self.lock {
+            Some(_) => self.store_claims(),
+            None => Ok(()),
+        }
+    }
+
+    /// Hashes pieces in the file, on all processors; whether each has its hash.
+    fn hash(
+        &self,
+        pieces: &[u32],
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> io::Result<Vec<(u32, bool)>> {
+        let gguf = Gguf::open(&self.path()).map_err(io::Error::other)?;
+        let found = pieces.iter().filter_map(|&index| self.table.piece(index));
+        let found: Vec<_> = found.collect();
+        let ranges = found.iter().map(|piece| {
+            let start = usize::try_from(piece.offset).ok();
+            let range = start.and_then(|start| Some(start..start.checked_add(piece.len as usize)?));
+            range
+                .and_then(|range| gguf.bytes().get(range))
+                .unwrap_or_default()
+        });
+        let ranges: Vec<&[u8]> = ranges.collect();
+        let digests = hash_each(&gguf, &ranges, progress);
+        let each = found.iter().zip(digests);
+        Ok(each
+            .map(|(piece, found)| (piece.index, found == piece.sha256))
+            .collect())
+    }
+
+    /// Path of the file with the pieces.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join(PART_FILE)
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Canonical encoding of the manifest.
+    pub fn manifest_bytes(&self) -> &[u8] {
+        &self.encoded
+    }
+
+    pub fn table(&self) -> &PieceTable {
+        &self.table
+    }
+
+    /// Reads at most `len` bytes of the head from `offset` on. They are not hashed again: the
+    /// receiver hashes the whole head.
+    ///
+    /// # Errors
+    /// The file system's error.
+    pub fn head(&self, offset: u64, len: u32) -> io::Result<Vec<u8>> {
+        let left = self.identity.head_bytes.saturating_sub(offset);
+        // At most `len`.
+        let mut bytes = vec![0; left.min(u64::from(len)) as usize];
+        read_exact_at(&self.file, &mut bytes, offset)?;
+        Ok(bytes)
+    }
+
+    /// Model with the tensors of this part.
+    ///
+    /// # Errors
+    /// See [`ModelError`].
+    pub fn model_file(self: &Arc<Self>) -> Result<ModelFile, ModelError> {
+        ModelFile::open_part(&self.path(), Arc::<Self>::clone(self) as Arc<dyn Holdings>)
+    }
+
+    /// Pieces that are verified and on the disk. Sorted.
+    pub fn held(&self) -> Vec<Range<u32>> {
+        locked(&self.sets).held.runs(self.table.all(), true)
+    }
+
+    /// Pieces of `wanted` that have not been written yet, in the same order.
+    pub fn missing(&self, wanted: &[Range<u32>]) -> Vec<Range<u32>> {
+        let here = {
+            let sets = locked(&self.sets);
+            let mut here = sets.held.clone();
+            here.insert_all(&sets.written);
+            here
+        };
+        let each = wanted.iter().cloned();
+        each.flat_map(|range| here.runs(range, false)).collect()
+    }
+
+    /// Verifies a piece and writes it. It is held after the next [`Self::sync`]. Does nothing if it
+    /// is held.
+    ///
+    /// # Errors
+    /// [`PartError::Mismatch`] if the bytes are not those of the piece; [`PartError::File`] if the
+    /// disk is full or fails.
+    pub fn write(&self, index: u32, bytes: &[u8]) -> Result<(), PartError> {
+        let Some(piece) = self.table.piece(index) else {
+            let count = self.table.len();
+            return Err(PartError::NoPiece { index, count });
+        };
+        if bytes.len() != piece.len as usize || Digest::of(bytes) != piece.sha256 {
+            let tensor = self.table.tensor_of(index).unwrap_or_default();
+            return Err(PartError::Mismatch(format!("piece {index} of {tensor}")));
+        }
+        if self.lock.is_none() {
+            return Err(PartError::ReadOnly);
+        }
+        let _shared = self.writing.read().unwrap_or_else(PoisonError::into_inner);
+        // Bytes that a process may have mapped are not written again.
+        if locked(&self.sets).held.contains(index) {
+            return Ok(());
+        }
+        write_all_at(&self.file, bytes, piece.offset)
+            .map_err(|source| FileError::new("write", &self.path(), source))?;
+        locked(&self.sets).written.insert(index);
+        Ok(())
+    }
+
+    /// Makes all written pieces durable, then claims them.
+    ///
+    /// # Errors
+    /// The file system's error. If the pieces could not be synced they are missing again.
+    pub fn sync(&self) -> io::Result<()> {
+        let _storing = locked(&self.storing);
+        let written = locked(&self.sets).written.clone();
+        let synced = self.file.sync_data();
+        {
+            // After a failed sync the system may have dropped pages, and a second sync succeeds.
+            let mut sets = locked(&self.sets);
+            sets.written.remove_all(&written);
+            synced?;
+            if !written.runs(self.table.all(), true).is_empty() {
+                sets.held.insert_all(&written);
+                sets.is_dirty = true;
+            }
+        }
+        self.store_claims()
+    }
+
+    /// Writes the file `held` if it has changed.
+    fn store_claims(&self) -> io::Result<()> {
+        let bytes = {
+            let mut sets = locked(&self.sets);
+            if !std::mem::take(&mut sets.is_dirty) {
+                return Ok(());
+            }
+            sets.held.encode()
+        };
+        // Not `write`, which tolerates that the folder cannot be synced.
+        let stored = whole_file::replace(&self.folder.join(HELD), &bytes, Access::Umask);
+        if stored.is_err() {
+            locked(&self.sets).is_dirty = true;
+        }
+        stored
+    }
+
+    /// Reads and verifies a held piece; `None` if it is not held. A damaged piece is no longer held.
+    ///
+    /// # Errors
+    /// The file system's error.
+    pub fn read(&self, index: u32) -> io::Result<Option<Vec<u8>>> {
+        let held = locked(&self.sets).held.contains(index);
+        let Some(piece) = self.table.piece(index).filter(|_| held) else {
+            return Ok(None);
+        };
+        let mut bytes = vec![0; piece.len as usize];
+        read_exact_at(&self.file, &mut bytes, piece.offset)?;
+        if Digest::of(&bytes) == piece.sha256 {
+            return Ok(Some(bytes));
+        }
+        self.forget(&[index]);
+        Ok(None)
+    }
+
+    /// Frees the disk space of pieces: first the claims, then the blocks. A part of a whole file
+    /// (see [`Self::of_file`]) gives up the claims only.
+    ///
+    /// Only for tensors that no process is loading: a hole appears in open files at once. What was
+    /// loaded is a copy and stays.
+    ///
+    /// # Errors
+    /// The file system's error.
+    pub fn evict(&self, pieces: &[Range<u32>]) -> io::Result<()> {
+        if self.lock.is_none() {
+            return Err(io::Error::other(PartError::ReadOnly));
+        }
+        let _storing = locked(&self.storing);
+        let _alone = self.writing.write().unwrap_or_else(PoisonError::into_inner);
+        {
+            let mut sets = locked(&self.sets);
+            for index in pieces.iter().cloned().flatten() {
+                sets.held.remove(index);
+                sets.written.remove(index);
+            }
+            sets.is_dirty = true;
+        }
+        self.store_claims()?;
+        // The user's own file has the same bytes.
+        if names(&self.file.metadata()?) > 1 {
+            return Ok(());
+        }
+        // Pieces of a tensor are adjacent: one hole frees the blocks between them, too.
+        let mut hole: Option<Range<u64>> = None;
+        let each = pieces.iter().cloned().flatten();
+        for piece in each.filter_map(|index| self.table.piece(index)) {
+            let end = piece.offset + u64::from(piece.len);
+            match &mut hole {
+                Some(hole) if hole.end == piece.offset => hole.end = end,
+                _ => {
+                    if let Some(done) = hole.replace(piece.offset..end) {
+                        holes::punch(&self.file, done.start, done.end - done.start)?;
+                    }
+                }
+            }
+        }
+        match hole {
+            Some(last) => holes::punch(&self.file, last.start, last.end - last.start),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes that the folder takes on the disk.
+    pub fn disk_bytes(&self) -> u64 {
+        let files = [PART_FILE, MANIFEST, PIECES, IDENTITY, HELD];
+        let found = files
+            .iter()
+            .filter_map(|name| fs::metadata(self.folder.join(name)).ok());
+        found.map(|info| disk_bytes(&info)).sum()
+    }
+
+    /// Gives up damaged pieces, also on the disk if this or no process has the part open for
+    /// writing.
+    fn forget(&self, pieces: &[u32]) {
+        let _storing = locked(&self.storing);
+        let lock = match self.lock {
+            Some(_) => None,
+            None => folder_lock::lock(&self.folder, || false).ok().flatten(),
+        };
+        {
+            let mut sets = locked(&self.sets);
+            // Pieces that were fetched since this value was opened.
+            if lock.is_some()
+                && let Some(stored) = self.stored_claims()
+            {
+                sets.held = stored;
+            }
+            pieces.iter().for_each(|&index| sets.held.remove(index));
+            sets.is_dirty = true;
+        }
+        if self.lock.is_none() && lock.is_none() {
+            return;
+        }
+        if let Err(error) = self.store_claims() {
+            tracing::warn!(%error, "the list of held pieces cannot be stored");
+        }
+    }
+}
+
+impl Holdings for Part {
+    fn manifest(&self) -> &[u8] {
+        &self.encoded
+    }
+
+    fn holds(&self, tensor: &TensorInfo) -> bool {
+        let found = self.table.layout().tensor(&tensor.name);
+        found.is_some_and(|found| locked(&self.sets).held.contains_all(found.pieces.clone()))
+    }
+
+    fn is_genuine(&self, tensor: &TensorInfo, data: &[u8]) -> bool {
+        let Some(known) = self.table.layout().tensor(&tensor.name) else {
+            return false;
+        };
+        if Digest::of(data) == known.sha256 {
+            return true;
+        }
+        let pieces = known.pieces.clone().zip(data.chunks(PIECE_BYTES as usize));
+        let damaged = pieces.filter(|(index, bytes)| {
+            let piece = self.table.piece(*index);
+            piece.is_none_or(|piece| Digest::of(bytes) != piece.sha256)
+        });
+        let damaged: Vec<u32> = damaged.map(|(index, _)| index).collect();
+        self.forget(&damaged);
+        false
+    }
+
+    fn verify(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Option<String>, ModelError> {
+        let held: Vec<u32> = self.held().into_iter().flatten().collect();
+        let hashed = self.hash(&held, progress).map_err(|source| {
+            ModelError::Part(FileError::new("read", &self.path(), source).to_string())
+        })?;
+        let damaged = hashed.iter().filter(|(_, genuine)| !genuine);
+        let damaged: Vec<u32> = damaged.map(|(index, _)| *index).collect();
+        let Some(first) = damaged.first() else {
+            return Ok(None);
+        };
+        self.forget(&damaged);
+        Ok(self.table.tensor_of(*first).map(str::to_owned))
+    }
+}
+
+fn damaged(folder: &Path, what: &str) -> PartError {
+    PartError::Damaged {
+        path: folder.to_owned(),
+        what: what.to_owned(),
+    }
+}
+
+/// Writes all files but `held`. Without it nothing is claimed, and without `identity`, the last,
+/// the part is not opened.
+fn write_objects(
+    folder: &Path,
+    identity: &Identity,
+    head: &[u8],
+    manifest: &[u8],
+    pieces: &[u8],
+) -> io::Result<()> {
+    for name in [HELD, IDENTITY] {
+        match fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    whole_file::sync_folder(folder)?;
+    let mut options = File::options();
+    let options = options.read(true).write(true).create(true).truncate(false);
+    let file = regular_file::open_with(options, &folder.join(PART_FILE))?;
+    if file.metadata()?.len() != identity.file_bytes {
+        file.set_len(identity.file_bytes)?;
+    }
+    write_all_at(&file, head, 0)?;
+    file.sync_all()?;
+    let write =
+        |name: &str, bytes: &[u8]| whole_file::replace(&folder.join(name), bytes, Access::Umask);
+    write(MANIFEST, manifest)?;
+    write(PIECES, pieces)?;
+    write(IDENTITY, &serde_json::to_vec(identity)?)
+}

@@ -1,0 +1,538 @@
+//! Parts of models: a folder that holds some pieces of a file.
+
+use std::fs;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hearthnet_files::manifest::VerifyError;
+use hearthnet_files::part::{
+    Identity, MAX_HEAD_BYTES, PIECE_BYTES, Part, PartError, identity_of, open_model, piece_count,
+};
+use hearthnet_files::{Digest, Manifest, ModelError, ModelFile, WeightsId};
+use hearthnet_testkit::{TinyLlama, assert_matches};
+
+/// Model with tensors of several pieces.
+fn large() -> TinyLlama {
+    TinyLlama {
+        layers: 4,
+        width: 256,
+        ffn: 1536,
+        vocab: 2048,
+        weights: "q8_0",
+        tied: false,
+        ..TinyLlama::default()
+    }
+}
+
+/// Model in memory with the objects of its adoption.
+struct Adopted {
+    file: Vec<u8>,
+    model: ModelFile,
+    manifest: Manifest,
+    identity: Identity,
+    list: Vec<u8>,
+    folder: tempfile::TempDir,
+}
+
+impl Adopted {
+    fn new(tiny: &TinyLlama) -> Self {
+        let model = tiny.file();
+        let manifest = Manifest::of(&model, &mut |_, _| {});
+        let (identity, list) = identity_of(&model, &manifest, &mut |_, _| {}).unwrap();
+        Self {
+            file: tiny.bytes(),
+            model,
+            manifest,
+            identity,
+            list,
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn head(&self) -> &[u8] {
+        &self.file[..self.identity.head_bytes as usize]
+    }
+
+    fn create(&self) -> Result<Part, PartError> {
+        let manifest = self.manifest.encode();
+        let parts = self.folder.path();
+        Part::create(parts, &self.identity, self.head(), &manifest, &self.list)
+    }
+
+    fn path(&self) -> PathBuf {
+        Part::folder_in(self.folder.path(), &self.identity.weights)
+    }
+
+    fn bytes(&self, part: &Part, index: u32) -> &[u8] {
+        let piece = part.table().piece(index).unwrap();
+        &self.file[piece.offset as usize..][..piece.len as usize]
+    }
+
+    fn fetch(&self, part: &Part, wanted: &[Range<u32>]) {
+        for index in part.missing(wanted).into_iter().flatten() {
+            part.write(index, self.bytes(part, index)).unwrap();
+        }
+        part.sync().unwrap();
+    }
+}
+
+fn each(ranges: &[Range<u32>]) -> Vec<u32> {
+    ranges.iter().cloned().flatten().collect()
+}
+
+#[test]
+fn pieces_are_cut_from_each_tensor_in_the_order_of_names() {
+    let adopted = Adopted::new(&large());
+    // Computed again, from the document alone.
+    let mut infos: Vec<_> = adopted.model.gguf().tensors().iter().collect();
+    infos.sort_by(|a, b| a.name.as_bytes().cmp(b.name.as_bytes()));
+    let (mut list, mut places) = (Vec::new(), Vec::new());
+    for info in infos {
+        let mut at = 0;
+        while at < info.bytes {
+            let end = info.bytes.min(at + 262_144);
+            let begin = info.offset + at;
+            let data = &adopted.file[begin as usize..(info.offset + end) as usize];
+            list.extend(Digest::of(data).0);
+            places.push((begin, end - at));
+            at = end;
+        }
+    }
+    assert_eq!(adopted.list, list);
+    assert_eq!(adopted.identity.pieces, Digest::of(&list));
+    assert_eq!(piece_count(&adopted.manifest), Some(places.len() as u32));
+    let part = adopted.create().unwrap();
+    let table = part.table();
+    let found = table.all().map(|index| table.piece(index).unwrap());
+    assert_eq!(
+        found
+            .map(|p| (p.offset, u64::from(p.len)))
+            .collect::<Vec<_>>(),
+        places
+    );
+    assert!(places.iter().any(|(_, len)| *len == u64::from(PIECE_BYTES)));
+    assert_eq!(table.piece(table.len()), None);
+    // Blocks and head together are all pieces, and share none.
+    let mut all = [each(&table.of_layers(0, 3)), each(&table.of_head())].concat();
+    all.sort_unstable();
+    assert_eq!(all, each(&[table.all()]));
+    let two = each(&table.of_layers(1, 2));
+    for index in table.all() {
+        let name = table.tensor_of(index).unwrap();
+        let in_two = name.starts_with("blk.1.") || name.starts_with("blk.2.");
+        assert_eq!(two.contains(&index), in_two, "{name}");
+    }
+    assert!(table.of_layers(4, 9).is_empty() && table.of_layers(2, 1).is_empty());
+}
+
+#[test]
+fn a_part_fetched_by_several_threads_has_the_bytes_of_the_file() {
+    let adopted = Adopted::new(&large());
+    let part = Arc::new(adopted.create().unwrap());
+    let layers = part.table().of_layers(1, 2);
+    let wanted = [layers.clone(), part.table().of_head()].concat();
+    let mut order = each(&wanted);
+    // A fixed shuffle: 7919 is a prime.
+    order.sort_by_key(|index| index * 7919 % 101);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (part, order, adopted) = (&part, &order, &adopted);
+            scope.spawn(move || {
+                for (at, &index) in order.iter().enumerate().skip(thread % 2) {
+                    part.write(index, adopted.bytes(part, index)).unwrap();
+                    if at % 16 == 3 {
+                        part.sync().unwrap();
+                    }
+                }
+            });
+        }
+    });
+    part.sync().unwrap();
+    assert!(part.missing(&wanted).is_empty());
+    assert_eq!(each(&part.held()).len(), order.len());
+    for &index in &order {
+        assert_eq!(
+            part.read(index).unwrap().as_deref(),
+            Some(adopted.bytes(&part, index))
+        );
+    }
+    let model = part.model_file().unwrap();
+    assert!(model.holds_head() && model.holds_layers(1, 2) && !model.holds_layers(0, 1));
+    assert_eq!(model.held_layers(), [(1, 2)]);
+    assert_eq!(adopted.model.held_layers(), [(0, 3)]);
+    assert_eq!(
+        model.manifest(&mut |_, _| panic!("hashed")),
+        adopted.manifest
+    );
+    for info in model.layer_tensors(2).chain(model.head_tensors()) {
+        let (here, whole) = (model.tensor(&info.name), adopted.model.tensor(&info.name));
+        assert!(here.unwrap().bytes == whole.unwrap().bytes, "{}", info.name);
+    }
+    let verify = |layers, head| {
+        adopted
+            .manifest
+            .verify(&model, layers, head, &mut |_, _| {})
+    };
+    assert_eq!(verify(1..3, true), Ok(()));
+    assert_matches!(verify(0..3, false), Err(VerifyError::NotHeld(name)) if name.starts_with("blk.0."));
+    assert_eq!(
+        model.verify(None, &mut |_, _| {}),
+        Ok(adopted.manifest.clone())
+    );
+}
+
+#[test]
+fn a_tensor_that_is_not_held_is_an_error_and_never_zeros() {
+    let adopted = Adopted::new(&large());
+    let part = Arc::new(adopted.create().unwrap());
+    adopted.fetch(&part, &part.table().of_head());
+    let path = part.path();
+    for model in [part.model_file().unwrap(), open_model(&path).unwrap()] {
+        assert!(model.holds_head() && model.held_layers().is_empty());
+        for info in model.gguf().tensors() {
+            let found = model.tensor(&info.name);
+            match info.name.starts_with("blk.") {
+                true => assert_matches!(found, Err(ModelError::NotHeld(_))),
+                false => assert!(found.unwrap().bytes.iter().any(|byte| *byte != 0)),
+            }
+        }
+        assert_eq!(model.not_finite(&mut |_, _| {}), None);
+    }
+    // As a whole model the file would be read through its holes, also by a link.
+    let link = adopted.folder.path().join("link.gguf");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    for path in [&path, &link] {
+        assert_matches!(ModelFile::open(path), Err(ModelError::Part(_)));
+    }
+}
+
+#[test]
+fn wrong_bytes_and_unknown_pieces_are_refused() {
+    let adopted = Adopted::new(&large());
+    let part = adopted.create().unwrap();
+    let good = adopted.bytes(&part, 0);
+    let mut other = good.to_vec();
+    other[5] ^= 1;
+    for wrong in [&other[..], &good[1..], &[good, &[0]].concat(), &[]] {
+        let error = part.write(0, wrong).unwrap_err();
+        assert_matches!(&error, PartError::Mismatch(what) if what.starts_with("piece 0 of "));
+        assert_eq!(error.code(), "mismatch");
+    }
+    let count = part.table().len();
+    assert_matches!(part.write(count, good), Err(PartError::NoPiece { .. }));
+    part.sync().unwrap();
+    assert!(part.held().is_empty() && part.read(0).unwrap().is_none());
+}
+
+#[test]
+fn only_synced_pieces_are_claimed_after_a_kill() {
+    let adopted = Adopted::new(&large());
+    let part = adopted.create().unwrap();
+    adopted.fetch(&part, &[2..5]);
+    part.write(7, adopted.bytes(&part, 7)).unwrap();
+    assert_eq!(part.held(), [2..5]);
+    assert_eq!(part.missing(&[0..8]), [0..2, 5..7]);
+    drop(part);
+    let part = Part::open(&adopted.path()).unwrap();
+    assert_eq!(part.held(), [2..5]);
+    assert_eq!(part.missing(&[0..8]), [0..2, 5..8]);
+    assert_eq!(part.identity(), &adopted.identity);
+}
+
+#[test]
+fn damaged_or_missing_claims_are_made_again_from_the_pieces() {
+    let adopted = Adopted::new(&large());
+    let part = adopted.create().unwrap();
+    adopted.fetch(&part, &[2..5, 9..10]);
+    let piece = part.table().piece(3).unwrap();
+    drop(part);
+    let held = adopted.path().join("held");
+    let good = fs::read(&held).unwrap();
+    let mut other = good.clone();
+    other[22] ^= 0xff;
+    for bytes in [Vec::new(), good[..good.len() - 1].to_vec(), other] {
+        fs::write(&held, bytes).unwrap();
+        assert_eq!(
+            Part::open_reading(&adopted.path()).unwrap().held(),
+            [2..5, 9..10]
+        );
+        assert_eq!(Part::open(&adopted.path()).unwrap().held(), [2..5, 9..10]);
+        assert_eq!(fs::read(&held).unwrap(), good);
+    }
+    overwrite(&adopted, piece.offset);
+    fs::remove_file(&held).unwrap();
+    assert_eq!(
+        Part::open(&adopted.path()).unwrap().held(),
+        [2..3, 4..5, 9..10]
+    );
+}
+
+/// Changes a byte of the part's file behind its back.
+fn overwrite(adopted: &Adopted, offset: u64) {
+    use std::os::unix::fs::FileExt as _;
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(adopted.path().join("model.gguf"));
+    let (file, mut byte) = (file.unwrap(), [0]);
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
+}
+
+#[test]
+fn damage_on_the_disk_is_noticed_by_every_reader_and_fetched_again() {
+    let adopted = Adopted::new(&large());
+    type Reader = fn(&Adopted, &Arc<Part>, u32);
+    let readers: [Reader; 4] = [
+        |_, part, index| assert_eq!(part.read(index).unwrap(), None),
+        |_, part, index| {
+            let name = part.table().tensor_of(index).unwrap();
+            let model = part.model_file().unwrap();
+            assert_matches!(model.tensor(name), Err(ModelError::Damaged(_)));
+        },
+        |adopted, part, index| {
+            let name = part.table().tensor_of(index).unwrap().to_owned();
+            let found =
+                adopted
+                    .manifest
+                    .verify(&part.model_file().unwrap(), 0..4, true, &mut |_, _| {});
+            assert_eq!(found, Err(VerifyError::Tensor(name)));
+        },
+        |_, part, index| {
+            let error = part
+                .model_file()
+                .unwrap()
+                .verify(None, &mut |_, _| {})
+                .unwrap_err();
+            assert!(
+                error
+                    .to_string()
+                    .contains(part.table().tensor_of(index).unwrap()),
+                "{error}"
+            );
+        },
+    ];
+    let part = Arc::new(adopted.create().unwrap());
+    for (index, reader) in (3..).zip(readers) {
+        adopted.fetch(&part, &[part.table().all()]);
+        overwrite(&adopted, part.table().piece(index).unwrap().offset);
+        reader(&adopted, &part, index);
+        assert_eq!(part.missing(&[part.table().all()]), [index..index + 1]);
+        let beside = Part::open_reading(&adopted.path()).unwrap();
+        assert_eq!(
+            beside.held(),
+            part.held(),
+            "the claim is gone on the disk as well"
+        );
+    }
+    // A command beside no daemon gives up the claim on the disk, too.
+    adopted.fetch(&part, &[part.table().all()]);
+    overwrite(&adopted, part.table().piece(1).unwrap().offset);
+    let path = part.path();
+    drop(part);
+    open_model(&path)
+        .unwrap()
+        .verify(None, &mut |_, _| {})
+        .unwrap_err();
+    let part = Part::open(&adopted.path()).unwrap();
+    assert_eq!(part.missing(&[part.table().all()]), [1..2]);
+}
+
+#[test]
+fn damaged_objects_are_noticed_and_creating_again_repairs_them() {
+    let adopted = Adopted::new(&large());
+    let part = adopted.create().unwrap();
+    adopted.fetch(&part, &[2..5]);
+    drop(part);
+    for name in ["manifest", "pieces", "identity", "model.gguf"] {
+        let path = adopted.path().join(name);
+        if name == "model.gguf" {
+            overwrite(&adopted, 40);
+        } else {
+            let mut bytes = fs::read(&path).unwrap();
+            bytes[10] ^= 1;
+            fs::write(&path, bytes).unwrap();
+        }
+        let error = Part::open(&adopted.path()).unwrap_err();
+        assert_eq!(error.code(), "damaged", "{name}: {error}");
+        assert_eq!(adopted.create().unwrap().held(), [2..5], "{name}");
+        if name != "model.gguf" {
+            fs::remove_file(&path).unwrap();
+            assert_matches!(Part::open(&adopted.path()), Err(PartError::Damaged { .. }));
+            assert_eq!(adopted.create().unwrap().held(), [2..5], "{name}");
+        }
+    }
+    fs::remove_dir_all(adopted.path()).unwrap();
+    assert_matches!(Part::open(&adopted.path()), Err(PartError::Damaged { .. }));
+}
+
+#[test]
+fn a_part_has_one_writer() {
+    let adopted = Adopted::new(&large());
+    let part = adopted.create().unwrap();
+    assert_matches!(Part::open(&adopted.path()), Err(PartError::InUse(_)));
+    assert_matches!(adopted.create(), Err(PartError::InUse(_)));
+    let beside = Part::open_reading(&adopted.path()).unwrap();
+    let bytes = adopted.bytes(&part, 0);
+    assert_matches!(beside.write(0, bytes), Err(PartError::ReadOnly));
+    beside.evict(&[0..1]).unwrap_err();
+    drop(part);
+    Part::open(&adopted.path()).unwrap();
+}
+
+#[test]
+fn evicted_pieces_return_their_blocks_and_are_holes() {
+    let adopted = Adopted::new(&large());
+    let part = Arc::new(adopted.create().unwrap());
+    adopted.fetch(&part, &[part.table().all()]);
+    let blocks = || {
+        fs::File::open(part.path()).unwrap().sync_all().unwrap();
+        fs::metadata(part.path()).unwrap().blocks() * 512
+    };
+    let (before, disk) = (blocks(), part.disk_bytes());
+    assert!(disk > before);
+    let model = part.model_file().unwrap();
+    let evicted = part.table().of_layers(1, 1);
+    part.evict(&evicted).unwrap();
+    // Up to a block at each end of a tensor stays.
+    let freed = part.table().bytes(&evicted) - 9 * 2 * 4096;
+    assert!(before - blocks() >= freed, "{before} {}", blocks());
+    assert!(part.disk_bytes() <= disk - freed);
+    assert_eq!(part.missing(&[part.table().all()]), evicted);
+    assert_eq!(
+        Part::open_reading(&adopted.path()).unwrap().held(),
+        part.held()
+    );
+    assert_matches!(
+        model.tensor("blk.1.attn_q.weight"),
+        Err(ModelError::NotHeld(_))
+    );
+    assert_eq!(model.held_layers(), [(0, 0), (2, 3)]);
+    adopted.fetch(&part, &evicted);
+    assert_eq!(
+        model.verify(None, &mut |_, _| {}),
+        Ok(adopted.manifest.clone())
+    );
+}
+
+#[test]
+fn a_second_adoption_with_another_head_keeps_the_weights() {
+    let first = Adopted::new(&large());
+    let part = first.create().unwrap();
+    first.fetch(&part, &[part.table().all()]);
+    drop(part);
+    // The same tensors with another description, at the same places.
+    let name = first
+        .file
+        .windows(4)
+        .position(|window| window == b"Tiny")
+        .unwrap();
+    let mut second = Adopted::new(&large());
+    second.file[name] = b'S';
+    second.identity.head = Digest::of(second.head());
+    second.folder = first.folder;
+    let part = second.create().unwrap();
+    assert_eq!(part.held(), [part.table().all()]);
+    assert_eq!(part.identity(), &second.identity);
+    assert_eq!(part.head(0, u32::MAX).unwrap(), second.head());
+    assert_eq!(part.head(7, 3).unwrap(), second.head()[7..10]);
+    assert!(part.head(MAX_HEAD_BYTES, 3).unwrap().is_empty());
+}
+
+#[test]
+fn objects_that_differ_from_the_adoption_or_contradict_each_other_are_named() {
+    let adopted = Adopted::new(&large());
+    let (head, manifest) = (adopted.head().to_vec(), adopted.manifest.encode());
+    let list = &adopted.list;
+    let parts = adopted.folder.path();
+    let create = |identity: &Identity, head: &[u8], manifest: &[u8], list: &[u8]| {
+        Part::create(parts, identity, head, manifest, list).unwrap_err()
+    };
+    for (error, what) in [
+        (
+            create(&adopted.identity, &head[1..], &manifest, list),
+            "the head",
+        ),
+        (
+            create(&adopted.identity, &head, &manifest[1..], list),
+            "the manifest",
+        ),
+        (
+            create(&adopted.identity, &head, &manifest, &list[32..]),
+            "the piece list",
+        ),
+    ] {
+        assert_matches!(&error, PartError::Mismatch(found) if found == what, "{what}");
+    }
+    let with_list = |list: &[u8]| Identity {
+        pieces: Digest::of(list),
+        ..adopted.identity
+    };
+    let with_manifest = |tiny: &TinyLlama| {
+        let bytes = Manifest::of(&tiny.file(), &mut |_, _| {}).encode();
+        let identity = Identity {
+            weights: WeightsId::of(&bytes),
+            manifest_bytes: bytes.len() as u64,
+            ..adopted.identity
+        };
+        (identity, bytes)
+    };
+    let (taller, taller_bytes) = with_manifest(&TinyLlama {
+        layers: 5,
+        ..large()
+    });
+    let (wider, wider_bytes) = with_manifest(&TinyLlama {
+        weights: "q4_1",
+        ..large()
+    });
+    let padded = [&head[..], &[0; 32]].concat();
+    let longer = Identity {
+        head: Digest::of(&padded),
+        head_bytes: padded.len() as u64,
+        ..adopted.identity
+    };
+    let huge = Identity {
+        head_bytes: MAX_HEAD_BYTES + 1,
+        ..adopted.identity
+    };
+    for (error, what) in [
+        (
+            create(&taller, &head, &taller_bytes, list),
+            "the manifest has 5 as layers, the file's head 4",
+        ),
+        (
+            create(&wider, &head, &wider_bytes, list),
+            "as Q4_1, the file's head as Q8_0",
+        ),
+        (
+            create(&with_list(&list[32..]), &head, &manifest, &list[32..]),
+            "its piece list has",
+        ),
+        (
+            create(&longer, &padded, &manifest, list),
+            "the first tensor begins at",
+        ),
+        (create(&huge, &head, &manifest, list), "its head has"),
+    ] {
+        assert_matches!(&error, PartError::Disagrees(_));
+        assert!(error.to_string().contains(what), "{error}");
+    }
+    // A file that is too short for its tensors, or longer.
+    for file_bytes in [
+        adopted.identity.file_bytes - 32,
+        adopted.identity.file_bytes + 64,
+    ] {
+        let other = Identity {
+            file_bytes,
+            ..adopted.identity
+        };
+        assert_matches!(create(&other, &head, &manifest, list), PartError::Model(_));
+    }
+    assert_eq!(
+        fs::read_dir(parts).unwrap().count(),
+        0,
+        "nothing was written"
+    );
+}

@@ -1,0 +1,32 @@
+//! Fetches the pieces of an adopted model from several sources at the same time.
+//!
+//! A piece is verified by its SHA-256 before it is stored, so a source need not be trusted. A source
+//! that sends other bytes is dropped. Neighbours are preferred to files, and files to the hub.
+//!
+//! | concept | file |
+//! |---|---|
+//! | what a source offers; errors of a source | `source.rs` |
+//! | sources: byte ranges over HTTP, files and folders | `http.rs`, `file.rs` |
+//! | head, manifest and piece list of a model that is new here | `contact.rs` |
+//! | choice of the next pieces of each source; pure | `queue.rs` |
+//! | a fetch: threads, retries, its end | `fetch.rs`, `peer.rs` |
+//! | errors of a fetch; dropped sources | `error.rs` |
+
+mod contact;
+mod error;
+mod fetch;
+mod file;
+mod http;
+mod peer;
+mod queue;
+mod source;
+
+pub use contact::first_contact;
+pub use error::{Dropped, FetchError, Why};
+pub use fetch::{FetchOptions, Progress, Report, fetch};
+pub use file::{FileSource, FolderSource};
+pub use http::HubSource;
+pub use source::{Object, PieceSource, Rank, SourceError};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,450 @@
+//! Fetches from sources in memory.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use hearthnet_files::FileError;
+use hearthnet_files::manifest::Digest;
+use hearthnet_files::part::{PartError, Piece};
+use parking_lot::Mutex;
+
+use super::error::{FetchError, Why};
+use super::fetch::{FetchOptions, Progress, Report, Sink, fetch_into};
+use super::source::{PieceSource, Rank, SourceError};
+
+const LEN: u32 = 1000;
+
+fn bytes_of(index: u32) -> Vec<u8> {
+    index.to_le_bytes().repeat(LEN as usize / 4)
+}
+
+/// Pieces with gaps of 32 bytes after every tenth.
+fn pieces(count: u32) -> Vec<Piece> {
+    let piece = |index: u32| Piece {
+        index,
+        offset: u64::from(index * LEN + index / 10 * 32),
+        len: LEN,
+        sha256: Digest::of(&bytes_of(index)),
+    };
+    (0..count).map(piece).collect()
+}
+
+/// Store in memory; the pieces are held after the next sync.
+#[derive(Default)]
+struct Memory {
+    written: Mutex<BTreeMap<u32, Vec<u8>>>,
+    held: Mutex<BTreeMap<u32, Vec<u8>>>,
+    /// Number of pieces that fit, if limited.
+    room: Option<usize>,
+}
+
+impl Sink for Memory {
+    fn write(&self, index: u32, bytes: &[u8]) -> Result<(), PartError> {
+        if bytes != bytes_of(index) {
+            return Err(PartError::Mismatch(format!("piece {index}")));
+        }
+        let mut written = self.written.lock();
+        if self.room == Some(written.len()) {
+            let full = io::Error::from(io::ErrorKind::StorageFull);
+            return Err(FileError::new("write", "model.gguf".as_ref(), full).into());
+        }
+        assert!(
+            written.insert(index, bytes.to_vec()).is_none(),
+            "piece {index} is written twice"
+        );
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        *self.held.lock() = self.written.lock().clone();
+        Ok(())
+    }
+
+    fn free(&self) -> Option<u64> {
+        None
+    }
+}
+
+type Read = dyn Fn(&[Piece]) -> Result<Option<Vec<u8>>, SourceError> + Send + Sync;
+
+struct Fake {
+    name: &'static str,
+    rank: Rank,
+    has: Mutex<Vec<Range<u32>>>,
+    read: Box<Read>,
+    reads: AtomicU32,
+}
+
+impl Fake {
+    fn new(
+        name: &'static str,
+        rank: Rank,
+        has: Range<u32>,
+        read: impl Fn(&[Piece]) -> Result<Option<Vec<u8>>, SourceError> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            rank,
+            has: Mutex::new(vec![has]),
+            read: Box::new(read),
+            reads: AtomicU32::new(0),
+        })
+    }
+
+    fn honest(name: &'static str, rank: Rank, has: Range<u32>) -> Arc<Self> {
+        Self::new(name, rank, has, |run| Ok(Some(all_of(run))))
+    }
+
+    fn reads(&self) -> u32 {
+        self.reads.load(Ordering::Relaxed)
+    }
+}
+
+fn all_of(run: &[Piece]) -> Vec<u8> {
+    run.iter().flat_map(|piece| bytes_of(piece.index)).collect()
+}
+
+impl PieceSource for Fake {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
+        Ok(self.has.lock().clone())
+    }
+
+    fn lanes(&self) -> usize {
+        2
+    }
+
+    fn run(&self) -> u32 {
+        4
+    }
+
+    fn read(&self, run: &[Piece]) -> Result<Option<Vec<u8>>, SourceError> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        (self.read)(run)
+    }
+}
+
+fn options() -> FetchOptions {
+    FetchOptions {
+        poll: Duration::from_millis(20),
+        patience: Duration::from_millis(500),
+        backoff: Duration::from_millis(1),
+        sync: Duration::from_millis(5),
+        ..FetchOptions::default()
+    }
+}
+
+fn get(memory: &Memory, count: u32, sources: &[Arc<Fake>]) -> Result<Report, FetchError> {
+    with(memory, count, sources, &options())
+}
+
+fn with(
+    memory: &Memory,
+    count: u32,
+    sources: &[Arc<Fake>],
+    options: &FetchOptions,
+) -> Result<Report, FetchError> {
+    let sources = sources
+        .iter()
+        .map(|source| Arc::clone(source) as Arc<dyn PieceSource>);
+    let stop = AtomicBool::new(false);
+    fetch_into(
+        memory,
+        pieces(count),
+        sources.collect(),
+        options,
+        &|_| {},
+        &stop,
+    )
+}
+
+fn sent(report: &Report, name: &str) -> u64 {
+    report
+        .bytes
+        .iter()
+        .find(|(source, _)| source == name)
+        .unwrap()
+        .1
+}
+
+fn assert_whole(memory: &Memory, count: u32) {
+    let held = memory.held.lock();
+    assert!((0..count).eq(held.keys().copied()));
+}
+
+#[test]
+fn pieces_of_partial_neighbours_and_the_hub_make_a_whole_without_waste() {
+    let memory = Memory::default();
+    let sources = [
+        Fake::honest("a", Rank::Neighbour, 0..150),
+        Fake::honest("b", Rank::Neighbour, 50..200),
+        Fake::honest("hub", Rank::Hub, 0..u32::MAX),
+    ];
+    // Idle neighbours have answered before the first read ends.
+    let report = get(&memory, 300, &sources).unwrap();
+    assert_whole(&memory, 300);
+    let total: u64 = report.bytes.iter().map(|(_, bytes)| bytes).sum();
+    assert!(total * 100 <= 300 * u64::from(LEN) * 102, "{report:?}");
+    assert!(report.dropped.is_empty(), "{report:?}");
+}
+
+#[test]
+fn a_liar_is_named_and_its_pieces_come_from_another_source() {
+    let memory = Memory::default();
+    let liar = Fake::new("liar", Rank::Neighbour, 0..100, |run| {
+        let mut bytes = all_of(run);
+        if let Some(last) = bytes.last_mut() {
+            *last ^= 1;
+        }
+        Ok(Some(bytes))
+    });
+    let sources = [liar, Fake::honest("hub", Rank::Hub, 0..u32::MAX)];
+    let report = get(&memory, 100, &sources).unwrap();
+    assert_whole(&memory, 100);
+    let liars: Vec<_> = report
+        .dropped
+        .iter()
+        .map(|it| (&*it.source, it.is_liar()))
+        .collect();
+    assert_eq!(liars, [("liar", true)]);
+    // Two reads in flight, and the one that was given to the lane of the first.
+    assert!(sources[0].reads() <= 3, "{}", sources[0].reads());
+}
+
+#[test]
+fn a_source_that_always_lacks_what_it_offers_ends_the_fetch() {
+    let memory = Memory::default();
+    let empty = Fake::new("empty", Rank::Neighbour, 0..40, |_| Ok(None));
+    let error = get(&memory, 40, &[Arc::clone(&empty)]).unwrap_err();
+    assert!(
+        matches!(&error, FetchError::NoSource { missing_bytes: 40_000, asked } if asked.len() == 1),
+        "{error}"
+    );
+    // Runs of four, then each piece alone.
+    assert!(empty.reads() <= 60, "{}", empty.reads());
+}
+
+#[test]
+fn a_neighbour_that_grows_is_waited_for() {
+    let memory = Memory::default();
+    let grows = Fake::honest("grows", Rank::Neighbour, 0..10);
+    let source = Arc::clone(&grows);
+    let growing = std::thread::spawn(move || {
+        for end in 11..=40 {
+            std::thread::sleep(Duration::from_millis(10));
+            *source.has.lock() = vec![0..end];
+        }
+    });
+    get(&memory, 40, &[grows]).unwrap();
+    growing.join().unwrap();
+    assert_whole(&memory, 40);
+}
+
+#[test]
+fn a_neighbour_that_dies_in_the_middle_is_replaced() {
+    let memory = Memory::default();
+    let left = AtomicU32::new(5);
+    let dies = Fake::new("dies", Rank::Neighbour, 0..100, move |run| {
+        let alive = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        match alive {
+            Ok(_) => Ok(Some(all_of(run))),
+            Err(_) => Err(SourceError::Unavailable(
+                "the connection broke off".to_owned(),
+            )),
+        }
+    });
+    let sources = [dies, Fake::honest("hub", Rank::Hub, 0..u32::MAX)];
+    let report = get(&memory, 100, &sources).unwrap();
+    assert_whole(&memory, 100);
+    assert!(
+        sent(&report, "dies") > 0 && sent(&report, "hub") > 0,
+        "{report:?}"
+    );
+}
+
+#[test]
+fn a_source_that_keeps_failing_is_dropped_with_its_error() {
+    let memory = Memory::default();
+    let broken = Fake::new("broken", Rank::Hub, 0..10, |_| {
+        Err(SourceError::Unavailable("no network".to_owned()))
+    });
+    let error = get(&memory, 10, &[broken]).unwrap_err();
+    assert!(error.to_string().contains("broken: no network"), "{error}");
+}
+
+#[test]
+fn a_silent_source_delays_only_its_pieces() {
+    let memory = Memory::default();
+    let silent = Fake::new("silent", Rank::Neighbour, 0..100, |_| {
+        std::thread::sleep(Duration::from_secs(60));
+        Ok(None)
+    });
+    let sources = [silent, Fake::honest("hub", Rank::Hub, 0..u32::MAX)];
+    let options = FetchOptions {
+        stall: Duration::from_millis(50),
+        longest_read: Duration::from_millis(400),
+        patience: Duration::from_secs(20),
+        ..options()
+    };
+    let report = with(&memory, 100, &sources, &options).unwrap();
+    assert_whole(&memory, 100);
+    assert_eq!(sent(&report, "hub"), 100 * u64::from(LEN));
+}
+
+#[test]
+fn a_full_disk_ends_the_fetch_and_keeps_what_is_stored() {
+    let memory = Memory {
+        room: Some(7),
+        ..Memory::default()
+    };
+    let error = get(&memory, 20, &[Fake::honest("a", Rank::Local, 0..20)]).unwrap_err();
+    assert!(
+        matches!(error, FetchError::DiskFull { needed: 13_000, .. }),
+        "{error}"
+    );
+    assert_eq!(error.code(), "disk_full");
+    assert_eq!(memory.held.lock().len(), 7);
+}
+
+#[test]
+fn a_stop_does_not_wait_for_a_silent_source() {
+    let memory = Memory::default();
+    let stop = AtomicBool::new(false);
+    let silent = Fake::new("silent", Rank::Neighbour, 0..10, |_| {
+        loop {
+            std::thread::park();
+        }
+    });
+    let source: Arc<dyn PieceSource> = Arc::<Fake>::clone(&silent);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while silent.reads() == 0 {
+                std::thread::yield_now();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let result = fetch_into(
+            &memory,
+            pieces(10),
+            vec![source],
+            &options(),
+            &|_| {},
+            &stop,
+        );
+        assert!(matches!(result, Err(FetchError::Stopped)), "{result:?}");
+    });
+}
+
+#[test]
+fn a_mismatch_of_the_hub_says_that_its_file_is_not_the_adopted_one() {
+    let memory = Memory::default();
+    let other = Fake::new("hub", Rank::Hub, 0..u32::MAX, |run| {
+        Ok(Some(vec![7; run.len() * LEN as usize]))
+    });
+    let said = Mutex::new(Vec::new());
+    let news = |progress: Progress<'_>| {
+        if let Progress::Dropped(dropped) = progress {
+            assert!(matches!(dropped.why, Why::Mismatch(_)));
+            said.lock().push(dropped.to_string());
+        }
+    };
+    let stop = AtomicBool::new(false);
+    let result = fetch_into(&memory, pieces(10), vec![other], &options(), &news, &stop);
+    assert!(matches!(result, Err(FetchError::NoSource { .. })));
+    let said = said.lock();
+    assert!(
+        said.len() == 1 && said[0].contains("is not the adopted model"),
+        "{said:?}"
+    );
+}
+
+/// Source that gives what a store holds.
+struct Shared(Arc<Memory>);
+
+impl PieceSource for Shared {
+    fn name(&self) -> String {
+        "fetcher".to_owned()
+    }
+
+    fn rank(&self) -> Rank {
+        Rank::Neighbour
+    }
+
+    fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
+        Ok(self
+            .0
+            .held
+            .lock()
+            .keys()
+            .map(|&index| index..index + 1)
+            .collect())
+    }
+
+    fn lanes(&self) -> usize {
+        2
+    }
+
+    fn run(&self) -> u32 {
+        4
+    }
+
+    fn read(&self, run: &[Piece]) -> Result<Option<Vec<u8>>, SourceError> {
+        let held = self.0.held.lock();
+        let each = run.iter().map(|piece| held.get(&piece.index).cloned());
+        Ok(each.collect::<Option<Vec<_>>>().map(|each| each.concat()))
+    }
+}
+
+#[test]
+fn three_empty_nodes_exchange_pieces_and_spare_the_seeder() {
+    const COUNT: u32 = 600;
+    let stores: Vec<Arc<Memory>> = (0..3).map(|_| Arc::default()).collect();
+    // All nodes share the seeder's uplink.
+    let uplink = Mutex::new(());
+    let seeder = Fake::new("seeder", Rank::Neighbour, 0..COUNT, move |run| {
+        let _busy = uplink.lock();
+        std::thread::sleep(Duration::from_millis(2 * run.len() as u64));
+        Ok(Some(all_of(run)))
+    });
+    let sent: u64 = std::thread::scope(|scope| {
+        let fetchers: Vec<_> = (0..3)
+            .map(|me| {
+                let others = stores.iter().enumerate().filter(|(at, _)| *at != me);
+                let others = others.map(|(_, store)| Arc::new(Shared(Arc::clone(store))) as _);
+                let first: Arc<dyn PieceSource> = Arc::<Fake>::clone(&seeder);
+                let sources = std::iter::once(first).chain(others).collect();
+                let options = FetchOptions {
+                    seed: me as u64,
+                    patience: Duration::from_secs(20),
+                    ..options()
+                };
+                let store = &stores[me];
+                scope.spawn(move || {
+                    let stop = AtomicBool::new(false);
+                    let store: &Memory = store;
+                    fetch_into(store, pieces(COUNT), sources, &options, &|_| {}, &stop)
+                })
+            })
+            .collect();
+        let reports = fetchers
+            .into_iter()
+            .map(|fetcher| fetcher.join().unwrap().unwrap());
+        reports.map(|report| report.bytes[0].1).sum()
+    });
+    stores.iter().for_each(|store| assert_whole(store, COUNT));
+    assert!(
+        sent * 10 < u64::from(COUNT * LEN) * 16,
+        "the seeder sent {sent}"
+    );
+}

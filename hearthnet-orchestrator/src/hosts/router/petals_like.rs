@@ -1,0 +1,30 @@
+//! Shortest path by measured speed, as Petals routes.
+
+use super::greedy::Greedy;
+use super::measured::{Speeds, cheapest};
+use super::policy::{RoutePolicy, Usable};
+use super::request::{RouteError, RouteRequest, Span};
+
+/// The weight of a span is its layers divided by the host's throughput, plus the network delay.
+/// Neither queues nor standing count. Without measurements, or without such a route, the route is
+/// that of [`Greedy`].
+#[derive(Debug)]
+#[allow(clippy::exhaustive_structs)] // Built by callers.
+pub struct PetalsLike<'a> {
+    pub speeds: &'a Speeds,
+}
+
+impl RoutePolicy for PetalsLike<'_> {
+    fn name(&self) -> &'static str {
+        "petals_like"
+    }
+
+    fn cover(
+        &self,
+        request: &RouteRequest<'_>,
+        usable: &[Usable<'_>],
+    ) -> Result<Vec<Span>, RouteError> {
+        cheapest(request, usable, self.speeds, |_| true, |_| 1)
+            .map_or_else(|| Greedy.cover(request, usable), Ok)
+    }
+}

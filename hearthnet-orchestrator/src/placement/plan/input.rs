@@ -1,0 +1,294 @@
+//! Input of the planner: what nodes measured and what a model needs.
+
+use std::collections::BTreeMap;
+
+use hearthnet_bus::NodeId;
+
+/// Machines of a plan: of more, those that give most memory take part.
+pub const MAX_MACHINES: usize = 64;
+/// Layers of a model.
+pub const MAX_LAYERS: usize = 512;
+
+/// Time per layer of a node without measurements, if no node has any.
+const UNMEASURED_LAYER_US: u32 = 10_000;
+/// Link without measurements: a home network.
+const UNMEASURED_DELAY_US: u32 = 1_000;
+const UNMEASURED_KBIT_S: u32 = 100_000;
+
+/// Half-open range of layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(clippy::exhaustive_structs)] // Built by callers from advertisements.
+pub struct Layers {
+    pub first: u32,
+    pub end: u32,
+}
+
+impl Layers {
+    pub const fn new(first: u32, end: u32) -> Self {
+        Self { first, end }
+    }
+
+    pub const fn count(self) -> u32 {
+        self.end.saturating_sub(self.first)
+    }
+
+    pub const fn is_empty(self) -> bool {
+        self.first >= self.end
+    }
+
+    pub const fn holds(self, layer: u32) -> bool {
+        self.first <= layer && layer < self.end
+    }
+
+    /// Layers of both ranges.
+    #[must_use]
+    pub fn within(self, other: Self) -> Self {
+        Self::new(self.first.max(other.first), self.end.min(other.end))
+    }
+}
+
+/// Consecutive layers that one node computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(clippy::exhaustive_structs)] // Built by callers from routes.
+pub struct Span {
+    pub node: NodeId,
+    pub layers: Layers,
+}
+
+/// What one node measured and holds.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(clippy::exhaustive_structs)] // Built by callers from events.
+pub struct Machine {
+    pub node: NodeId,
+    /// Memory for weights, keys and values.
+    pub memory_bytes: u64,
+    /// One row through one layer, batch 1; 0 if not measured.
+    pub layer_us: u32,
+    /// One of many rows through one layer; 0 if not measured.
+    pub prefill_row_us: u32,
+    /// Embedding, output matrix and sampling of one token.
+    pub head_us: u32,
+    /// Share of the last 7 days in which the node was reachable.
+    pub online_permille: u16,
+    /// Time since the node was last unreachable.
+    pub present_s: u32,
+    /// True if people chat on the node: it keeps memory for the head and the private layers.
+    pub chats: bool,
+    /// True while the node computes for an answer: its range stays.
+    pub is_answering: bool,
+    /// Layers of this model that the node serves.
+    pub holds: Option<Layers>,
+}
+
+/// Measured link from a caller to a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(clippy::exhaustive_structs)] // Built by callers from events.
+pub struct Link {
+    /// Half a round trip, with wake-ups.
+    pub delay_us: u32,
+    /// 0 if not measured.
+    pub kbit_s: u32,
+}
+
+/// What the planner needs to know of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // Built by callers from a model file or an adoption.
+pub struct Model {
+    /// Weights of each layer.
+    pub layer_bytes: Vec<u64>,
+    pub head_bytes: u64,
+    /// One row on the wire.
+    pub row_bytes: u32,
+    /// Keys and values of one token in one layer.
+    pub kv_bytes_per_token_per_layer: u32,
+    /// Tokens for which each node keeps memory.
+    pub kv_tokens: u32,
+    /// Layers before which the model must not be cut.
+    pub uncut: Vec<u32>,
+    /// First and last layers that callers run themselves.
+    pub private_first: u32,
+    pub private_last: u32,
+}
+
+impl Model {
+    pub fn layers(&self) -> u32 {
+        u32::try_from(self.layer_bytes.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Number of layers that the caller runs itself.
+    pub fn private(&self) -> u32 {
+        self.layers().saturating_sub(self.hosted().count())
+    }
+
+    /// Layers that hosts run. Empty if all are private.
+    pub fn hosted(&self) -> Layers {
+        let end = self.layers().saturating_sub(self.private_last);
+        Layers::new(self.private_first.min(end), end)
+    }
+
+    /// Memory of layer `layer`: weights, keys and values.
+    pub(super) fn layer_memory(&self, layer: u32) -> u64 {
+        let kv = u64::from(self.kv_bytes_per_token_per_layer) * u64::from(self.kv_tokens);
+        let weights = self.layer_bytes.get(layer as usize).copied();
+        weights.unwrap_or(0).saturating_add(kv)
+    }
+
+    /// Memory of a caller: head and private layers.
+    pub(super) fn caller_memory(&self) -> u64 {
+        let hosted = self.hosted();
+        let private = (0..self.layers()).filter(|&layer| !hosted.holds(layer));
+        private.fold(self.head_bytes, |sum, layer| {
+            sum.saturating_add(self.layer_memory(layer))
+        })
+    }
+}
+
+/// What a plan is to be best at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)]
+pub enum Purpose {
+    /// Shortest time per token of one chat.
+    Chat,
+    /// Most tokens per second of many chats.
+    Batch,
+}
+
+/// Purpose and caller of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // Built by callers.
+pub struct Task {
+    pub purpose: Purpose,
+    /// Caller of the chats. `None`: the mean over all nodes that chat.
+    pub caller: Option<NodeId>,
+}
+
+/// Nodes and links of a plan.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Community {
+    machines: BTreeMap<NodeId, Machine>,
+    links: BTreeMap<(NodeId, NodeId), Link>,
+}
+
+impl Community {
+    /// Keeps one entry per node and per link, and at most [`MAX_MACHINES`] nodes. A node without
+    /// measurements counts as slow as the slowest measured one.
+    pub fn new(
+        machines: impl IntoIterator<Item = Machine>,
+        links: impl IntoIterator<Item = ((NodeId, NodeId), Link)>,
+    ) -> Self {
+        let mut all: Vec<Machine> = machines.into_iter().collect();
+        all.sort_unstable_by(|a, b| b.memory_bytes.cmp(&a.memory_bytes).then_with(|| a.cmp(b)));
+        let mut machines: BTreeMap<NodeId, Machine> = BTreeMap::new();
+        for machine in all {
+            if machines.len() < MAX_MACHINES {
+                machines.entry(machine.node).or_insert(machine);
+            }
+        }
+        let slowest = |of: fn(&Machine) -> u32| machines.values().map(of).max().unwrap_or(0);
+        let layer_us = Some(slowest(|m| m.layer_us)).filter(|&us| us > 0);
+        for machine in machines.values_mut() {
+            if machine.layer_us == 0 {
+                machine.layer_us = layer_us.unwrap_or(UNMEASURED_LAYER_US);
+            }
+            if machine.prefill_row_us == 0 {
+                machine.prefill_row_us = machine.layer_us;
+            }
+        }
+        let mut sorted: BTreeMap<(NodeId, NodeId), Link> = BTreeMap::new();
+        for (ends, link) in links {
+            let kept = sorted.entry(ends).or_insert(link);
+            *kept = (*kept).max(link);
+        }
+        Self {
+            machines,
+            links: sorted,
+        }
+    }
+
+    pub fn machine(&self, node: NodeId) -> Option<&Machine> {
+        self.machines.get(&node)
+    }
+
+    pub fn machines(&self) -> impl Iterator<Item = &Machine> {
+        self.machines.values()
+    }
+
+    /// The same links, and the machines for which `takes` is true.
+    pub(super) fn only(&self, takes: impl Fn(&&Machine) -> bool) -> Self {
+        let machines = self.machines().filter(takes);
+        Self {
+            machines: machines.map(|m| (m.node, m.clone())).collect(),
+            links: self.links.clone(),
+        }
+    }
+
+    /// Link from `caller` to `host`; else the one measured from the other end.
+    fn link(&self, caller: NodeId, host: NodeId) -> Link {
+        let link = self.links.get(&(caller, host));
+        let link = link.or_else(|| self.links.get(&(host, caller))).copied();
+        let mut link = link.unwrap_or(Link {
+            delay_us: UNMEASURED_DELAY_US,
+            kbit_s: 0,
+        });
+        if link.kbit_s == 0 {
+            link.kbit_s = UNMEASURED_KBIT_S;
+        }
+        link
+    }
+
+    /// Delay of one way, and time of `bytes` on the wire. Zero between a node and itself.
+    pub(super) fn way(&self, caller: NodeId, host: NodeId, bytes: u64) -> (u64, u64) {
+        if caller == host {
+            return (0, 0);
+        }
+        let link = self.link(caller, host);
+        let wire = bytes.saturating_mul(8_000) / u64::from(link.kbit_s);
+        (u64::from(link.delay_us), wire)
+    }
+
+    /// Nodes whose chats a task is about.
+    pub(super) fn callers(&self, task: Task) -> Vec<NodeId> {
+        if let Some(caller) = task.caller {
+            return vec![caller];
+        }
+        let chat: Vec<NodeId> = self
+            .machines()
+            .filter(|m| m.chats)
+            .map(|m| m.node)
+            .collect();
+        match chat.is_empty() {
+            true => self.machines.keys().copied().collect(),
+            false => chat,
+        }
+    }
+
+    /// Memory for hosted layers on `machine`.
+    pub(super) fn free(&self, model: &Model, machine: &Machine) -> u64 {
+        let own = if machine.chats {
+            model.caller_memory()
+        } else {
+            0
+        };
+        machine.memory_bytes.saturating_sub(own)
+    }
+
+    /// Time of a span on `machine` beside its layers, and per layer: the mean over the callers.
+    /// For a chat the hop there and back; for batches the wire time, which bounds the rate.
+    pub(super) fn span_us(&self, model: &Model, task: Task, machine: &Machine) -> (u64, u64) {
+        let callers = self.callers(task);
+        let row = u64::from(model.row_bytes);
+        let ways = callers.iter().map(|&caller| {
+            let (delay, wire) = self.way(caller, machine.node, row);
+            match task.purpose {
+                Purpose::Chat => 2 * (delay + wire),
+                Purpose::Batch => wire,
+            }
+        });
+        let enter = ways.sum::<u64>() / (callers.len() as u64).max(1);
+        let layer = match task.purpose {
+            Purpose::Chat => machine.layer_us,
+            Purpose::Batch => machine.prefill_row_us,
+        };
+        (enter, u64::from(layer))
+    }
+}

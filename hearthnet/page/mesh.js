@@ -1,0 +1,247 @@
+// The homes and models: the node's state, asked for every two seconds while the page is visible.
+
+import * as api from './api.js';
+import { $, count, el, list, say } from './dom.js';
+
+// Time between two questions, and the longest one while the node is away, in ms.
+const EVERY = 2000;
+const LONGEST = 10000;
+
+const LEVELS = {
+  member: 'chats',
+  trusted: 'chats and computes',
+  anchor: 'chats, computes and manages the members',
+};
+
+export class Mesh {
+  constructor() {
+    this.state = null;
+    this.away = false;
+    this.failovers = 0;
+    this.last = null;
+    this.chosen = null;
+    this.wait = EVERY;
+    this.timer = null;
+    this.shown = '';
+    document.addEventListener('visibilitychange', () => {
+      if (!document.hidden) this.look();
+    });
+    addEventListener('online', () => this.look());
+    $('model').onchange = () => { this.chosen = $('model').value; };
+    $('pause').onclick = () => this.pause();
+  }
+
+  // Asks for the state now, and again later.
+  async look() {
+    clearTimeout(this.timer);
+    if (document.hidden) return;
+    try {
+      this.state = await api.state();
+      this.wait = EVERY;
+      this.away = false;
+      if ($('key-dialog').open) $('key-dialog').close();
+    } catch (error) {
+      if (error instanceof api.ApiError && error.status === 401) this.askKey();
+      else if (!(error instanceof api.ApiError)) this.away = true;
+      this.wait = Math.min(this.wait * 1.5, LONGEST);
+    }
+    this.draw();
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.look(), this.wait);
+  }
+
+  askKey() {
+    const dialog = $('key-dialog');
+    if (dialog.open) return;
+    dialog.showModal();
+    $('key').focus();
+  }
+
+  // Model to ask: the one chosen, or the first.
+  model() {
+    const models = this.state?.chats.models ?? [];
+    return (models.find((it) => it.id === this.chosen) ?? models[0])?.id ?? '';
+  }
+
+  // Name of a home by its id; without one, this computer.
+  name(id) {
+    const node = this.state?.node;
+    if (!id || id === node?.id) return node?.name ?? 'this computer';
+    return this.state?.members.find((it) => it.id === id)?.name ?? 'another home';
+  }
+
+  // Sentence about an error, for the message that failed.
+  failed(error) {
+    if (!(error instanceof api.ApiError)) {
+      this.look();
+      return 'The connection to the node was lost. Retry when it is back.';
+    }
+    if (error.status === 401) this.askKey();
+    return sentence(error.message);
+  }
+
+  answering(hosts) {
+    this.now = [...new Set([...hosts.values()].map((id) => this.name(id)))];
+    this.draw();
+  }
+
+  answered(message) {
+    this.now = null;
+    this.last = message;
+    this.draw();
+  }
+
+  failover() {
+    this.failovers += 1;
+    this.draw();
+  }
+
+  async pause() {
+    $('pause').disabled = true;
+    await api.pause(!this.state.paused).catch((error) => say($('speed'), sentence(error.message)));
+    $('pause').disabled = false;
+    this.look();
+  }
+
+  // Homes that hold the model that answers; none if this computer answers alone.
+  holders() {
+    const chat = this.state.chats.models.find((it) => it.id === this.model());
+    const model = this.state.models.find((it) => it.weights_sha256 === chat?.weights_sha256);
+    const hosts = (model?.hosts ?? []).filter((it) => it.connected);
+    return { model, names: [...new Set(hosts.map((it) => it.name))] };
+  }
+
+  draw() {
+    const { state } = this;
+    document.body.classList.toggle('is-away', this.away);
+    const away = 'This node is away. The page tries again by itself, and your conversations are kept.';
+    $('away').hidden = !this.away;
+    say($('away'), this.away ? away : '');
+    $('send').disabled = this.away || !state?.chats.models.length;
+    if (this.away || !state) {
+      say($('who'), this.away ? 'This node is away' : 'Looking for the node');
+      say($('now'), this.away ? 'This node is away.' : 'Looking for the node.');
+      return;
+    }
+    const { model, names } = this.holders();
+    const answers = words(state, model, names);
+    document.body.classList.toggle('is-partial', !!model?.missing.length || !state.chats.models.length);
+    say($('who'), state.paused ? 'Paused' : answers.short);
+    say($('community'), state.community?.name ?? 'HearthNet');
+    say($('now'), answers.long);
+    say($('welcome-who'), answers.long);
+    const busy = state.chats.running + state.chats.waiting;
+    const speed = this.last?.speed ? ` The last answer came at ${this.last.speed.toFixed(1)} tokens per second.` : '';
+    const now = this.now ? `${list(this.now)} ${this.now.length > 1 ? 'are' : 'is'} answering.` : '';
+    say($('speed'), (now || (busy ? `${count(busy, 'answer is', 'answers are')} being given.` : 'Nobody is asking.')) + speed);
+    $('failovers').hidden = !this.failovers;
+    say($('failovers'), `${count(this.failovers, 'home', 'homes')} left during an answer, and others took over.`);
+    $('pause').hidden = state.paused == null;
+    say($('pause'), state.paused ? 'Resume' : 'Pause this computer');
+    say($('version'), `HearthNet ${state.version}`);
+    $('invite').hidden = !state.may_invite.length;
+    // Redrawn only if it differs, so that the focus and a screen reader's place stay.
+    const { chats: { models: choices }, ...rest } = { ...state };
+    const shown = JSON.stringify([choices, rest.models, rest.members, rest.downloads, rest.node]);
+    if (shown === this.shown) return;
+    this.shown = shown;
+    this.choices(choices);
+    this.models(state);
+    this.members(state);
+    this.downloads(state);
+  }
+
+  choices(models) {
+    const select = $('model');
+    const before = this.model();
+    select.replaceChildren(...models.map((it) => el('option', { value: it.id }, it.id)));
+    select.value = before;
+    select.hidden = models.length < 2;
+  }
+
+  models(state) {
+    const known = new Set(state.models.map((it) => it.weights_sha256));
+    const alone = state.chats.models.filter((it) => !known.has(it.weights_sha256)).map((it) =>
+      el('div', { class: 'model' }, el('h3', {}, it.id),
+        el('p', { class: 'soft' }, state.community
+          ? 'No home offers parts of it. This computer answers alone.'
+          : 'This computer holds all of it.')));
+    const shared = state.models.map((it) => el('div', { class: 'model' },
+      el('h3', {}, it.name ?? 'A model'), el('p', { class: 'soft' }, coverage(it)), bars(it)));
+    $('models').replaceChildren(...shared, ...alone);
+    if (!shared.length && !alone.length) $('models').append(el('p', { class: 'soft' }, 'None yet.'));
+  }
+
+  members(state) {
+    $('homes').hidden = !state.members.length;
+    const rank = (it) => (it.this_node ? 0 : it.connected ? 1 : 2);
+    const members = [...state.members].sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name));
+    $('members').replaceChildren(...members.map((it) => {
+      const place = it.frozen ? 'not trusted: its key was copied' : it.this_node ? 'this computer'
+        : it.connected ? 'here' : 'away';
+      return el('li', { class: it.connected ? 'here' : null },
+        el('span', { class: 'dot', 'aria-hidden': 'true' }),
+        el('span', {}, el('strong', {}, it.name), ` – ${place}`,
+          el('span', { class: 'soft', title: it.short }, LEVELS[it.level] ?? it.level)));
+    }));
+  }
+
+  downloads(state) {
+    $('downloads').hidden = !state.downloads.length;
+    $('download-list').replaceChildren(...state.downloads.map((it) => el('li', {},
+      el('span', {}, `${it.name} from ${list(it.sources ?? ['the hub'])}`),
+      el('progress', { max: it.total, value: it.done, 'aria-label': `Download of ${it.name}` }))));
+  }
+}
+
+// Who answers, short for the top of the page, and as a sentence.
+function words(state, model, names) {
+  if (!state.chats.models.length) {
+    return { short: 'No model yet', long: 'This node has no model yet, so it cannot answer.' };
+  }
+  if (!model || !names.length) {
+    return { short: 'This computer answers', long: 'This computer answers alone.' };
+  }
+  if (model.missing.length) {
+    return {
+      short: 'A part is missing',
+      long: `${list(names)} ${names.length > 1 ? 'hold' : 'holds'} a part of the model, and the rest is missing.`,
+    };
+  }
+  const answer = names.length > 1 ? 'answer together' : 'answers';
+  const short = names.length > 3 ? `${names.length} homes answer together` : `${list(names)} ${answer}`;
+  return { short, long: `${list(names)} ${answer}.` };
+}
+
+function coverage(model) {
+  const missing = model.missing.reduce((sum, [lo, hi]) => sum + hi - lo + 1, 0);
+  const homes = new Set(model.hosts.filter((it) => it.connected).map((it) => it.id)).size;
+  if (missing) {
+    const share = Math.max(1, Math.round((missing / model.layers) * 100));
+    return `${share} % of it is missing. A home that serves it would complete it.`;
+  }
+  return homes > 1 ? `Complete: ${homes} homes hold it together.` : 'Complete: one home holds all of it.';
+}
+
+// One bar per home: which part of the model it holds.
+function bars(model) {
+  return el('ul', { class: 'bars' }, ...model.hosts.map((it) => {
+    const [lo, hi] = it.layers;
+    const share = Math.round(((hi - lo + 1) / model.layers) * 100);
+    const bar = el('span', { class: 'part' });
+    bar.style.left = `${(lo / model.layers) * 100}%`;
+    bar.style.width = `${((hi - lo + 1) / model.layers) * 100}%`;
+    const state = it.connected ? '' : ', away';
+    const speed = it.ms_per_token > 0 ? `, ${it.ms_per_token.toFixed(1)} ms per token` : '';
+    return el('li', { class: it.connected ? null : 'gone', title: `Layers ${lo} to ${hi}${speed}` },
+      el('span', { class: 'name' }, it.name),
+      el('span', { class: 'bar-line', 'aria-hidden': 'true' }, bar),
+      el('span', { class: 'soft' }, `${share} %${state}`));
+  }));
+}
+
+// The node's messages begin without a capital and end without a full stop.
+function sentence(message) {
+  const text = message.charAt(0).toUpperCase() + message.slice(1);
+  return /[.!?]$/.test(text) ? text : `${text}.`;
+}

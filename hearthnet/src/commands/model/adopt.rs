@@ -1,0 +1,174 @@
+//! `hearthnet model adopt` and `hearthnet model drop`: which models the community runs together.
+
+use hearthnet_bus::log::{Adoption, Community};
+use hearthnet_files::part::{Part, PartError, identity_of};
+use hearthnet_hub::ModelRef;
+use hearthnet_hub::catalogue::ModelEntry;
+use hearthnet_hub::catalogue::Source;
+use serde_json::json;
+
+use crate::cli::{Failure, Progress, bytes, failure, note, print_result};
+use crate::commands::community::change::{change, is_anchor, signs_as_root};
+use crate::config::Context;
+use crate::home::Home;
+use crate::models::adopted::parts_dir;
+use crate::models::catalogue::{catalogue, pin};
+use crate::models::find::resolve_or_pull;
+use crate::models::open_file::{changed, model_failure, open_file};
+use crate::node::{Change, log_writer};
+
+/// Longest name in the log, in bytes.
+const MAX_NAME: usize = 64;
+
+pub(super) fn run(
+    model: &ModelRef,
+    home: &Home,
+    cx: &Context,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let adopted = adopt(model, home, cx, as_json)?;
+    let found = json!({
+        "name": adopted.name,
+        "weights": hex::encode(adopted.weights),
+        "layers": adopted.layers,
+        "bytes": adopted.file_bytes,
+        "sources": adopted.sources,
+    });
+    print_result(as_json, &found, || {
+        let (name, size) = (&adopted.name, bytes(adopted.file_bytes));
+        format!(
+            "{:?} runs {name} now ({} layers, {size})\n",
+            home.state().name,
+            adopted.layers
+        )
+    })
+}
+
+/// Finds or fetches the whole file of a model, keeps it for neighbours to fetch parts from, and lets
+/// the community adopt the model.
+pub(crate) fn adopt(
+    model: &ModelRef,
+    home: &Home,
+    cx: &Context,
+    quiet: bool,
+) -> Result<Adoption, Failure> {
+    may_adopt(home)?;
+    let resolved = resolve_or_pull(&cx.global, model)?;
+    let catalogue = catalogue(&cx.global)?;
+    let entry = pin(&catalogue, &resolved.path)?;
+    let file = open_file(&resolved.path)?;
+    let manifest = Progress::during("hashing the model", |set| {
+        file.check(entry.map(ModelEntry::expected), set)
+    });
+    let manifest = manifest.map_err(|e| changed(&e))?;
+    let unusable = |error: PartError| model_failure(&resolved.path, error);
+    let hashed = Progress::during("hashing its pieces", |set| {
+        identity_of(&file, &manifest, set)
+    });
+    let (identity, pieces) = hashed.map_err(unusable)?;
+    let adoption = Adoption {
+        name: name(&resolved.id),
+        weights: identity.weights.0,
+        layers: file.spec().layers,
+        file_bytes: identity.file_bytes,
+        head_bytes: identity.head_bytes,
+        head: identity.head.0,
+        manifest_bytes: identity.manifest_bytes,
+        pieces: identity.pieces.0,
+        sources: sources(model, entry),
+    };
+    let parts = parts_dir()?;
+    match Part::of_file(&parts, &identity, &file, &manifest.encode(), &pieces) {
+        // A running node has it open.
+        Ok(_) | Err(PartError::InUse(_)) => {}
+        Err(error) => return Err(unusable(error)),
+    }
+    change(home, &cx.config, quiet, || {
+        let by_root = may_adopt(home)?;
+        match home.state().model(&adoption.weights) == Some(&adoption) {
+            true => Ok(()),
+            false => log_writer::write(home, by_root, Change::Adopt(adoption.clone())),
+        }
+    })?;
+    Ok(adoption)
+}
+
+/// Whether the root key must sign an adoption.
+fn may_adopt(home: &Home) -> Result<bool, Failure> {
+    signs_as_root(
+        home,
+        is_anchor(home),
+        "only anchors may choose the community's models",
+    )
+}
+
+/// A line that fits the log.
+fn name(id: &str) -> String {
+    let mut name = hearthnet_text::sanitize_name(id).into_owned();
+    while name.len() > MAX_NAME {
+        name.pop();
+    }
+    name
+}
+
+/// Addresses from which other nodes can fetch ranges of the file.
+fn sources(model: &ModelRef, entry: Option<&ModelEntry>) -> Vec<String> {
+    let known = entry.map_or(&[][..], |entry| &entry.sources[..]);
+    let of_entry = known.iter().filter_map(|source| match source {
+        Source::Hf { .. } | Source::Url { .. } => {
+            Some(ModelRef::Remote(source.clone()).to_string())
+        }
+        _ => None,
+    });
+    let named = match model {
+        ModelRef::Remote(_) => Some(model.to_string()),
+        _ => None,
+    };
+    let mut all: Vec<String> = named.into_iter().chain(of_entry).collect();
+    all.dedup();
+    all.truncate(hearthnet_bus::log::MAX_SOURCES);
+    all
+}
+
+pub(super) fn drop_model(
+    text: &str,
+    home: &Home,
+    cx: &Context,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let dropped = change(home, &cx.config, as_json, || {
+        let model = find(text, &home.state())?;
+        let by_root = may_adopt(home)?;
+        let weights = model.weights;
+        log_writer::write(home, by_root, Change::DropModel { weights })?;
+        Ok(model)
+    })?;
+    if !as_json {
+        note("nodes that run remove their parts of it; files that people pulled themselves stay");
+    }
+    let found = json!({ "name": dropped.name, "weights": hex::encode(dropped.weights) });
+    print_result(as_json, &found, || {
+        format!("{:?} no longer runs {}\n", home.state().name, dropped.name)
+    })
+}
+
+/// Adopted model by name, or by the first digits of its weights id.
+fn find(text: &str, state: &Community) -> Result<Adoption, Failure> {
+    let models = state.models();
+    let is_named = |model: &&Adoption| model.name == text;
+    let begins =
+        |model: &&Adoption| text.len() >= 6 && hex::encode(model.weights).starts_with(text);
+    let mut found: Vec<&Adoption> = models.iter().copied().filter(is_named).collect();
+    if found.is_empty() {
+        found = models.iter().copied().filter(begins).collect();
+    }
+    match found.as_slice() {
+        [model] => Ok((*model).clone()),
+        [] => Err(failure!(BadRequest, "{:?} has adopted no model {text:?}", state.name)
+            .code("model_unknown")
+            .hint("`hearthnet model list` shows the adopted models")),
+        _ => Err(failure!(BadRequest, "{text:?} names several adopted models")
+            .code("model_unknown")
+            .hint("name it by the first digits of its weights id, as `hearthnet model list` shows them")),
+    }
+}

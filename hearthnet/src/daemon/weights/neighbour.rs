@@ -1,0 +1,73 @@
+//! A member of the community as a source of pieces.
+
+use std::ops::Range;
+
+use hearthnet_bus::node::weights::{self, WeightsError, WeightsPeer};
+use hearthnet_files::part::Piece;
+use hearthnet_hub::parts::{Object, PieceSource, Rank, SourceError};
+use tokio::runtime::Handle;
+
+/// Longest range of an object in one request: the protocol's limit.
+const MAX_RANGE: u32 = 262_144;
+
+pub(super) struct Neighbour {
+    pub(super) name: String,
+    pub(super) peer: WeightsPeer,
+    pub(super) weights: [u8; 32],
+    /// Runs the requests of the threads of a fetch.
+    pub(super) runtime: Handle,
+}
+
+fn failed(error: WeightsError) -> SourceError {
+    match error {
+        WeightsError::ProtocolViolation(_) => SourceError::Unusable(error.to_string()),
+        _ => SourceError::Unavailable(error.to_string()),
+    }
+}
+
+impl PieceSource for Neighbour {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn rank(&self) -> Rank {
+        Rank::Neighbour
+    }
+
+    fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
+        let held = self.runtime.block_on(self.peer.held(&self.weights));
+        Ok(held.map_err(failed)?.unwrap_or_default().pieces)
+    }
+
+    fn lanes(&self) -> usize {
+        4
+    }
+
+    fn run(&self) -> u32 {
+        1
+    }
+
+    fn read(&self, run: &[Piece]) -> Result<Option<Vec<u8>>, SourceError> {
+        let [piece] = run else {
+            return Ok(None);
+        };
+        let asked = self.peer.piece(&self.weights, piece.index);
+        self.runtime.block_on(asked).map_err(failed)
+    }
+
+    fn object(
+        &self,
+        object: Object,
+        offset: u64,
+        len: u32,
+    ) -> Result<Option<Vec<u8>>, SourceError> {
+        let object = match object {
+            Object::Head => weights::Object::Head,
+            Object::Manifest => weights::Object::Manifest,
+            Object::PieceList => weights::Object::PieceList,
+        };
+        let len = len.min(MAX_RANGE);
+        let asked = self.peer.read(&self.weights, object, offset, len);
+        self.runtime.block_on(asked).map_err(failed)
+    }
+}

@@ -1,0 +1,284 @@
+// The page in a real browser: `node page.mjs URL SCENARIO`. Needs Chromium, and playwright-core and
+// axe-core in the folder that HEARTHNET_TEST_NODE_MODULES names; `tests/run` fetches both.
+//
+// | scenario | what is tested |
+// |---|---|
+// | chat | questions, streams, stop, edit, retry, reload, export, delete, keys, accessibility |
+// | away | the page while the node cannot be reached, and after |
+// | failover | an answer during which a host is killed: prints a line when it may be killed |
+// | key | the page with the key in its link |
+// | invite | an invite; prints its code |
+
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+
+const modules = process.env.HEARTHNET_TEST_NODE_MODULES;
+const require = createRequire(`${modules}/`);
+const { chromium } = require('playwright-core');
+const axe = readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8');
+
+const [url, scenario] = process.argv.slice(2);
+const origin = new URL(url).origin;
+const PHONE = { width: 360, height: 740 };
+const DESK = { width: 1280, height: 800 };
+const LONG = 'Tell me a long story about a village that bakes bread.';
+
+const browser = await chromium.launch({
+  executablePath: process.env.HEARTHNET_TEST_BROWSER ?? '/usr/bin/chromium',
+  // In containers the tests run as root, where Chromium has no sandbox.
+  args: process.getuid() === 0 ? ['--no-sandbox'] : [],
+});
+
+// Opens the page in a new profile. Every violation of the policy, error and foreign request fails
+// the test at the end.
+async function visit(viewport, colorScheme = 'light', address = url) {
+  const context = await browser.newContext({ viewport, colorScheme, reducedMotion: 'reduce' });
+  const page = await context.newPage();
+  const wrong = [];
+  await page.exposeFunction('violated', (what) => wrong.push(what));
+  await page.addInitScript(() => document.addEventListener('securitypolicyviolation', (event) => {
+    window.violated(`${event.violatedDirective} ${event.blockedURI}`);
+  }));
+  page.on('pageerror', (error) => wrong.push(error.stack));
+  page.on('console', (message) => {
+    if (message.type() === 'error' && !context.expectsErrors) wrong.push(message.text());
+  });
+  context.on('request', (request) => {
+    const at = request.url();
+    if (!at.startsWith(`${origin}/`) && !/^(data|blob):/.test(at)) wrong.push(`request to ${at}`);
+  });
+  await page.goto(address);
+  return { context, page, narrow: viewport === PHONE, close: async () => {
+    assert.deepEqual(wrong, []);
+    await context.close();
+  } };
+}
+
+async function accessible(page, where) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => window.axe.run());
+  const found = violations.map((it) => `${it.id}: ${it.nodes.map((node) => node.target).join(', ')}`);
+  assert.deepEqual(found, [], where);
+}
+
+const last = (page) => page.locator('article.assistant').last();
+const words = (page) => last(page).locator('.body').innerText();
+
+async function ask(page, text) {
+  await page.fill('#question', text);
+  await page.press('#question', 'Enter');
+}
+
+// Waits until the answer has at least some characters.
+async function grows(page, characters) {
+  await page.waitForFunction((least) => {
+    const all = document.querySelectorAll('article.assistant .body');
+    return all.length && all[all.length - 1].textContent.length >= least;
+  }, characters, { timeout: 60_000 });
+}
+
+async function ended(page) {
+  await page.waitForSelector('#send:not([hidden])', { timeout: 120_000 });
+}
+
+// Opens a panel, which on a wide screen is always there.
+async function panel(view, name) {
+  if (view.narrow) await view.page.click(`#open-${name}`);
+}
+
+async function chat(viewport, scheme) {
+  const view = await visit(viewport, scheme);
+  const { page } = view;
+  await page.waitForSelector('#send:not([disabled])');
+  assert.equal(await page.locator('#welcome-who').innerText(), 'This computer answers alone.');
+  await accessible(page, 'at the start');
+
+  // A stream arrives in pieces; Shift and Enter starts a line.
+  await page.focus('#question');
+  await page.keyboard.type('Say hello.');
+  await page.keyboard.press('Shift+Enter');
+  await page.keyboard.type('In one sentence.');
+  assert.equal(await page.inputValue('#question'), 'Say hello.\nIn one sentence.');
+  await page.fill('#question', LONG);
+  await page.press('#question', 'Enter');
+  await grows(page, 1);
+  await accessible(page, 'while an answer grows');
+  const before = await words(page);
+  await grows(page, before.length + 40);
+  const more = await words(page);
+  assert.ok(more.length > before.length && await page.isVisible('#stop'));
+
+  // Escape stops, and the text so far stays.
+  await page.keyboard.press('Escape');
+  await ended(page);
+  const stopped = await words(page);
+  assert.ok(stopped.length >= before.length);
+  assert.match(await last(page).locator('.facts').innerText(), /Stopped/);
+  assert.match(await page.locator('#announce').innerText(), /Stopped\./);
+
+  // Retry asks again.
+  await last(page).getByRole('button', { name: 'Retry this answer' }).click();
+  await grows(page, 20);
+  await page.click('#stop');
+  await ended(page);
+  assert.equal(await page.locator('article').count(), 2);
+
+  // An edited question replaces the messages after it.
+  await page.getByRole('button', { name: 'Edit this question' }).click();
+  await accessible(page, 'while a question is edited');
+  await page.getByLabel('Edit the question').fill('What is 2 and 2? Answer with one word.');
+  await page.getByLabel('Edit the question').press('Enter');
+  await grows(page, 1);
+  await page.keyboard.press('Escape');
+  await ended(page);
+  assert.equal(await page.locator('article').count(), 2);
+  assert.match(await page.locator('article.user .body').innerText(), /^What is 2 and 2/);
+  await accessible(page, 'with an answer');
+
+  // Conversations survive a reload, in this browser.
+  const kept = await words(page);
+  await page.reload();
+  await panel(view, 'list');
+  const titles = page.locator('#conversations .title');
+  await titles.first().waitFor();
+  assert.equal(await titles.count(), 1);
+  await accessible(page, 'with the list of conversations');
+  await titles.first().click();
+  assert.equal(await words(page), kept);
+
+  await panel(view, 'list');
+  const download = page.waitForEvent('download');
+  await page.click('#export');
+  const exported = JSON.parse(readFileSync(await (await download).path(), 'utf8'));
+  assert.equal(exported.conversations.length, 1);
+  assert.match(exported.conversations[0].messages[0].content, /^What is 2 and 2/);
+
+  await page.locator('#conversations button[aria-label^="Delete"]').click();
+  await accessible(page, 'before something is deleted');
+  await page.click('#sure-yes');
+  await page.waitForSelector('#no-conversations:not([hidden])');
+  await page.reload();
+  await page.waitForSelector('#send:not([disabled])');
+  assert.equal(await page.locator('#conversations li').count(), 0);
+
+  await panel(view, 'mesh');
+  await accessible(page, 'with the homes and models');
+  // Nothing is wider than the screen.
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+  assert.ok(!wide);
+  await view.close();
+}
+
+// Text of a model is never HTML. A model cannot be told what to say, so the stream is replaced.
+async function hostile() {
+  const view = await visit(DESK);
+  const { page } = view;
+  const text = '# Title\n\n<img src=x onerror=alert(1)> <script>alert(1)</script>\n\n'
+    + '[bad](javascript:alert(1)) [good](https://example.org/a_b) **bold *both*** `<b>`\n\n'
+    + '| a | b |\n|---|--:|\n| 1 | 2 |\n\n1. one\n   - inner\n2. two\n\n> quote\n\n```js\n<script>\n```\n';
+  const chunk = JSON.stringify({ choices: [{ delta: { content: text }, finish_reason: 'stop' }] });
+  await page.route('**/v1/chat/completions', (route) => route.fulfill({
+    contentType: 'text/event-stream', body: `data: ${chunk}\n\ndata: [DONE]\n\n`,
+  }));
+  await page.waitForSelector('#send:not([disabled])');
+  await ask(page, 'anything');
+  await ended(page);
+  const body = last(page).locator('.body');
+  assert.equal(await body.locator('img, script, b, [onerror]').count(), 0);
+  const links = await body.locator('a').evaluateAll((all) => all.map((it) => [it.href, it.rel]));
+  assert.deepEqual(links, [['https://example.org/a_b', 'noopener noreferrer nofollow']]);
+  for (const [selector, count] of [['h3', 1], ['table td', 2], ['ol > li', 2], ['ol ul > li', 1],
+    ['blockquote', 1], ['pre code', 1], ['strong em', 1]]) {
+    assert.equal(await body.locator(selector).count(), count, selector);
+  }
+  await accessible(page, 'with a rich answer');
+  await view.close();
+}
+
+async function away() {
+  const view = await visit(DESK);
+  const { context, page } = view;
+  await page.waitForSelector('#send:not([disabled])');
+  // The page's files are kept once its worker has started.
+  await page.evaluate(() => navigator.serviceWorker.ready);
+  context.expectsErrors = true;
+  await context.setOffline(true);
+  await page.waitForSelector('#away:not([hidden])');
+  assert.ok(await page.isDisabled('#send'));
+  await accessible(page, 'while the node is away');
+  await page.reload();
+  await page.waitForSelector('#away:not([hidden])');
+  await context.setOffline(false);
+  await page.waitForSelector('#away', { state: 'hidden' });
+  await page.waitForSelector('#send:not([disabled])');
+  await view.close();
+}
+
+async function failover() {
+  const view = await visit(DESK);
+  const { page } = view;
+  // A small model may go on until its context is full.
+  await page.route('**/v1/chat/completions', (route) => {
+    const asked = route.request().postDataJSON();
+    return route.continue({ postData: JSON.stringify({ ...asked, max_tokens: 200 }) });
+  });
+  await page.waitForSelector('#send:not([disabled])');
+  await ask(page, LONG);
+  await grows(page, 60);
+  console.log('streaming');
+  await page.waitForFunction(() => /took over/.test(document.body.innerText), null, { timeout: 60_000 });
+  await ended(page);
+  assert.equal(await last(page).locator('.error').innerText(), '');
+  assert.match(await last(page).locator('.facts').innerText(), /Answered by .*took over after/);
+  await view.close();
+}
+
+async function withKey() {
+  const key = process.env.HEARTHNET_TEST_KEY;
+  const view = await visit(PHONE, 'dark', `${url}#key=${encodeURIComponent(key)}`);
+  const { context, page } = view;
+  await page.waitForSelector('#send:not([disabled])');
+  assert.equal(page.url(), `${origin}/`, 'the key is not in the address');
+  await page.reload();
+  await page.waitForSelector('#send:not([disabled])');
+  // Without the key the page asks for it.
+  context.expectsErrors = true;
+  await page.evaluate(() => localStorage.clear());
+  await page.reload();
+  await page.waitForSelector('#key-dialog[open]');
+  await accessible(page, 'while the key is asked for');
+  await page.fill('#key', key);
+  await page.press('#key', 'Enter');
+  await page.waitForSelector('#send:not([disabled])');
+  await view.close();
+}
+
+async function invite() {
+  const view = await visit(PHONE);
+  const { page } = view;
+  await page.waitForSelector('#homes:not([hidden])', { state: 'attached' });
+  await panel(view, 'mesh');
+  await page.click('#invite');
+  await accessible(page, 'before an invite');
+  await page.click('#invite-make');
+  await page.waitForSelector('#invite-qr svg');
+  await accessible(page, 'with an invite');
+  console.log(await page.locator('#invite-code').innerText());
+  await view.close();
+}
+
+const scenarios = {
+  chat: async () => {
+    for (const scheme of ['light', 'dark']) {
+      for (const viewport of [PHONE, DESK]) await chat(viewport, scheme);
+    }
+    await hostile();
+  },
+  away, failover, key: withKey, invite,
+};
+try {
+  await scenarios[scenario]();
+} finally {
+  await browser.close();
+}

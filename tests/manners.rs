@@ -1,0 +1,298 @@
+//! A host withdraws its layers because its owner asks for it, or because other programs need the
+//! memory. Answers of other members go on without a lost token, and the layers come back. Real
+//! model, real processes.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::support::community::Street;
+use crate::support::*;
+
+const QUESTION: &str = "Tell me a long story about a lighthouse keeper and a lost whale.";
+const TOKENS: usize = 512;
+
+/// Number of frames after which the host is disturbed: in the middle of the answer.
+const FRAMES: usize = 12;
+
+/// Layers of the hosts, in start order.
+const RANGES: [&str; 3] = ["0-14", "15-29", "15-29"];
+
+/// Hosts of the second half.
+const SECOND: [usize; 2] = [1, 2];
+
+/// Runs `hearthnet chat --frames`. `on_frames` is called once with the first frames.
+fn chat(home: &Home, how: &[&str], on_frames: impl FnOnce(&[Value])) -> Vec<Value> {
+    let (model, tokens) = (model(), TOKENS.to_string());
+    let ask = ["chat", QUESTION, "--frames", "--model", model];
+    let sampled = words("--temperature 0.8 --seed 7 --max-tokens");
+    let args = [&ENABLE[..], &ask, &sampled, &[&*tokens], how].concat();
+    frames(&mut home.hearthnet(&args), FRAMES, on_frames)
+}
+
+/// Output of a command without multicast, which prints JSON.
+fn json_of(home: &Home, command: &[&str]) -> Value {
+    home.json(&[&QUIET[..], command, &["--json"]].concat())
+}
+
+/// State of a home's running node.
+fn running(home: &Home) -> Value {
+    json_of(home, &["status"])["node"]["running"].clone()
+}
+
+/// Waits until a home serves no layers, for a reason with these words.
+fn until_suspended(home: &Home, words: &str) {
+    until(&format!("no layers are served: {words}"), || {
+        let node = running(home);
+        let why = node["suspended"].as_str().unwrap_or_default();
+        node["serving"].is_null() && why.contains(words)
+    });
+}
+
+fn until_serving(home: &Home) {
+    until("layers are served", || running(home)["serving"].is_string());
+}
+
+/// Asserts that an answer is that of one machine alone, and moved once, from a host to the spare.
+fn assert_moved(frames: &[Value], alone: &[Value], gone: &str, spare: &str) {
+    let answer = told(frames, "token_delta");
+    assert_eq!(answer, told(alone, "token_delta"));
+    let moves = told(frames, "shard_failover");
+    assert_eq!(moves.len(), 1, "{moves:#?}");
+    assert_eq!(moves[0]["host"], gone);
+    assert_eq!(moves[0]["replacements"], json!([spare]));
+}
+
+#[test]
+fn a_pause_during_an_answer_costs_no_token_and_resume_brings_the_layers_back() {
+    let Street {
+        founder,
+        members,
+        node: _node,
+        hosts: _hosts,
+        ids,
+    } = Street::start(&[], &RANGES);
+    let alone = chat(&founder, &["--local"], |_| {});
+    let mut paused = None;
+    let frames = chat(&founder, &[], |frames| {
+        let at = serving(frames, &ids, SECOND);
+        let said = json_of(&members[at], &["pause", "--for", "2h"]);
+        assert!(said["until_ms"].is_u64(), "{said:#}");
+        paused = Some(at);
+    });
+    let at = paused.expect("a host was paused");
+    assert_moved(&frames, &alone, &ids[at], &ids[3 - at]);
+    assert_eq!(told(&frames, "shard_failover")[0]["code"], "leaving");
+    until_suspended(&members[at], "paused by you until ");
+    let status = members[at].says(&[&QUIET[..], &["status"]].concat());
+    assert!(status.contains("paused by you until "), "{status}");
+
+    // The next answer runs without it, although it is the only process of its home.
+    let next = chat(&founder, &[], |_| {});
+    assert_eq!(told(&next, "token_delta"), told(&alone, "token_delta"));
+    assert!(told(&next, "shard_failover").is_empty());
+
+    json_of(&members[at], &["resume"]);
+    until_serving(&members[at]);
+}
+
+#[test]
+fn a_pause_survives_a_restart_and_chats_of_the_home_go_on() {
+    let host = "research.distributed_inference.host";
+    let on = format!("{host}.serve_shards=true");
+    let all = format!("{host}.serve_layers=\"0-29\"");
+    let settings = ["--set", &on, "--set", &all];
+    let (founder, daemon) = community::founded(&settings);
+    until_serving(&founder);
+    let alone = chat(&founder, &["--local"], |_| {});
+
+    json_of(&founder, &["pause"]);
+    until_suspended(&founder, "paused by you");
+    let own = chat(&founder, &[], |_| {});
+    assert_eq!(told(&own, "token_delta"), told(&alone, "token_delta"));
+
+    drop(daemon);
+    let _daemon = community::serve(&founder, &settings);
+    until_suspended(&founder, "paused by you");
+    json_of(&founder, &["resume"]);
+    until_serving(&founder);
+}
+
+#[test]
+fn a_pause_without_a_daemon_counts_from_the_next_start_on() {
+    let founder = Home::new();
+    community::found(&founder);
+    let paused = |home: &Home| json_of(home, &["status"])["node"]["paused"].clone();
+    assert_eq!(paused(&founder), Value::Null);
+    json_of(&founder, &["pause", "--until", "22:00"]);
+    assert!(paused(&founder)["until_ms"].is_u64());
+    json_of(&founder, &["resume"]);
+    assert_eq!(paused(&founder), Value::Null);
+
+    let wrong = founder.run(&words("pause --until 25:00"));
+    assert_eq!(wrong.status.code(), Some(2));
+    assert_complains(&wrong, "22:00");
+    let stranger = Home::new();
+    assert_fails(&stranger.run(&words("pause --json")), 10, "no_community");
+}
+
+/// Memory control group, removed when dropped.
+struct Group {
+    folder: PathBuf,
+    files: GroupFiles,
+}
+
+/// Names of its limit, of its use, and of the use that the kernel drops first.
+type GroupFiles = (&'static str, &'static str, &'static str);
+
+/// Folders in which a group may be made, with the names of both versions of the interface.
+const GROUPS: [(&str, GroupFiles); 2] = [
+    (
+        "/sys/fs/cgroup",
+        ("memory.max", "memory.current", "inactive_file "),
+    ),
+    (
+        "/sys/fs/cgroup/memory",
+        (
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file ",
+        ),
+    ),
+];
+
+impl Group {
+    /// New group with a limit. Prints the reason if this machine forbids it.
+    fn or_skip(name: &str, limit: u64) -> Option<Self> {
+        let name = format!("hearthnet-{}-{name}", std::process::id());
+        let mut reasons = Vec::new();
+        for (root, files) in GROUPS {
+            let group = Self {
+                folder: Path::new(root).join(&name),
+                files,
+            };
+            // Without its interface the folder is not one of control groups, or its parent does
+            // not control memory.
+            let made = fs::create_dir(&group.folder)
+                .and_then(|()| File::options().write(true).open(group.folder.join(files.0)))
+                .and_then(|mut file| file.write_all(limit.to_string().as_bytes()));
+            match made {
+                Ok(()) => return Some(group),
+                Err(why) => reasons.push(format!("{}: {why}", group.folder.display())),
+            }
+        }
+        println!("skipped: no memory control group can be made here ({reasons:?}); be root");
+        None
+    }
+
+    fn number(&self, file: &str) -> u64 {
+        let text = fs::read_to_string(self.folder.join(file)).expect("a file of the group");
+        text.trim().parse().expect("a number")
+    }
+
+    /// Bytes that processes of the group can still get.
+    fn available(&self) -> u64 {
+        let (limit, used, dropped) = self.files;
+        let stat =
+            fs::read_to_string(self.folder.join("memory.stat")).expect("a file of the group");
+        let dropped = stat.lines().find_map(|line| line.strip_prefix(dropped));
+        let dropped: u64 = dropped.map_or(0, |bytes| bytes.parse().expect("a number"));
+        let used = self.number(used).saturating_sub(dropped);
+        self.number(limit).saturating_sub(used)
+    }
+
+    fn take(&self, process: u32) {
+        let procs = self.folder.join("cgroup.procs");
+        fs::write(procs, process.to_string()).expect("the process enters the group");
+    }
+
+    /// Program in this group that takes so many bytes of memory and keeps them.
+    fn hog(&self, bytes: u64) -> Hog {
+        // `tail` keeps the last line, which does not end.
+        let line = format!("head -c {bytes} /dev/zero; sleep 1000");
+        let enter = "echo $$ > \"$0/cgroup.procs\" && (eval \"$1\") | exec tail";
+        let mut command = Command::new("setsid");
+        command
+            .args(["sh", "-c", enter])
+            .arg(&self.folder)
+            .arg(line);
+        command.stdout(Stdio::null()).stdin(Stdio::null());
+        Hog(command.spawn().expect("a shell"))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Its processes must leave first; those that end do so.
+        let procs = fs::read_to_string(self.folder.join("cgroup.procs")).unwrap_or_default();
+        let parent = self.folder.parent().expect("a parent").join("cgroup.procs");
+        for process in procs.lines() {
+            let _ = fs::write(&parent, process);
+        }
+        let _ = fs::remove_dir(&self.folder);
+    }
+}
+
+/// Processes of a hog, a group of their own; killed when dropped.
+struct Hog(Child);
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        let group = pid(self.0.id());
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_memory_hog_gets_the_memory_of_layers_and_the_answer_goes_on() {
+    let Some(groups) = ["a", "b"]
+        .into_iter()
+        .map(|name| Group::or_skip(name, 512 << 20))
+        .collect::<Option<Vec<Group>>>()
+    else {
+        return;
+    };
+    let Street {
+        founder,
+        members,
+        node: _node,
+        hosts,
+        ids,
+    } = Street::start(&[], &RANGES);
+    let alone = chat(&founder, &["--local"], |_| {});
+    // Layers that are loaded in the group count for it.
+    for (at, group) in SECOND.into_iter().zip(&groups) {
+        group.take(hosts[at].child.id());
+        json_of(&members[at], &["pause"]);
+        until_suspended(&members[at], "paused by you");
+        json_of(&members[at], &["resume"]);
+        until_serving(&members[at]);
+    }
+
+    // Memory that is not a copy of a file, in bytes.
+    let own = |at: usize| kernel_number(hosts[at].child.id(), "RssAnon:") << 10;
+    let mut hog = None;
+    let frames = chat(&founder, &[], |frames| {
+        let at = serving(frames, &ids, SECOND);
+        let group = &groups[at - 1];
+        let before = own(at);
+        let hungry = group.hog(group.available() - (40 << 20));
+        let weights = hosts[at].ready["weight_bytes"].as_u64().expect("bytes");
+        let took = until("most of the layers' memory is free", || {
+            before.saturating_sub(own(at)) > weights / 10 * 8
+        });
+        println!("{weights} bytes of layers are free {took:?} after a hog of memory started");
+        hog = Some((at, hungry));
+    });
+    let (at, mut hog) = hog.expect("a host was disturbed");
+    assert_moved(&frames, &alone, &ids[at], &ids[3 - at]);
+    until_suspended(&members[at], "other programs need the memory");
+    // The hog got what it wanted.
+    assert!(hog.0.try_wait().expect("our own process").is_none());
+    drop(hog);
+    until_serving(&members[at]);
+}
