@@ -48,6 +48,9 @@ enum Role {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Runs a part of the real program that computes; started by the program itself.
+    #[command(hide = true)]
+    Engine { role: OsString },
     /// Runs a compromised daemon; started by the suite itself.
     #[command(hide = true)]
     Intruder {
@@ -69,6 +72,10 @@ fn main() -> ExitCode {
             role: Some(Role::Program { arguments }),
             ..
         } => return hearthnet::main(std::iter::once("hearthnet".into()).chain(arguments)),
+        Arguments {
+            role: Some(Role::Engine { role }),
+            ..
+        } => return hearthnet::main(["hearthnet".into(), "engine".into(), role]),
         Arguments {
             role: Some(Role::Intruder { plan }),
             ..

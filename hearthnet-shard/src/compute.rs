@@ -10,7 +10,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 
 use crate::engine::{EngineSource, Footprint, LayerEngine, LoadFault, StartProgress};
-use crate::fault::StreamFault;
 use crate::sched::{Command, Scheduler};
 
 /// Reports of the first load.
@@ -33,7 +32,7 @@ pub(crate) enum Running {
     Yes,
     /// Ended on request.
     Ended,
-    /// It panicked (a defect), or the engine's device is gone.
+    /// It panicked (a defect), or the engine is lost for good.
     Failed,
 }
 
@@ -68,7 +67,7 @@ impl Compute {
                 let end = match std::panic::catch_unwind(body) {
                     Ok(Ok(())) => Running::Ended,
                     Ok(Err(Lost)) => {
-                        tracing::error!("the engine's device is gone; the host stops serving");
+                        tracing::error!("the engine is lost; the host stops serving");
                         Running::Failed
                     }
                     Err(_) => {
@@ -96,7 +95,7 @@ impl Drop for Compute {
     }
 }
 
-/// The engine's device is gone.
+/// The engine is lost for good.
 struct Lost;
 
 fn run<S: EngineSource>(
@@ -126,6 +125,10 @@ fn run<S: EngineSource>(
     // A command that ended a wait.
     let mut first = None;
     loop {
+        // Before any command: an open after a loss finds no engine, and loads one.
+        if !scheduler.survives_loss() {
+            return Err(Lost);
+        }
         for command in first.take().into_iter().chain(inbox.try_iter()) {
             let is_last = matches!(command, Command::Shutdown);
             scheduler.handle(command);
@@ -158,11 +161,6 @@ fn run<S: EngineSource>(
         }
         gathering = None;
         let worked = scheduler.turn();
-        if worked && scheduler.is_lost() {
-            let reason = "its device is gone".into();
-            scheduler.end_all(&StreamFault::Internal { reason });
-            return Err(Lost);
-        }
         let timeout = scheduler.upkeep();
         if worked {
             if scheduler.delays_decode() {

@@ -66,8 +66,8 @@ pub trait LayerEngine: 'static {
     /// Bytes of KV in use by all sequences.
     fn kv_bytes_in_use(&self) -> u64;
 
-    /// Returns whether the engine's device is gone for good, for instance after a driver reset: no
-    /// call can succeed any more, and the host ends. Called after every batch.
+    /// Returns whether the engine's device or process is gone, for instance after a driver reset: no
+    /// call can succeed any more. Called before and after every batch.
     fn is_lost(&mut self) -> bool {
         false
     }
@@ -83,6 +83,12 @@ pub trait EngineSource: Send + 'static {
     /// # Errors
     /// If the weights cannot be verified or loaded.
     fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<Self::Engine, LoadFault>;
+
+    /// Returns whether an engine that was lost may be loaded again. Called once for each loss. If
+    /// not, the host ends.
+    fn may_reload(&mut self) -> bool {
+        false
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -9,7 +9,7 @@ use hearthnet_bus::calls::CallServer;
 use hearthnet_bus::flight::Name;
 use hearthnet_bus::node::{Node, TensorSessions, bus_rule};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
-use hearthnet_platform::process::resident_bytes;
+use hearthnet_platform::process::resident_bytes_of_all;
 use hearthnet_transport::{Arrival, Connection, Listener};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -358,13 +358,13 @@ impl RunningHost {
             weight_bytes: self.stats().weight_bytes,
             kv_bytes_per_position: self.footprint.per_position,
             kv_positions: u64::from(self.pool.total) * u64::from(self.pool.page),
-            resident_bytes: resident_bytes(std::process::id()),
+            resident_bytes: resident_bytes_of_all(std::process::id()),
         }
     }
 
     /// Resolves if the engine can no longer compute: its thread died, which only a defect can
-    /// cause, or its device is gone ([`crate::LayerEngine::is_lost`]). The host then refuses
-    /// everything and should be ended.
+    /// cause, or it is lost ([`crate::LayerEngine::is_lost`]) and cannot be loaded again. The host
+    /// then refuses everything and should be ended.
     pub async fn failed(&self) {
         let mut running = self.compute.running.clone();
         if running

@@ -26,6 +26,7 @@
 //! | start, descriptor, shutdown | `host.rs` |
 //! | error codes | `fault.rs` |
 //! | engine trait | `engine.rs`, implemented by the exact engine in `model.rs` |
+//! | exact engine in a process of its own | `child/` |
 //!
 //! Invariants:
 //!
@@ -43,6 +44,7 @@
 
 mod admission;
 mod batch;
+mod child;
 mod chunked_prefill;
 mod claims;
 mod clock;
@@ -62,6 +64,7 @@ mod stream_handle;
 mod stream_table;
 
 pub use admission::{BENCH, PIPELINE};
+pub use child::{Connect, serve_engine};
 pub use config::ServeConfig;
 pub use engine::{
     EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Served, Span, StartProgress,

@@ -12,6 +12,6 @@ pub struct MemoryReport {
     /// Positions that all streams together may hold, in whole pages.
     #[serde(default)]
     pub kv_positions: u64,
-    /// Resident memory of the whole process, where the system reports it (Linux).
+    /// Resident memory of the process and its engine's, where the system reports it (Linux).
     pub resident_bytes: Option<u64>,
 }

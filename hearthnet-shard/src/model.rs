@@ -9,6 +9,7 @@ use hearthnet_files::part::open_model;
 use hearthnet_files::{BoundaryDtype, ModelFile, ModelSpec, TextId, WeightsId};
 use tokio::sync::mpsc;
 
+use crate::child::{Connect, Load, RemoteSource};
 use crate::config::ServeConfig;
 use crate::engine::{
     EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Served, Span, StartProgress,
@@ -92,6 +93,58 @@ impl ShardHost {
             + Send
             + 'static,
     {
+        let known = Known::read(config, &mut progress).await?;
+        let (arithmetic, load) = engine(known.manifest.spec(), known.options.clone())?;
+        let served = known.served(arithmetic);
+        let source = ModelSource {
+            path: known.path,
+            manifest: known.manifest,
+            range: half_open(known.layers),
+            load,
+        };
+        Self::start_on(known.serve, place, served, source, &mut progress).await
+    }
+
+    /// As [`Self::start`], with the engine in a process that `connect` starts: at the start, and again
+    /// when a stream is opened after the weights were unloaded or the process was lost.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_in_child(
+        config: ShardConfig,
+        place: impl Into<Place<'_>>,
+        mut progress: impl FnMut(StartProgress) + Send,
+        connect: Connect,
+    ) -> Result<RunningHost, StartError> {
+        let known = Known::read(config, &mut progress).await?;
+        let served = known.served(ARITHMETIC.to_owned());
+        let load = Load {
+            range: half_open(known.layers),
+            niceness: known.serve.niceness,
+            options: known.options,
+            manifest: known.manifest.encode(),
+        };
+        let source = RemoteSource::new(known.path, load, connect);
+        Self::start_on(known.serve, place, served, source, &mut progress).await
+    }
+}
+
+/// Model of a host, read and checked, and the configuration for it.
+struct Known {
+    path: PathBuf,
+    model_id: String,
+    layers: (u32, u32),
+    manifest: Manifest,
+    weights: WeightsId,
+    options: EngineOptions,
+    serve: ServeConfig,
+}
+
+impl Known {
+    async fn read(
+        config: ShardConfig,
+        progress: &mut (dyn FnMut(StartProgress) + Send),
+    ) -> Result<Self, StartError> {
         let ShardConfig {
             model,
             model_id,
@@ -121,32 +174,36 @@ impl ShardHost {
         if let Some(text) = text {
             serve.software.push_str(&format!(" text/{text}"));
         }
-        let spec = manifest.spec();
         let options = EngineOptions {
             max_kv_bytes: serve.kv_budget_bytes,
             max_sequences: serve.max_concurrent_streams as usize,
             max_context: serve.max_positions,
             ..options
         };
-        let (arithmetic, load) = engine(spec, options)?;
-        let served = Served {
+        Ok(Self {
             model_id: model_id.unwrap_or_else(|| stem(&model)),
-            weights: weights.0,
-            lo: layers.0,
-            hi: layers.1,
+            path: model,
+            layers,
+            manifest,
+            weights,
+            options,
+            serve,
+        })
+    }
+
+    fn served(&self, arithmetic: String) -> Served {
+        let spec = self.manifest.spec();
+        Served {
+            model_id: self.model_id.clone(),
+            weights: self.weights.0,
+            lo: self.layers.0,
+            hi: self.layers.1,
             total_layers: spec.layers,
             width: spec.width,
             boundary: spec.boundary,
             context: spec.context,
             arithmetic,
-        };
-        let source = ModelSource {
-            path: model,
-            manifest,
-            range: half_open(layers),
-            load,
-        };
-        Self::start_on(serve, place, served, source, &mut progress).await
+        }
     }
 }
 
@@ -225,7 +282,10 @@ where
 }
 
 /// Adds the phase to reports of bytes done and total.
-fn in_phase(phase: LoadPhase, mut report: impl FnMut(StartProgress)) -> impl FnMut(u64, u64) {
+pub(crate) fn in_phase(
+    phase: LoadPhase,
+    mut report: impl FnMut(StartProgress),
+) -> impl FnMut(u64, u64) {
     move |done, total| report(StartProgress { phase, done, total })
 }
 

@@ -43,6 +43,7 @@ use crate::cli::{Failure, Kind, Sanitized, note, report};
 use crate::config::{Context, CpuLatency, Loaded};
 use crate::daemon::isolation;
 use crate::home::key_status;
+use crate::hosting::engine_process::start_starter;
 
 /// Wipes memory as it is freed. Prompts, answers and keys pass through buffers of many libraries.
 /// Without wiping they could remain in a core dump, in swap space, or for a later attacker.
@@ -55,8 +56,8 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     init_logs(&args);
     let json = wants_json(&matches);
     let dir = match args.command {
-        // These commands print files for other programs.
-        Command::Completions { .. } | Command::Man { .. } => None,
+        // These commands print files for other programs, or are parts of a daemon.
+        Command::Completions { .. } | Command::Man { .. } | Command::Engine(_) => None,
         _ => args.global.dir().ok(),
     };
     let outcome = run(args);
@@ -126,6 +127,7 @@ fn run(args: Args) -> Result<(), Failure> {
         }
         Command::Completions { shell } => return commands::manual::completions(*shell),
         Command::Man { directory } => return commands::manual::man(directory),
+        Command::Engine(command) => return commands::engine::run(*command),
         _ => {}
     }
     let loaded = Loaded::load(global.config.as_deref(), &global.set)?;
@@ -156,6 +158,7 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
     let cx = &Context { global, config };
     // Before any thread is started, because threads keep the access they start with.
     if let Some((model, engine)) = command.serves() {
+        start_starter();
         isolation::enter(cx, model, engine);
     }
     if let Some((model, into)) = command.reads() {
@@ -182,6 +185,7 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         | Command::Up(_)
         | Command::Restore(_)
         | Command::Completions { .. }
-        | Command::Man { .. } => Ok(()),
+        | Command::Man { .. }
+        | Command::Engine(_) => Ok(()),
     }
 }

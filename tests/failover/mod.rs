@@ -9,6 +9,7 @@
 //! cargo test --release -p hearthnet --test program -- failover:: --ignored --nocapture
 //! ```
 
+mod engine;
 mod silence;
 
 use std::net::{SocketAddr, TcpStream};
@@ -93,6 +94,8 @@ impl Scene {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     Kill,
+    /// Of the process that computes; the host itself goes on.
+    KillEngine,
     Stop,
 }
 
@@ -136,6 +139,7 @@ impl Fleet {
                 host.signal(Signal::KILL);
                 wait_for_end(host.process.child.id());
             }
+            Fault::KillEngine => engine::kill(engine_of(host.process.child.id())),
             Fault::Stop => stop(host),
         }
     }
@@ -144,7 +148,10 @@ impl Fleet {
     fn mend(&mut self, caller: &Caller, node: &str, fault: Fault) {
         let place = self.place(node);
         match fault {
-            Fault::Kill => self.0[place] = caller.host(RANGES[place % RANGES.len()], &[]),
+            // A host replaces only three engines within ten minutes.
+            Fault::Kill | Fault::KillEngine => {
+                self.0[place] = caller.host(RANGES[place % RANGES.len()], &[]);
+            }
             Fault::Stop => self.0[place].signal(Signal::CONT),
         }
     }
@@ -189,10 +196,15 @@ fn a_killed_host_costs_no_token() {
 }
 
 #[test]
+fn a_killed_engine_costs_no_token() {
+    matrix(Fault::KillEngine, &[0, 1, 17, TOKENS - 1, TOKENS]);
+}
+
+#[test]
 #[ignore = "takes minutes: every host, every token, every fault"]
 fn the_whole_fault_matrix_gives_the_same_answer() {
     let positions: Vec<u32> = (0..=TOKENS).collect();
-    for fault in [Fault::Kill, Fault::Stop] {
+    for fault in [Fault::Kill, Fault::KillEngine, Fault::Stop] {
         let mut times = matrix(fault, &positions);
         times.sort_by(f64::total_cmp);
         let at = |percent: usize| times[(times.len() * percent).div_ceil(100).max(1) - 1];

@@ -385,6 +385,17 @@ pub(crate) fn children_of(id: u32) -> Vec<u32> {
         .collect()
 }
 
+/// Process that computes for a daemon: the only child of its starter.
+pub(crate) fn engine_of(daemon: u32) -> u32 {
+    let [starter] = children_of(daemon)[..] else {
+        panic!("not one starter of {daemon}: {:?}", children_of(daemon));
+    };
+    match children_of(starter)[..] {
+        [engine] => engine,
+        ref other => panic!("not one engine of {daemon}: {other:?}"),
+    }
+}
+
 /// Runs a command to its successful end and returns the frames that it prints, one per line. After
 /// `count` frames `on_frames` is called once with the frames so far.
 pub(crate) fn frames(

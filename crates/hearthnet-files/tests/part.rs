@@ -1,4 +1,5 @@
 //! Parts of models: a folder that holds some pieces of a file.
+#![allow(clippy::unwrap_used, clippy::single_range_in_vec_init)] // in helpers, where a failure fails the test
 
 use std::fs;
 use std::ops::Range;

@@ -16,7 +16,8 @@
 //! | processor time of the machine and of this process | [`cpu_time`] | `linux/` |
 //! | battery | [`power`] | `linux/` |
 //! | holes of sparse files | [`holes`] | `linux/` |
-//! | state and memory of a process | [`process`] | `linux/` |
+//! | state and memory of a process; its end | [`process`] | `linux/` |
+//! | connection between two processes, which carries open files | [`pipe`] | `linux/` |
 //! | user at the other end of a TCP connection | [`peer`] | `linux/` |
 //! | limit of the CPU wake-up latency | [`cpu_latency`] | `linux/` |
 //! | cores that threads run on | [`cores`], [`affinity`] | `linux/` |

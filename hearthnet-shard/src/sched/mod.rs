@@ -238,9 +238,16 @@ impl<S: EngineSource> Scheduler<S> {
         self.delays_decode
     }
 
-    /// Returns whether the engine's device is gone.
-    pub(crate) fn is_lost(&mut self) -> bool {
-        self.engine.as_mut().is_some_and(LayerEngine::is_lost)
+    /// If the engine is lost, drops it and ends all streams, so that their callers choose other
+    /// hosts. Returns false if it cannot be loaded again.
+    pub(crate) fn survives_loss(&mut self) -> bool {
+        if !self.engine.as_mut().is_some_and(LayerEngine::is_lost) {
+            return true;
+        }
+        let reason = "its device or process is gone".into();
+        self.end_all(&StreamFault::Internal { reason });
+        self.evict();
+        self.source.may_reload()
     }
 
     /// Takes snapshots of the streams.

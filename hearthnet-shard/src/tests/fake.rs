@@ -56,6 +56,8 @@ pub(crate) struct Probe {
     pub(crate) kv_bytes: AtomicU64,
     /// Engines in memory now.
     pub(crate) loaded: AtomicU32,
+    /// How many lost engines may be loaded again.
+    pub(crate) reloads: AtomicU32,
     /// Error of the next load.
     pub(crate) load_error: Mutex<Option<String>>,
     /// If set, the engine advances this clock by one millisecond per row.
@@ -270,6 +272,13 @@ impl EngineSource for FakeSource {
             next: 0,
             lost: false,
         })
+    }
+
+    fn may_reload(&mut self) -> bool {
+        let reloads = &self.0.reloads;
+        let left = reloads.load(Ordering::SeqCst);
+        reloads.store(left.saturating_sub(1), Ordering::SeqCst);
+        left > 0
     }
 }
 

@@ -9,7 +9,7 @@ use hearthnet_transport::{DType, Message, Step, StreamOpen, Want};
 use fake::{WEIGHTS, WIDTH};
 
 mod community;
-mod fake;
+pub(crate) mod fake;
 mod net;
 mod protocol;
 

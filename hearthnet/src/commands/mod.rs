@@ -7,6 +7,7 @@ pub(crate) mod community;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod diagnose;
+pub(crate) mod engine;
 pub(crate) mod id;
 pub(crate) mod init;
 pub(crate) mod log;

@@ -1,6 +1,6 @@
 //! Sandbox of a daemon: it can read only the files it needs, write its own, and cannot start or
 //! inspect processes. A command that reads an untrusted model file can access only that file, and
-//! no network.
+//! no network. A process that computes for a daemon can open nothing at all.
 //!
 //! An attacker who takes over the daemon gets no further access. Best effort: if the kernel lacks a
 //! feature, the rest still applies, and the log, `status` and `diagnose` report the gap. The
@@ -65,6 +65,21 @@ pub(crate) fn enter_to_read(cx: &Context, model: &ModelRef, into: Option<&Path>)
     for (what, done) in [
         ("files", restrict_files(&needed.0)),
         ("system calls", deny_system_calls(&[])),
+    ] {
+        if let Err(why) = done {
+            tracing::info!("{what} are not restricted: {why}");
+        }
+    }
+}
+
+/// Sandboxes irrevocably a process that computes for a daemon. Denies all files and sockets: the
+/// daemon sends it the open model file.
+pub(crate) fn enter_engine() {
+    for (what, done) in [
+        ("files", restrict_files(&Files::default())),
+        ("system calls", deny_system_calls(&[])),
+        // Rows of conversations pass through it.
+        ("memory", hide_memory()),
     ] {
         if let Err(why) = done {
             tracing::info!("{what} are not restricted: {why}");
@@ -244,6 +259,46 @@ mod tests {
         listen().unwrap();
         deny_system_calls(&[]).unwrap();
         assert_eq!(refused(listen()), denied);
+    }
+
+    #[test]
+    fn an_engine_opens_neither_files_nor_sockets() {
+        // In a child process, because the sandbox is irrevocable.
+        let inside = "HEARTHNET_TEST_ISOLATED_ENGINE";
+        if std::env::var_os(inside).is_none() {
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "--nocapture", "--test-threads=1"])
+                .arg("daemon::isolation::tests::an_engine_opens_neither_files_nor_sockets")
+                .env(inside, "1")
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{output:?}");
+            let inside = String::from_utf8_lossy(&output.stdout);
+            assert!(inside.contains("1 passed"), "{inside}");
+            return;
+        }
+        let (near, far) = hearthnet_platform::pipe::Pipe::pair().unwrap();
+        near.send_file(&fs::File::open("/proc/self/exe").unwrap())
+            .unwrap();
+        enter_engine();
+        let refused = |done: std::io::Result<()>| done.unwrap_err().kind();
+        let denied = ErrorKind::PermissionDenied;
+        let listen = std::net::TcpListener::bind("127.0.0.1:0").map(drop);
+        assert_eq!(refused(listen), denied);
+        let unix = std::os::unix::net::UnixStream::connect("/run/x");
+        assert_eq!(refused(unix.map(drop)), denied);
+        // A file that another process opened can be read.
+        let mut file = far.receive_file().unwrap().unwrap();
+        std::io::Read::read_exact(&mut file, &mut [0; 4]).unwrap();
+        if restrict_files(&Files::default()).is_err() {
+            // Without Landlock in the kernel there is nothing more to test.
+            return;
+        }
+        for path in ["/etc/passwd", "/proc/self/maps", "/tmp"] {
+            assert_eq!(refused(fs::File::open(path).map(drop)), denied, "{path}");
+        }
+        assert_eq!(refused(fs::write("/tmp/x", "x")), denied);
+        assert_eq!(refused(Command::new("/bin/true").spawn().map(drop)), denied);
     }
 
     #[test]

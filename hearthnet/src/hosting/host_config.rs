@@ -93,7 +93,7 @@ pub(crate) fn stopping(settings: &Host) -> String {
 
 /// Error of a host whose engine has failed.
 pub(crate) fn engine_failed() -> Failure {
-    Failure::internal("the engine has failed: its device is gone, or it has a defect")
+    Failure::internal("the engine has failed: its device is gone, its process ended too often, or it has a defect")
         .code("engine_failed")
         .hint("start it again; the log names the cause")
 }

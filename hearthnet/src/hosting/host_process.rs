@@ -12,7 +12,7 @@ use hearthnet_bus::NodeKey;
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_platform::cores::{cores, on_core};
-use hearthnet_platform::process::resident_bytes;
+use hearthnet_platform::process::resident_bytes_of_all;
 use hearthnet_platform::terminal::in_own_group;
 
 use crate::cli::{Failure, Kind, failure};
@@ -246,9 +246,9 @@ impl HostProcess {
             .map_or_else(String::new, |r| r.address.clone())
     }
 
-    /// Resident memory of the process, if the system reports it.
+    /// Resident memory of the process and its engine's, if the system reports it.
     pub(crate) fn resident_bytes(&self) -> Option<u64> {
-        resident_bytes(self.child.id())
+        resident_bytes_of_all(self.child.id())
     }
 
     /// Ends the process: closes its standard input, then kills it after a timeout.

@@ -25,6 +25,7 @@ mod type_use;
 mod value;
 pub mod writer;
 
+use std::fs::File;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -71,11 +72,22 @@ impl Gguf {
     /// [`GgufError::Io`] if the file cannot be opened or mapped, any other variant if it is not a
     /// valid GGUF file.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
+        let file = regular_file::open(path).map_err(|source| GgufError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::map(&file, path)
+    }
+
+    /// Maps an open file and checks its header. `path` is only used in error messages.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn map(file: &File, path: &Path) -> Result<Self, GgufError> {
         let io = |source| GgufError::Io {
             path: path.to_owned(),
             source,
         };
-        let file = regular_file::open(path).map_err(io)?;
         let info = file.metadata().map_err(io)?;
         if info.len() == 0 {
             return Err(GgufError::Magic(Vec::new()));
@@ -87,7 +99,7 @@ impl Gguf {
         // file into place, which leaves this map unchanged. Parts of models are written in place,
         // but only pieces that are not held, which are not read through a map.
         #[allow(unsafe_code)]
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        let map = unsafe { memmap2::Mmap::map(file) }.map_err(io)?;
         Self::from_data(Data::Map(map), info.modified().ok())
     }
 

@@ -10,6 +10,8 @@ pub mod hardware;
 pub mod holes;
 pub mod memory;
 pub mod peer;
+#[cfg(target_os = "linux")]
+pub mod pipe;
 pub mod power;
 pub mod process;
 #[cfg(all(target_os = "linux", feature = "sandbox"))]

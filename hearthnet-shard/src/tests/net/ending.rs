@@ -124,3 +124,27 @@ async fn a_host_whose_device_is_gone_ends_all_streams_and_says_so_to_the_operato
     let report = host.running.shutdown(Duration::from_secs(30)).await;
     assert_eq!(report.streams_cut, 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_whose_engine_may_be_replaced_ends_all_streams_and_serves_the_next_one() {
+    let (host, mut caller) = with_streams(2).await;
+    host.probe.reloads.store(1, Ordering::SeqCst);
+    caller.send(step(1, 0, &[[LOSES; 4]])).await;
+    let mut ended = Vec::new();
+    while ended.len() < 2 {
+        match caller.0.recv().await.unwrap() {
+            Message::StreamError(e) => ended.push((e.stream, e.code)),
+            other => panic!("{other:?}"),
+        }
+    }
+    let internal = |stream| (stream, "internal".into());
+    assert_eq!(ended, [internal(1), internal(2)]);
+    host.until(|stats| stats.weight_bytes == 0).await;
+    caller.open(3).await.unwrap();
+    assert_eq!(host.running.stats().weight_bytes, WEIGHT_BYTES);
+    caller.send(step(3, 0, &rows(2))).await;
+    assert_eq!(caller.result().await.rows, 2);
+    // The next loss is one too many.
+    caller.send(step(3, 2, &[[LOSES; 4]])).await;
+    host.running.failed().await;
+}

@@ -1,6 +1,6 @@
-//! Arguments that choose the engine, shared by several commands.
+//! Arguments that choose the engine, shared by several commands; roles of the processes around it.
 
-use clap::ValueEnum;
+use clap::{Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -10,6 +10,17 @@ pub(crate) enum EngineKind {
     Exact,
     /// libtorch, for graphics cards: close to the exact engine, but not identical
     Torch,
+}
+
+/// Role of a process that a daemon starts for its engines. The process is given a connection as
+/// standard input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+pub(crate) enum EngineCommand {
+    /// Start engines until the daemon ends.
+    Starter,
+    /// Compute until the connection ends.
+    Run,
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Eq, clap::Args, Serialize, Deserialize)]

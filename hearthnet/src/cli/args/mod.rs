@@ -28,7 +28,9 @@ pub(crate) use community::{
     LogCommand, PolicyArgs, RenewArgs, RestoreArgs, RevokeArgs, RunArgs,
 };
 pub(crate) use diagnose::DiagnoseArgs;
-pub(crate) use engine::{EngineKind, HostEngineArgs, TorchArgs, parse_device, parse_dtype};
+pub(crate) use engine::{
+    EngineCommand, EngineKind, HostEngineArgs, TorchArgs, parse_device, parse_dtype,
+};
 pub(crate) use private::PrivateArgs;
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use service::AnswerArgs;
@@ -195,6 +197,9 @@ pub(crate) enum Command {
     /// Show the configuration, or check a configuration file.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Compute for a daemon, which starts this itself.
+    #[command(subcommand, hide = true)]
+    Engine(EngineCommand),
     /// Print a completion script for a shell.
     ///
     /// For example: hearthnet completions bash > ~/.local/share/bash-completion/completions/hearthnet

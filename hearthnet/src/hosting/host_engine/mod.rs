@@ -20,6 +20,7 @@ use self::torch::Torch;
 use crate::cli::args::{EngineKind, HostEngineArgs, TorchArgs};
 use crate::cli::{Failure, Kind, bytes, failure};
 use crate::config::Config;
+use crate::hosting::engine_process;
 use crate::models::{OpenModel, weights_budget};
 
 #[cfg(feature = "torch")]
@@ -58,7 +59,8 @@ impl HostEngine {
         }
     }
 
-    /// Starts a host. `listen` is only used in error messages.
+    /// Starts a host, with the exact engine in a process of its own if this process can start one.
+    /// `listen` is only used in error messages.
     pub(crate) async fn start(
         &self,
         config: ShardConfig,
@@ -67,7 +69,10 @@ impl HostEngine {
     ) -> Result<RunningHost, Failure> {
         let (place, progress) = (place.into(), start_progress());
         let started = match self {
-            Self::Exact => ShardHost::start(config, place, progress).await,
+            Self::Exact => match engine_process::connect() {
+                Some(connect) => ShardHost::start_in_child(config, place, progress, connect).await,
+                None => ShardHost::start(config, place, progress).await,
+            },
             Self::Torch(torch) => torch.start(config, place, progress).await,
         };
         started.map_err(|error| {

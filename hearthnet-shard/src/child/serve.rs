@@ -1,0 +1,193 @@
+//! The child's side: runs the exact engine for a host in another process.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use hearthnet_engine::Engine;
+use hearthnet_files::{Gguf, Manifest, ModelError, ModelFile};
+use hearthnet_platform::machine::stand_back;
+use hearthnet_platform::pipe::Pipe;
+use zeroize::Zeroize as _;
+
+use super::message::{
+    CLOSE, DONE, FAULT, FORWARD, Fields, LOAD, LOADED, Load, Malformed, Message, OPEN, TRUNCATE,
+    write_fault, write_load_fault, write_progress,
+};
+use crate::engine::{LayerEngine, LoadFault, LoadPhase, Span, StartProgress};
+use crate::fault::StreamFault;
+use crate::model::in_phase;
+
+/// Limit of a request. A host sends at most a prefill chunk and some decode rows.
+const REQUEST_LIMIT: usize = 1 << 30;
+
+/// Loads layers of the model file that the host sends, and computes for it until the connection
+/// ends. Opens no file and no socket.
+///
+/// # Errors
+/// An error of the connection, or a request that no host sends.
+pub fn serve_engine(pipe: &Pipe) -> io::Result<()> {
+    let Some(file) = pipe.receive_file()? else {
+        return Ok(());
+    };
+    let mut message = Message::default();
+    let (kind, fields) = message.receive(pipe, REQUEST_LIMIT)?;
+    if kind != LOAD {
+        return Err(Malformed.into());
+    }
+    let load = Load::read(fields)?;
+    stand_back(load.niceness);
+    let loaded = load_engine(&file, &load, &mut |step| {
+        write_progress(step, &mut message);
+        message.send(pipe)
+    });
+    let (width, engine) = match loaded {
+        Ok(loaded) => loaded,
+        Err(fault) => {
+            write_load_fault(&fault, &mut message);
+            return message.send(pipe);
+        }
+    };
+    serve(pipe, engine, width)
+}
+
+/// Width of a row, and the engine. A closed connection ends the load.
+fn load_engine(
+    file: &File,
+    load: &Load,
+    report: &mut dyn FnMut(StartProgress) -> io::Result<()>,
+) -> Result<(usize, Engine), LoadFault> {
+    let manifest = Manifest::decode(&load.manifest).map_err(|error| error.to_string())?;
+    let gguf = Gguf::map(file, Path::new("the model"));
+    let model = ModelFile::from_gguf(gguf.map_err(ModelError::from)?)?
+        .with_boundary(manifest.spec().boundary);
+    let mut progress = |step| {
+        if report(step).is_err() {
+            // The host has ended: so does this process, whose only work is this load.
+            std::process::exit(1);
+        }
+    };
+    let range = load.range.clone();
+    let verified = manifest.verify(
+        &model,
+        range.clone(),
+        false,
+        &mut in_phase(LoadPhase::Verifying, &mut progress),
+    );
+    verified.map_err(|error| error.to_string())?;
+    let loading = &mut in_phase(LoadPhase::Loading, &mut progress);
+    let engine = Engine::load(&model, range, &load.options, loading)?;
+    Ok((manifest.spec().width as usize, engine))
+}
+
+/// Answers requests until the connection ends.
+pub(super) fn serve<E: LayerEngine>(pipe: &Pipe, engine: E, width: usize) -> io::Result<()> {
+    let mut message = Message::default();
+    let footprint = engine.footprint();
+    message.start(LOADED).u64(engine.weight_bytes());
+    message
+        .u64(footprint.per_sequence)
+        .u64(footprint.per_position);
+    message.u32(footprint.page).send(pipe)?;
+    let mut served = Served::new(engine, width);
+    let mut reply = Message::default();
+    loop {
+        let (kind, fields) = match message.receive(pipe, REQUEST_LIMIT) {
+            Ok(request) => request,
+            Err(end) if end.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let outcome = served.act(kind, fields)?;
+        let kv_bytes = served.engine.kv_bytes_in_use();
+        match outcome {
+            Ok(value) => {
+                reply.start(DONE).u64(kv_bytes).u64(value).rows(&served.x);
+            }
+            Err(fault) => {
+                reply.start(FAULT).u64(kv_bytes);
+                for span in &served.spans {
+                    reply.u32(served.engine.len(span.seq));
+                }
+                write_fault(&fault, &mut reply);
+            }
+        }
+        served.x.as_mut_slice().zeroize();
+        reply.send(pipe)?;
+    }
+}
+
+pub(super) struct Served<E: LayerEngine> {
+    engine: E,
+    /// Values of a row.
+    width: usize,
+    sequences: HashMap<u64, E::Seq>,
+    /// Id of the next sequence.
+    next: u64,
+    /// Spans and rows of the last request.
+    spans: Vec<Span<E::Seq>>,
+    x: Vec<f32>,
+}
+
+impl<E: LayerEngine> Served<E> {
+    pub(super) fn new(engine: E, width: usize) -> Self {
+        Self {
+            engine,
+            width,
+            sequences: HashMap::new(),
+            next: 0,
+            spans: Vec::new(),
+            x: Vec::new(),
+        }
+    }
+
+    pub(super) fn act(
+        &mut self,
+        kind: u8,
+        mut from: Fields<'_>,
+    ) -> io::Result<Result<u64, StreamFault>> {
+        self.spans.clear();
+        self.x.clear();
+        Ok(match kind {
+            OPEN => self.engine.open().map(|seq| {
+                self.next += 1;
+                self.sequences.insert(self.next, seq);
+                self.next
+            }),
+            CLOSE => {
+                if let Some(seq) = self.sequences.remove(&from.u64()?) {
+                    self.engine.close(seq);
+                }
+                Ok(0)
+            }
+            TRUNCATE => {
+                let (seq, length) = (self.sequence(from.u64()?)?, from.u32()?);
+                self.engine.truncate(seq, length).map(u64::from)
+            }
+            FORWARD => {
+                let layers = (from.u32()?, from.u32()?);
+                let mut rows = 0_usize;
+                for _ in 0..from.u32()? {
+                    let seq = self.sequence(from.u64()?)?;
+                    let span = Span::new(seq, from.u32()?, from.u32()?);
+                    rows = rows.saturating_add(span.rows as usize);
+                    self.spans.push(span);
+                }
+                let values = rows.saturating_mul(self.width);
+                if values != from.rest().len() / size_of::<f32>() {
+                    return Err(Malformed.into());
+                }
+                self.x.resize(values, 0.0);
+                from.rows(&mut self.x)?;
+                let done = self.engine.forward(layers, &self.spans, &mut self.x);
+                done.map(|()| 0)
+            }
+            _ => return Err(Malformed.into()),
+        })
+    }
+
+    fn sequence(&self, id: u64) -> io::Result<E::Seq> {
+        let found = self.sequences.get(&id).copied();
+        found.ok_or_else(|| Malformed.into())
+    }
+}
