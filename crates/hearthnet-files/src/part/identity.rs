@@ -28,6 +28,24 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// Refuses objects that are longer than any part may have.
+    ///
+    /// # Errors
+    /// [`PartError::Disagrees`] names the object and its limit.
+    pub fn check_lengths(&self) -> Result<(), PartError> {
+        for (what, bytes, most) in [
+            ("head", self.head_bytes, MAX_HEAD_BYTES),
+            ("manifest", self.manifest_bytes, MAX_MANIFEST_BYTES as u64),
+        ] {
+            if bytes > most {
+                return Err(PartError::Disagrees(format!(
+                    "its {what} has {bytes} bytes, at most {most} are accepted"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Checks the three objects and lays out the pieces.
     pub(super) fn table(
         &self,
@@ -35,14 +53,7 @@ impl Identity {
         manifest: &[u8],
         pieces: &[u8],
     ) -> Result<(PieceTable, Manifest), PartError> {
-        let too_long = |what: &str, bytes: u64, most: u64| match bytes > most {
-            true => Err(PartError::Disagrees(format!(
-                "its {what} has {bytes} bytes, at most {most} are accepted"
-            ))),
-            false => Ok(()),
-        };
-        too_long("head", self.head_bytes, MAX_HEAD_BYTES)?;
-        too_long("manifest", self.manifest_bytes, MAX_MANIFEST_BYTES as u64)?;
+        self.check_lengths()?;
         for (what, genuine) in [
             (
                 "the head",

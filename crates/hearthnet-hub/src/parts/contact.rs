@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hearthnet_files::manifest::{Digest, MAX_MANIFEST_BYTES, Manifest};
-use hearthnet_files::part::{Identity, MAX_HEAD_BYTES, Part, PartError, piece_count};
+use hearthnet_files::manifest::{Digest, Manifest};
+use hearthnet_files::part::{Identity, Part, PartError, piece_count};
 
 use super::error::{Dropped, FetchError, Why};
 use super::fetch::Progress;
@@ -30,20 +30,7 @@ pub fn first_contact(
         // `create` replaces the objects of another or a damaged part.
         _ => {}
     }
-    let limits = [
-        (Object::Head, identity.head_bytes, MAX_HEAD_BYTES),
-        (
-            Object::Manifest,
-            identity.manifest_bytes,
-            MAX_MANIFEST_BYTES as u64,
-        ),
-    ];
-    for (object, bytes, most) in limits {
-        if bytes > most {
-            let why = format!("its {object} has {bytes} bytes, at most {most} are accepted");
-            return Err(PartError::Disagrees(why).into());
-        }
-    }
+    identity.check_lengths()?;
     let mut sources = sources.to_vec();
     sources.sort_by_key(|source| source.rank());
     let mut get = |object, bytes, digest| {

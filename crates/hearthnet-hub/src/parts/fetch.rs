@@ -23,6 +23,8 @@ use super::source::{PieceSource, Rank, SourceError};
 const TICK: Duration = Duration::from_millis(100);
 /// Bytes after which pieces are made durable.
 const SYNC_BYTES: u64 = 64 << 20;
+/// Longest time for which sources of a higher rank wait for one that has not said what it has.
+const HEAD_START: Duration = Duration::from_secs(2);
 /// Shortest time between two reports of progress.
 const NEWS: Duration = Duration::from_millis(200);
 
@@ -70,14 +72,14 @@ pub enum Progress<'a> {
     Bytes { done: u64, total: u64 },
     /// A source is no longer used.
     Dropped(&'a Dropped),
-    /// No source has any of the missing pieces at present.
+    /// Every source has answered, and none has any of the missing pieces at present.
     Waiting { missing: u64 },
 }
 
 /// Result of a fetch.
 #[derive(Debug)]
 pub struct Report {
-    /// Received bytes of each source.
+    /// Received bytes of each source, with those of failed reads.
     pub bytes: Vec<(String, u64)>,
     pub dropped: Vec<Dropped>,
     pub time: Duration,
@@ -138,10 +140,14 @@ pub(super) fn fetch_into(
         let needed = queue.left();
         return Err(FetchError::DiskFull { free, needed });
     }
-    let peers = match queue.left() {
-        0 => Vec::new(),
-        _ => Peer::start_all(sources, &send).map_err(FetchError::Thread)?,
-    };
+    let mut peers = Vec::new();
+    if queue.left() > 0 {
+        let each = sources.iter().enumerate();
+        let started = each.map(|(at, source)| Peer::start(at, source, &send));
+        peers = started
+            .collect::<Result<_, _>>()
+            .map_err(FetchError::Thread)?;
+    }
     let (result, peers) = scope(|scope| {
         let (sync, syncs) = sync_channel::<()>(1);
         let thread = Builder::new().name("part-sync".to_owned());
@@ -161,6 +167,7 @@ pub(super) fn fetch_into(
             sync,
             unsynced: 0,
             syncing: false,
+            begin,
             synced_at: begin,
             progress_at: begin,
             told_at: begin,
@@ -195,6 +202,7 @@ struct Fetch<'a> {
     /// Bytes stored since the last sync began.
     unsynced: u64,
     syncing: bool,
+    begin: Instant,
     synced_at: Instant,
     /// Last time a piece was stored, or a source had a new one.
     progress_at: Instant,
@@ -240,7 +248,8 @@ impl Fetch<'_> {
             let error = SourceError::Silent(self.options.longest_read);
             return self.drop_source(source, Why::Failed(error));
         }
-        let works = peer.failures < 2 && peer.oldest(now) <= self.options.stall;
+        let in_time = peer.has_answered || now.saturating_duration_since(self.begin) < HEAD_START;
+        let works = in_time && peer.failures < 2 && peer.oldest(now) <= self.options.stall;
         self.queue.prefer(source, works);
         if now < peer.wait_until {
             return;
@@ -268,15 +277,11 @@ impl Fetch<'_> {
                 .iter()
                 .enumerate()
                 .filter(|(at, _)| *at != source);
-            let slow: Vec<&Vec<usize>> = others
+            run = others
                 .flat_map(|(_, peer)| peer.stalled(now, self.options.stall))
-                .collect();
-            for slow in slow {
-                run = self.queue.take_again(source, slow, most);
-                if !run.is_empty() {
-                    break;
-                }
-            }
+                .map(|slow| self.queue.take_again(source, slow, most))
+                .find(|run| !run.is_empty())
+                .unwrap_or_default();
         }
         let pieces: Vec<Piece> = run.iter().filter_map(|&at| self.queue.piece(at)).collect();
         if let Some(peer) = self.peers.get_mut(source).filter(|_| !run.is_empty()) {
@@ -289,7 +294,7 @@ impl Fetch<'_> {
         let Some(peer) = self.peers.get_mut(source) else {
             return;
         };
-        let since = peer.answered(now);
+        let since = peer.answered(now, runs.is_ok());
         match runs {
             Ok(runs) => {
                 if self.queue.offer(source, runs) {
@@ -310,9 +315,11 @@ impl Fetch<'_> {
         let Some(peer) = self.peers.get_mut(source) else {
             return Ok(());
         };
-        if let Ok(Some(bytes)) = &bytes {
-            peer.bytes = peer.bytes.saturating_add(bytes.len() as u64);
-        }
+        let received = match &bytes {
+            Ok(bytes) => bytes.as_ref().map_or(0, |bytes| bytes.len() as u64),
+            Err(error) => error.received(),
+        };
+        peer.bytes = peer.bytes.saturating_add(received);
         // The reads of a dropped source have been taken back.
         let Some(Reading { run, since }) = peer.end_read(lane) else {
             return Ok(());
@@ -325,7 +332,10 @@ impl Fetch<'_> {
                 self.store(source, &run, &bytes)
             }
             Ok(None) => {
+                peer.lacked();
                 self.queue.refuse(source, &run);
+                let error = "it lacks pieces that it offered".to_owned();
+                self.failed(source, since, SourceError::Unavailable(error));
                 Ok(())
             }
             Err(error) => {
@@ -415,7 +425,8 @@ impl Fetch<'_> {
         }
         let patience = now.saturating_duration_since(self.progress_at) <= self.options.patience;
         if patience && self.peers.iter().any(Peer::may_deliver) {
-            if !std::mem::replace(&mut self.is_waiting, true) {
+            let all_known = self.peers.iter().all(Peer::is_known);
+            if all_known && !std::mem::replace(&mut self.is_waiting, true) {
                 let missing = self.queue.left();
                 (self.news)(Progress::Waiting { missing });
             }

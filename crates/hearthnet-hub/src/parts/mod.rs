@@ -29,4 +29,6 @@ pub use http::HubSource;
 pub use source::{Object, PieceSource, Rank, SourceError};
 
 #[cfg(test)]
+mod queue_tests;
+#[cfg(test)]
 mod tests;

@@ -48,7 +48,8 @@ pub(super) struct Peer {
     /// Begin of the last question for its pieces.
     asked_at: Option<Instant>,
     is_asked: bool,
-    has_answered: bool,
+    /// It has said what it has, and has not contradicted that.
+    pub(super) has_answered: bool,
     /// Failures in a row, and the time of the last one.
     pub(super) failures: u32,
     pub(super) failed_at: Option<Instant>,
@@ -63,18 +64,9 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Starts the threads of all sources. They end after their current call when the peers are
-    /// dropped.
-    pub(super) fn start_all(
-        sources: Vec<Arc<dyn PieceSource>>,
-        messages: &Sender<Message>,
-    ) -> io::Result<Vec<Self>> {
-        let each = sources.into_iter().enumerate();
-        each.map(|(at, source)| Self::start(at, &source, messages))
-            .collect()
-    }
-
-    fn start(
+    /// Starts the threads of the source with number `at`. They end after their current call when
+    /// the peer is dropped.
+    pub(super) fn start(
         at: usize,
         source: &Arc<dyn PieceSource>,
         messages: &Sender<Message>,
@@ -132,9 +124,9 @@ impl Peer {
     }
 
     /// Ends the question for its pieces. Returns its begin.
-    pub(super) fn answered(&mut self, now: Instant) -> Instant {
+    pub(super) fn answered(&mut self, now: Instant, well: bool) -> Instant {
         self.is_asked = false;
-        self.has_answered = true;
+        self.has_answered |= well;
         self.asked_at.unwrap_or(now)
     }
 
@@ -166,6 +158,14 @@ impl Peer {
         }
     }
 
+    /// Records that the source lacked a piece that it offered. It is asked again what it has, and
+    /// for single pieces, because it may have the others of the run.
+    pub(super) fn lacked(&mut self) {
+        self.pace = 1;
+        self.has_answered = false;
+        self.asked_at = None;
+    }
+
     fn readings(&self) -> impl Iterator<Item = &Reading> {
         self.lanes.iter().filter_map(|lane| lane.reading.as_ref())
     }
@@ -191,6 +191,11 @@ impl Peer {
         self.readings()
             .filter(move |reading| now.saturating_duration_since(reading.since) > stall)
             .map(|reading| &reading.run)
+    }
+
+    /// Whether the source has said what it has, or why it cannot.
+    pub(super) fn is_known(&self) -> bool {
+        self.has_answered || self.failures > 0 || !self.is_live()
     }
 
     /// Whether the source may have more pieces later.

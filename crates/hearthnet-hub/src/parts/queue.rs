@@ -18,27 +18,17 @@ struct Slot {
     /// Reads in flight.
     reads: u8,
     done: bool,
-    /// Sources that have the piece.
-    sources: u16,
 }
 
 /// Whether a source has a piece.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Has {
+    /// The source has not answered.
+    Unknown,
     No,
     Yes,
-    /// It lacks a piece of a run with this one, so this one is asked alone.
-    Alone,
-    /// It had the piece earlier.
+    /// It had the piece earlier, or did not deliver it.
     Gone,
-    /// It did not deliver the piece although it offered it.
-    Refused,
-}
-
-impl Has {
-    fn it(self) -> bool {
-        matches!(self, Self::Yes | Self::Alone)
-    }
 }
 
 struct Offer {
@@ -50,6 +40,17 @@ struct Offer {
     dry: bool,
     /// One per slot.
     has: Vec<Has>,
+}
+
+impl Offer {
+    fn has(&self, at: usize) -> bool {
+        self.has.get(at) == Some(&Has::Yes)
+    }
+
+    /// Whether a source of a higher rank leaves the piece to this one.
+    fn claims(&self, at: usize) -> bool {
+        self.preferred && matches!(self.has.get(at), Some(Has::Yes | Has::Unknown))
+    }
 }
 
 pub(super) struct Queue {
@@ -73,7 +74,6 @@ impl Queue {
                 piece,
                 reads: 0,
                 done: false,
-                sources: 0,
             })
             .collect();
         let offer = |&rank: &Rank| Offer {
@@ -81,7 +81,7 @@ impl Queue {
             preferred: true,
             dropped: false,
             dry: false,
-            has: vec![Has::No; slots.len()],
+            has: vec![Has::Unknown; slots.len()],
         };
         Self {
             offers: sources.iter().map(offer).collect(),
@@ -112,7 +112,7 @@ impl Queue {
             return self.left;
         };
         let each = self.slots.iter().zip(&offer.has);
-        each.filter(|(slot, has)| !slot.done && !has.it())
+        each.filter(|(slot, has)| !slot.done && **has != Has::Yes)
             .map(|(slot, _)| u64::from(slot.piece.len))
             .sum()
     }
@@ -124,36 +124,28 @@ impl Queue {
             return false;
         };
         let mut grew = false;
-        for (slot, has) in self.slots.iter_mut().zip(&mut offer.has) {
+        for (slot, has) in self.slots.iter().zip(&mut offer.has) {
             let index = slot.piece.index;
             let after = runs.partition_point(|run| run.start <= index);
             let run = after.checked_sub(1).and_then(|before| runs.get(before));
             let offered = run.is_some_and(|run| run.contains(&index));
-            let now = match (*has, offered) {
-                (Has::No, true) => {
-                    grew |= !slot.done;
-                    Has::Yes
-                }
-                (Has::Gone, true) => Has::Yes,
-                (Has::Yes | Has::Alone, false) => Has::Gone,
-                (same, _) => same,
+            grew |= offered && !slot.done && matches!(has, Has::Unknown | Has::No);
+            *has = match (*has, offered) {
+                (_, true) => Has::Yes,
+                (Has::Yes | Has::Gone, false) => Has::Gone,
+                (Has::Unknown | Has::No, false) => Has::No,
             };
-            change(slot, has, now);
         }
         self.wake();
         grew
     }
 
-    /// Records that a source lacks a piece of a run.
+    /// Records that a source did not deliver these pieces. They may be asked after its next offer.
     pub(super) fn refuse(&mut self, source: usize, run: &[usize]) {
-        let now = match run.len() {
-            1 => Has::Refused,
-            _ => Has::Alone,
-        };
         if let Some(offer) = self.offers.get_mut(source) {
             for &at in run {
-                if let (Some(slot), Some(has)) = (self.slots.get_mut(at), offer.has.get_mut(at)) {
-                    change(slot, has, now);
+                if let Some(has) = offer.has.get_mut(at) {
+                    *has = Has::Gone;
                 }
             }
         }
@@ -161,9 +153,7 @@ impl Queue {
 
     pub(super) fn drop_source(&mut self, source: usize) {
         if let Some(offer) = self.offers.get_mut(source) {
-            for (slot, has) in self.slots.iter_mut().zip(&mut offer.has) {
-                change(slot, has, Has::No);
-            }
+            offer.has.fill(Has::No);
             offer.dropped = true;
         }
         self.wake();
@@ -196,12 +186,9 @@ impl Queue {
         let count = self.slots.len();
         let random = usize::try_from(self.next_random() >> 33).unwrap_or_default();
         let start = random % count.max(1) / most.max(1) * most;
-        let distance = |at: usize| match at.checked_sub(start) {
-            Some(distance) => distance,
-            None => at + count - start,
-        };
+        let distance = |at: usize| (at + count - start) % count;
         let found = (0..count)
-            .filter_map(|at| Some((self.open(source, at)?.sources, distance(at), at)))
+            .filter_map(|at| Some((self.open(source, at)?, distance(at), at)))
             .min();
         let Some((_, _, first)) = found else {
             if let Some(offer) = self.offers.get_mut(source) {
@@ -229,7 +216,7 @@ impl Queue {
                 break;
             };
             let len = u64::from(slot.piece.len);
-            let open = !slot.done && slot.reads == 1 && offer.has.get(at) == Some(&Has::Yes);
+            let open = !slot.done && slot.reads == 1 && offer.has(at);
             if !open || len > self.spare || run.last().is_some_and(|last| last + 1 != at) {
                 break;
             }
@@ -261,33 +248,24 @@ impl Queue {
         }
     }
 
-    /// The slot, if its piece may be asked from the source now.
-    fn open(&self, source: usize, at: usize) -> Option<&Slot> {
-        let slot = self
-            .slots
-            .get(at)
-            .filter(|slot| slot.reads == 0 && !slot.done)?;
+    /// Number of sources that have the piece, if it may be asked from this one now.
+    fn open(&self, source: usize, at: usize) -> Option<usize> {
+        let slot = self.slots.get(at)?;
         let offer = self.offers.get(source)?;
-        let has = |offer: &Offer| offer.has.get(at).is_some_and(|has| has.it());
-        let left_to = |other: &Offer| other.rank < offer.rank && other.preferred && has(other);
-        (has(offer) && !self.offers.iter().any(left_to)).then_some(slot)
+        let left_to = |other: &Offer| other.rank < offer.rank && other.claims(at);
+        let free = slot.reads == 0 && !slot.done && offer.has(at);
+        let open = free && !self.offers.iter().any(left_to);
+        open.then(|| self.offers.iter().filter(|offer| offer.has(at)).count())
     }
 
     /// Whether the piece at `at` can be read together with the one before it.
     fn continues(&self, source: usize, at: usize) -> bool {
-        let before = at.checked_sub(1).and_then(|before| self.slots.get(before));
-        let (Some(before), Some(slot)) = (before, self.open(source, at)) else {
+        let before = at.checked_sub(1).and_then(|before| self.piece(before));
+        let (Some(before), Some(piece)) = (before, self.piece(at)) else {
             return false;
         };
-        let end = before
-            .piece
-            .offset
-            .saturating_add(u64::from(before.piece.len));
-        let together = |at| {
-            let has = self.offers.get(source).and_then(|offer| offer.has.get(at));
-            has == Some(&Has::Yes)
-        };
-        slot.piece.offset.saturating_sub(end) <= MAX_GAP && together(at) && together(at - 1)
+        let end = before.offset.saturating_add(u64::from(before.len));
+        piece.offset.saturating_sub(end) <= MAX_GAP && self.open(source, at).is_some()
     }
 
     fn count_reads(&mut self, run: &[usize]) {
@@ -306,14 +284,4 @@ impl Queue {
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
     }
-}
-
-/// Changes whether a source has a piece, and how many sources have it.
-fn change(slot: &mut Slot, has: &mut Has, now: Has) {
-    match (has.it(), now.it()) {
-        (false, true) => slot.sources = slot.sources.saturating_add(1),
-        (true, false) => slot.sources = slot.sources.saturating_sub(1),
-        _ => {}
-    }
-    *has = now;
 }

@@ -104,6 +104,14 @@ impl SourceError {
         self.into()
     }
 
+    /// Bytes of the failed read that arrived.
+    pub(super) fn received(&self) -> u64 {
+        match self {
+            Self::Http(HttpError::Interrupted { done, .. }) => *done,
+            _ => 0,
+        }
+    }
+
     /// Least time until another read may succeed; `None` if none will.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {

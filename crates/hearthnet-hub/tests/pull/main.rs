@@ -1,4 +1,4 @@
-//! Pulling models: every source, and its failures.
+//! Pulling models and fetching parts of them: every source, and its failures.
 #![allow(clippy::unwrap_used, clippy::panic)] // in helpers, where a failure fails the test
 
 /// Asserts that a value matches a pattern; shows the value if it does not.
@@ -11,6 +11,7 @@ macro_rules! assert_matches {
     };
 }
 
+mod parts;
 mod reference;
 mod server;
 #[cfg(unix)]

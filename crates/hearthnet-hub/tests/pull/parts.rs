@@ -1,0 +1,513 @@
+//! Pieces of a model, from an HTTP server, files, folders and neighbours, into parts on the disk.
+
+use std::fs;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use hearthnet_files::part::{Identity, MAX_HEAD_BYTES, Part, PartError, Piece, identity_of};
+use hearthnet_files::{Manifest, WeightsId};
+use hearthnet_hub::ModelRef;
+use hearthnet_hub::parts::{
+    FetchError, FetchOptions, FileSource, FolderSource, HubSource, Object, PieceSource, Progress,
+    Rank, Report, SourceError, fetch, first_contact,
+};
+use hearthnet_hub::pull::PullOptions;
+use hearthnet_testkit::TinyLlama;
+use parking_lot::Mutex;
+use tempfile::TempDir;
+
+use super::server::{Answer, Request, Server, answer, redirect};
+
+/// Model with tensors of several pieces.
+fn tiny(seed: u64) -> TinyLlama {
+    TinyLlama {
+        layers: 3,
+        width: 256,
+        ffn: 1536,
+        vocab: 2048,
+        weights: "q8_0",
+        tied: false,
+        seed,
+        ..TinyLlama::default()
+    }
+}
+
+/// Adopted model, and the folder of the parts of a node.
+struct Adopted {
+    file: Vec<u8>,
+    identity: Identity,
+    manifest: Vec<u8>,
+    pieces: Vec<u8>,
+    parts: TempDir,
+}
+
+type Source = Arc<dyn PieceSource>;
+
+impl Adopted {
+    fn new() -> Self {
+        let tiny = tiny(1);
+        let model = tiny.file();
+        let manifest = Manifest::of(&model, &mut |_, _| {});
+        let (identity, pieces) = identity_of(&model, &manifest, &mut |_, _| {}).unwrap();
+        Self {
+            file: tiny.bytes(),
+            identity,
+            manifest: manifest.encode(),
+            pieces,
+            parts: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn head(&self) -> &[u8] {
+        &self.file[..self.identity.head_bytes as usize]
+    }
+
+    fn part_in(&self, parts: &TempDir) -> Part {
+        let (identity, head) = (&self.identity, self.head());
+        Part::create(parts.path(), identity, head, &self.manifest, &self.pieces).unwrap()
+    }
+
+    fn part(&self) -> Part {
+        self.part_in(&self.parts)
+    }
+
+    fn contact(&self, sources: &[Source]) -> Result<Part, FetchError> {
+        let stop = AtomicBool::new(false);
+        first_contact(self.parts.path(), &self.identity, sources, &|_| {}, &stop)
+    }
+
+    /// Source of the model at an address.
+    fn at(&self, server: &Server) -> Source {
+        let text = format!("{}/m.gguf", server.address);
+        let Ok(ModelRef::Remote(source)) = text.parse() else {
+            panic!("{text}");
+        };
+        let options = PullOptions::new(PathBuf::new());
+        Arc::new(HubSource::new(&source, &options, self.identity.file_bytes).unwrap())
+    }
+
+    /// Model file in the folder of the parts.
+    fn on_disk(&self, bytes: &[u8]) -> PathBuf {
+        let path = self.parts.path().join("m.gguf");
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn neighbour(&self) -> Neighbour {
+        Neighbour {
+            name: "neighbour",
+            file: self.file.clone(),
+            objects: [self.head(), &self.manifest, &self.pieces].map(<[u8]>::to_vec),
+            asked: AtomicU32::new(0),
+            on_object: Box::new(|| {}),
+        }
+    }
+
+    fn assert_holds(&self, part: &Part, wanted: &[Range<u32>]) {
+        assert_eq!(part.missing(wanted), []);
+        for index in wanted.iter().cloned().flatten() {
+            let piece = part.table().piece(index).unwrap();
+            let expected = &self.file[piece.offset as usize..][..piece.len as usize];
+            assert!(
+                part.read(index).unwrap().unwrap() == expected,
+                "piece {index}"
+            );
+        }
+    }
+}
+
+fn get(part: &Part, wanted: &[Range<u32>], sources: Vec<Source>) -> Result<Report, FetchError> {
+    let options = FetchOptions {
+        backoff: Duration::from_millis(1),
+        poll: Duration::from_millis(20),
+        patience: Duration::from_secs(1),
+        ..FetchOptions::default()
+    };
+    let stop = AtomicBool::new(false);
+    fetch(part, wanted, sources, &options, &|_| {}, &stop)
+}
+
+fn all(part: &Part) -> Vec<Range<u32>> {
+    vec![part.table().all()]
+}
+
+/// Member of the community that has the whole model, in memory.
+struct Neighbour {
+    name: &'static str,
+    file: Vec<u8>,
+    /// Head, manifest, piece list.
+    objects: [Vec<u8>; 3],
+    asked: AtomicU32,
+    on_object: Box<dyn Fn() + Send + Sync>,
+}
+
+impl PieceSource for Neighbour {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn rank(&self) -> Rank {
+        Rank::Neighbour
+    }
+
+    fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
+        Ok(vec![0..u32::MAX])
+    }
+
+    fn lanes(&self) -> usize {
+        4
+    }
+
+    fn run(&self) -> u32 {
+        1
+    }
+
+    fn read(&self, run: &[Piece]) -> Result<Option<Vec<u8>>, SourceError> {
+        let bytes = run
+            .iter()
+            .map(|piece| &self.file[piece.offset as usize..][..piece.len as usize]);
+        Ok(Some(bytes.collect::<Vec<_>>().concat()))
+    }
+
+    fn object(&self, object: Object, from: u64, len: u32) -> Result<Option<Vec<u8>>, SourceError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        (self.on_object)();
+        let [head, manifest, pieces] = &self.objects;
+        let bytes = match object {
+            Object::Head => head,
+            Object::Manifest => manifest,
+            Object::PieceList => pieces,
+        };
+        let rest = &bytes[(from as usize).min(bytes.len())..];
+        // Shorter than asked for, as the protocol between nodes allows.
+        Ok(Some(
+            rest[..rest.len().min(len.min(1000) as usize)].to_vec(),
+        ))
+    }
+}
+
+/// First and last position of the requested range.
+fn range_of(request: &Request) -> (usize, usize) {
+    let range = request
+        .headers
+        .get("range")
+        .and_then(|range| range.strip_prefix("bytes="));
+    let (from, last) = range.and_then(|range| range.split_once('-')).unwrap();
+    (from.parse().unwrap(), last.parse().unwrap())
+}
+
+/// Declares the requested range of `file`, and closes the connection after `most` bytes of it.
+fn range_up_to(file: &[u8], most: usize) -> Answer {
+    let file = file.to_vec();
+    Box::new(move |request, stream| {
+        let (from, last) = range_of(request);
+        let body = &file[from..=last];
+        let headers = [
+            format!("Content-Length: {}", body.len()),
+            format!("Content-Range: bytes {from}-{last}/{}", file.len()),
+        ];
+        let body = &body[..body.len().min(most)];
+        answer("206 Partial Content", &headers, body)(request, stream);
+    })
+}
+
+fn ranges(file: &[u8]) -> Answer {
+    range_up_to(file, usize::MAX)
+}
+
+fn busy(status: &str, retry_after: &str) -> Answer {
+    let headers = [
+        "Content-Length: 0".to_owned(),
+        format!("Retry-After: {retry_after}"),
+    ];
+    answer(status, &headers, b"")
+}
+
+/// What a fetch that found no usable source says about its only one.
+fn asked(result: Result<Report, FetchError>) -> String {
+    match result {
+        Err(FetchError::NoSource { mut asked, .. }) if asked.len() == 1 => asked.remove(0),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_server_with_byte_ranges_completes_a_part_that_opens_as_the_model() {
+    let adopted = Adopted::new();
+    let server = Server::new(vec![ranges(&adopted.file)]);
+    let part = Arc::new(adopted.part());
+    let report = get(&part, &all(&part), vec![adopted.at(&server)]).unwrap();
+    adopted.assert_holds(&part, &all(&part));
+    assert_eq!(report.bytes[0].1, part.table().bytes(&all(&part)));
+    let model = part.model_file().unwrap();
+    assert_eq!(
+        Manifest::of(&model, &mut |_, _| {}).encode(),
+        adopted.manifest
+    );
+}
+
+#[test]
+fn only_the_wanted_layers_are_fetched() {
+    let adopted = Adopted::new();
+    let server = Server::new(vec![ranges(&adopted.file)]);
+    let part = adopted.part();
+    let wanted = part.table().of_layers(1, 1);
+    let report = get(&part, &wanted, vec![adopted.at(&server)]).unwrap();
+    adopted.assert_holds(&part, &wanted);
+    assert_eq!(part.held(), wanted);
+    assert_eq!(report.bytes[0].1, part.table().bytes(&wanted));
+}
+
+#[test]
+fn a_server_without_byte_ranges_is_refused_by_name() {
+    let adopted = Adopted::new();
+    let length = format!("Content-Length: {}", adopted.file.len());
+    let server = Server::new(vec![answer("200 OK", &[length], &adopted.file)]);
+    let part = adopted.part();
+    let said = asked(get(&part, &all(&part), vec![adopted.at(&server)]));
+    assert!(said.starts_with(&server.address), "{said}");
+    assert!(said.contains("does not support byte ranges"), "{said}");
+    assert_eq!(part.held(), []);
+}
+
+#[test]
+fn a_file_that_changes_between_two_ranges_is_not_the_adopted_model() {
+    let adopted = Adopted::new();
+    let mut other = adopted.file.clone();
+    other.iter_mut().for_each(|byte| *byte ^= 1);
+    let server = Server::new(vec![ranges(&adopted.file), ranges(&other)]);
+    let part = adopted.part();
+    let said = asked(get(&part, &all(&part), vec![adopted.at(&server)]));
+    assert!(
+        said.contains(&format!(
+            "{}/m.gguf is not the adopted model",
+            server.address
+        )),
+        "{said}"
+    );
+    // The first range was genuine.
+    assert_ne!(part.held(), []);
+    adopted.assert_holds(&part, &part.held());
+}
+
+#[test]
+fn a_file_that_changes_its_length_is_refused() {
+    let adopted = Adopted::new();
+    let longer = [&adopted.file[..], b"more"].concat();
+    let server = Server::new(vec![ranges(&adopted.file), ranges(&longer)]);
+    let part = adopted.part();
+    let said = asked(get(&part, &all(&part), vec![adopted.at(&server)]));
+    let expected = format!("{} bytes instead of {}", longer.len(), adopted.file.len());
+    assert!(said.contains(&expected), "{said}");
+}
+
+#[test]
+fn a_truncated_body_is_asked_again_and_its_bytes_are_counted() {
+    let adopted = Adopted::new();
+    let server = Server::new(vec![
+        range_up_to(&adopted.file, 1000),
+        ranges(&adopted.file),
+    ]);
+    let part = adopted.part();
+    let report = get(&part, &all(&part), vec![adopted.at(&server)]).unwrap();
+    adopted.assert_holds(&part, &all(&part));
+    assert_eq!(report.bytes[0].1, part.table().bytes(&all(&part)) + 1000);
+}
+
+#[test]
+fn a_busy_server_is_asked_again_after_its_time() {
+    let adopted = Adopted::new();
+    for status in ["429 Too Many Requests", "503 Service Unavailable"] {
+        let server = Server::new(vec![busy(status, "1"), ranges(&adopted.file)]);
+        let part = adopted.part();
+        part.evict(&all(&part)).unwrap();
+        assert_eq!(part.held(), []);
+        get(&part, &all(&part), vec![adopted.at(&server)]).unwrap();
+        adopted.assert_holds(&part, &all(&part));
+    }
+}
+
+#[test]
+fn a_server_that_is_busy_for_too_long_is_given_up_at_once() {
+    let adopted = Adopted::new();
+    let server = Server::new(vec![busy("503 Service Unavailable", "3600")]);
+    let part = adopted.part();
+    let said = asked(get(&part, &all(&part), vec![adopted.at(&server)]));
+    assert!(said.contains("retry after 3600 s"), "{said}");
+    // One request per lane.
+    assert!(server.requests().len() <= 4, "{}", server.requests().len());
+}
+
+#[test]
+fn ranges_are_asked_for_at_the_target_of_a_redirect() {
+    let adopted = Adopted::new();
+    let target = Server::new(vec![ranges(&adopted.file)]);
+    let server = Server::new(vec![redirect(&format!("{}/elsewhere", target.address))]);
+    let part = adopted.part();
+    get(&part, &all(&part), vec![adopted.at(&server)]).unwrap();
+    adopted.assert_holds(&part, &all(&part));
+    assert!(
+        target
+            .requests()
+            .iter()
+            .all(|request| request.path == "/elsewhere")
+    );
+}
+
+#[test]
+fn a_model_file_on_a_drive_is_the_only_source_that_is_needed() {
+    let adopted = Adopted::new();
+    let path = adopted.on_disk(&adopted.file);
+    let source: Source = Arc::new(FileSource::open(&path, adopted.identity.file_bytes).unwrap());
+    let part = adopted.contact(&[Arc::clone(&source)]).unwrap();
+    get(&part, &all(&part), vec![source]).unwrap();
+    adopted.assert_holds(&part, &all(&part));
+}
+
+#[test]
+fn another_file_on_a_drive_is_refused_by_its_length_or_its_contents() {
+    let adopted = Adopted::new();
+    let path = adopted.on_disk(&tiny(2).bytes());
+    let shorter = FileSource::open(&path, adopted.identity.file_bytes + 1).map(|_| ());
+    let expected = format!("instead of {}", adopted.identity.file_bytes + 1);
+    assert!(shorter.unwrap_err().to_string().contains(&expected));
+    let source: Source = Arc::new(FileSource::open(&path, adopted.identity.file_bytes).unwrap());
+    let part = adopted.part();
+    let said = asked(get(&part, &all(&part), vec![source]));
+    assert!(said.contains("m.gguf is not the adopted model"), "{said}");
+    assert_eq!(part.held(), []);
+}
+
+#[test]
+fn a_part_in_another_folder_gives_what_it_holds() {
+    let adopted = Adopted::new();
+    let drive = tempfile::tempdir().unwrap();
+    let theirs = adopted.part_in(&drive);
+    let layers = theirs.table().of_layers(0, 1);
+    get(&theirs, &layers, vec![Arc::new(adopted.neighbour())]).unwrap();
+    let source: Source =
+        Arc::new(FolderSource::open(theirs.folder(), &adopted.identity.weights).unwrap());
+    let part = adopted.contact(&[Arc::clone(&source)]).unwrap();
+    get(&part, &layers, vec![Arc::clone(&source)]).unwrap();
+    adopted.assert_holds(&part, &layers);
+    let said = asked(get(&part, &all(&part), vec![source]));
+    let lacks = part.table().bytes(&part.missing(&all(&part)));
+    assert!(said.ends_with(&format!("lacks {lacks} bytes")), "{said}");
+}
+
+#[test]
+fn a_folder_of_another_model_is_refused() {
+    let adopted = Adopted::new();
+    let part = adopted.part();
+    let refused = FolderSource::open(part.folder(), &WeightsId::of(b"other")).map(|_| ());
+    assert_matches!(refused, Err(SourceError::Unusable(why)) if why.contains("another model"));
+}
+
+#[test]
+fn a_new_model_is_met_and_completed_through_a_neighbour_and_the_hub() {
+    let adopted = Adopted::new();
+    let neighbour = Arc::new(adopted.neighbour());
+    let server = Server::new(vec![ranges(&adopted.file)]);
+    let sources: Vec<Source> = vec![adopted.at(&server), Arc::<Neighbour>::clone(&neighbour)];
+    let part = adopted.contact(&sources).unwrap();
+    get(&part, &all(&part), sources).unwrap();
+    adopted.assert_holds(&part, &all(&part));
+    // The neighbour has everything, so the hub is spared.
+    assert_eq!(server.requests().len(), 0);
+    drop(part);
+    // Once met, no source is needed.
+    let part = adopted.contact(&[]).unwrap();
+    assert_eq!(part.missing(&all(&part)), []);
+    assert_matches!(
+        adopted.contact(&[]),
+        Err(FetchError::Part(PartError::InUse(_)))
+    );
+}
+
+#[test]
+fn wrong_objects_are_named_and_taken_from_the_next_source() {
+    let adopted = Adopted::new();
+    for wrong in 0..3 {
+        let mut liar = adopted.neighbour();
+        liar.name = "liar";
+        liar.objects[wrong][40] ^= 1;
+        let parts = tempfile::tempdir().unwrap();
+        let said = Mutex::new(Vec::new());
+        let news = |progress: Progress<'_>| {
+            if let Progress::Dropped(dropped) = progress {
+                said.lock().push(dropped.to_string());
+            }
+        };
+        let sources: [Source; 2] = [Arc::new(liar), Arc::new(adopted.neighbour())];
+        let (identity, stop) = (&adopted.identity, AtomicBool::new(false));
+        first_contact(parts.path(), identity, &sources, &news, &stop).unwrap();
+        let object = ["head", "manifest", "piece list"][wrong];
+        let expected = format!("liar sent wrong bytes for the {object}");
+        let said = said.into_inner();
+        assert!(
+            said.len() == 1 && said[0].starts_with(&expected),
+            "{said:?}"
+        );
+    }
+}
+
+#[test]
+fn a_model_whose_objects_no_source_has_is_refused_with_all_that_were_asked() {
+    let adopted = Adopted::new();
+    let mut shorter = adopted.neighbour();
+    shorter.name = "shorter";
+    shorter.objects[1].truncate(100);
+    let server = Server::new(vec![ranges(&adopted.file)]);
+    let error = adopted
+        .contact(&[Arc::new(shorter), adopted.at(&server)])
+        .unwrap_err();
+    assert_matches!(&error, FetchError::NoObject { object: Object::Manifest, asked } if asked.len() == 2);
+    let said = error.to_string();
+    assert!(
+        said.contains("shorter: its manifest has another length"),
+        "{said}"
+    );
+    assert!(said.contains("m.gguf does not have it"), "{said}");
+}
+
+#[test]
+fn lengths_beyond_the_limits_are_refused_before_a_source_is_asked() {
+    let mut adopted = Adopted::new();
+    let neighbour = Arc::new(adopted.neighbour());
+    adopted.identity.head_bytes = MAX_HEAD_BYTES + 1;
+    let sources: [Source; 1] = [Arc::<Neighbour>::clone(&neighbour)];
+    let refused = adopted.contact(&sources).map(|_| ());
+    assert_matches!(refused, Err(FetchError::Part(PartError::Disagrees(why))) if why.contains("head"));
+    adopted.identity.head_bytes = 1000;
+    adopted.identity.manifest_bytes = u64::MAX;
+    let refused = adopted.contact(&sources).map(|_| ());
+    assert_matches!(refused, Err(FetchError::Part(PartError::Disagrees(why))) if why.contains("manifest"));
+    assert_eq!(neighbour.asked.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_file_that_is_too_short_for_its_pieces_contradicts_itself() {
+    let mut adopted = Adopted::new();
+    let neighbour = Arc::new(adopted.neighbour());
+    adopted.identity.file_bytes = 3;
+    let refused = adopted.contact(&[neighbour]).map(|_| ());
+    assert_matches!(refused, Err(FetchError::Part(PartError::Disagrees(why))) if why.contains("more pieces"));
+}
+
+#[test]
+fn a_stop_ends_the_first_contact_before_the_next_read() {
+    let adopted = Adopted::new();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut neighbour = adopted.neighbour();
+    let stops = Arc::clone(&stop);
+    neighbour.on_object = Box::new(move || stops.store(true, Ordering::Relaxed));
+    let neighbour = Arc::new(neighbour);
+    let sources: [Source; 1] = [Arc::<Neighbour>::clone(&neighbour)];
+    let (parts, identity) = (adopted.parts.path(), &adopted.identity);
+    let stopped = first_contact(parts, identity, &sources, &|_| {}, &stop).map(|_| ());
+    assert_matches!(stopped, Err(FetchError::Stopped));
+    assert_eq!(neighbour.asked.load(Ordering::Relaxed), 1);
+}
