@@ -28,7 +28,12 @@ rm -f "$out"
 
 /// Runs a script with a disk of its own at `$1` and a program as its last arguments, in a mount
 /// namespace. `None` if no namespace can be created.
-fn on_a_disk(home: &Home, script: &str, more: &[&str], program: &Command) -> Option<Output> {
+pub(crate) fn on_a_disk(
+    home: &Home,
+    script: &str,
+    more: &[&str],
+    program: &Command,
+) -> Option<Output> {
     let Some(mut command) = namespace() else {
         eprintln!("not tried: there is no mount namespace here");
         return None;

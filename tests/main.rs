@@ -48,4 +48,6 @@ mod secrets;
 mod soak;
 #[cfg(feature = "torch")]
 mod torch;
+mod up;
+mod weights;
 mod wrong_clock;

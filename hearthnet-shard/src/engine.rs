@@ -178,3 +178,11 @@ pub struct Served {
     /// Name of the engine's arithmetic, as in descriptors.
     pub arithmetic: String,
 }
+
+/// Adds the phase to reports of bytes done and total.
+pub(crate) fn in_phase(
+    phase: LoadPhase,
+    mut report: impl FnMut(StartProgress),
+) -> impl FnMut(u64, u64) {
+    move |done, total| report(StartProgress { phase, done, total })
+}

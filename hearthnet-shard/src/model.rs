@@ -13,6 +13,7 @@ use crate::child::{Connect, Load, RemoteSource};
 use crate::config::ServeConfig;
 use crate::engine::{
     EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Served, Span, StartProgress,
+    in_phase,
 };
 use crate::fault::{StartError, StreamFault};
 use crate::host::{Place, RunningHost, ShardHost};
@@ -279,14 +280,6 @@ where
         let progress = &mut in_phase(LoadPhase::Loading, progress);
         (self.load)(&file, self.range.clone(), progress)
     }
-}
-
-/// Adds the phase to reports of bytes done and total.
-pub(crate) fn in_phase(
-    phase: LoadPhase,
-    mut report: impl FnMut(StartProgress),
-) -> impl FnMut(u64, u64) {
-    move |done, total| report(StartProgress { phase, done, total })
 }
 
 impl<B: Backend + 'static> LayerEngine for EngineOn<B> {

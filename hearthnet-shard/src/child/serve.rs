@@ -15,9 +15,8 @@ use super::message::{
     CLOSE, DONE, FAULT, FORWARD, Fields, LOAD, LOADED, Load, Malformed, Message, OPEN, TRUNCATE,
     write_fault, write_load_fault, write_progress,
 };
-use crate::engine::{LayerEngine, LoadFault, LoadPhase, Span, StartProgress};
+use crate::engine::{LayerEngine, LoadFault, LoadPhase, Span, StartProgress, in_phase};
 use crate::fault::StreamFault;
-use crate::model::in_phase;
 
 /// Limit of a request. A host sends at most a prefill chunk and some decode rows.
 const REQUEST_LIMIT: usize = 1 << 30;

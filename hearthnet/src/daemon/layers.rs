@@ -429,22 +429,36 @@ impl Serving<'_> {
         let listen = listen.map_or_else(String::new, |at| at.to_string());
         let endpoint = daemon_node.addresses().into_iter().next();
         let (model, threads) = (&self.request.model, self.request.threads);
-        let mut config = shard_config(model, range, &listen, threads, all);
-        config.serve.endpoint = endpoint;
+        let config = || {
+            let mut config = shard_config(model, range, &listen, threads, all);
+            config.serve.endpoint.clone_from(&endpoint);
+            config
+        };
         let engine = &self.request.engine;
         let (lo, hi) = range;
         if let Some((fetcher, part)) = &self.request.fetch {
             fetcher.fetch(part, part.table().of_layers(lo, hi)).await?;
         }
-        let all = engine.layer_bytes(&model.file)?;
+        let bytes = engine.layer_bytes(&model.file)?;
         // Missing layers are refused by the engine.
-        let layers = all.get(lo as usize..=hi as usize).unwrap_or_default();
+        let layers = bytes.get(lo as usize..=hi as usize).unwrap_or_default();
         self.host.watch.set_held(
             layers
                 .iter()
                 .fold(0, |all: u64, one| all.saturating_add(*one)),
         );
-        engine.start(config, &daemon_node.node, &listen).await
+        let started = engine.start(config(), &daemon_node.node, &listen).await;
+        let (Err(why), Some((fetcher, part))) = (&started, &self.request.fetch) else {
+            return started;
+        };
+        // Loading verifies the layers; damaged pieces are no longer held.
+        let wanted = part.table().of_layers(lo, hi);
+        if part.missing(&wanted).is_empty() {
+            return started;
+        }
+        self.say(format!("{why}; fetching the damaged pieces again"));
+        fetcher.fetch(part, wanted).await?;
+        engine.start(config(), &daemon_node.node, &listen).await
     }
 
     /// Advertises and watches, until another range is needed more, or until a stop.

@@ -4,7 +4,7 @@
 //! | part | file |
 //! |---|---|
 //! | node, listener, local API | `../node/` |
-//! | chats | this file, `../answering/` |
+//! | chats | `chats.rs`, `../answering/` |
 //! | layers | `layers.rs` |
 //! | weights of adopted models | `weights/` |
 //! | whether layers are served: decision, readings | `manners.rs`, `watch.rs` |
@@ -19,6 +19,7 @@
 //! layers, runs the other parts.
 
 mod attach;
+mod chats;
 pub(crate) mod isolation;
 pub(crate) mod layers;
 mod manners;
@@ -29,14 +30,13 @@ pub(crate) mod weights;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::OptionFuture;
 use hearthnet_bus::calls::{CHAT, Registry, SHARD_SERVE, Served, register_shards};
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::weights::WeightsStore;
 use hearthnet_http::{Health, HttpServer, Part};
-use hearthnet_orchestrator::hosts::Links;
 use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
 use tokio::runtime::Handle;
@@ -44,21 +44,21 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::DropGuard;
 
+use self::chats::add_model;
 use self::layers::{EventSink, LayerHost, LayerRequest, print_event};
 use self::metrics_server::MetricsServer;
 use self::watch::Watch;
 use self::weights::{Follower, Parts};
-use crate::answering::chat_backends::community_hosts;
-use crate::answering::chat_setup::{hosted_model, most_chats, settings};
+use crate::answering::chat_setup::{most_chats, settings};
 use crate::answering::http::{close, count, open_http, unless_taken};
 use crate::answering::{local_service, private_layers};
-use crate::cli::args::{Layers, RunArgs};
+use crate::cli::args::RunArgs;
 use crate::cli::{Failure, Kind, Stop, block_on, note, print, print_json};
-use crate::config::{Config, Context};
+use crate::config::Context;
 use crate::home::{Home, Lock, now_ms};
 use crate::hosting::host_engine::HostEngine;
 use crate::models::{OpenModel, open_model};
-use crate::node::{DaemonNode, in_sync, local_endpoints};
+use crate::node::{DaemonNode, local_endpoints};
 use crate::page::PageNode;
 
 /// Time limit for running chats when the daemon stops.
@@ -104,8 +104,9 @@ impl Daemon {
         stop: &Stop,
     ) -> Result<Self, Failure> {
         let level = home.level()?;
-        let up = args.up.then_some(Layers::Auto);
-        let wanted = args.layers.or(up).or_else(|| cx.config.layers());
+        let host = &cx.config.research.distributed_inference.host;
+        let wanted = args.layers.or_else(|| cx.config.layers());
+        let wanted = wanted.or_else(|| args.up.then_some(host.serve_layers));
         let engine = match wanted {
             Some(_) => HostEngine::of(&args.engine, &cx.config)?,
             None => HostEngine::Exact,
@@ -120,7 +121,8 @@ impl Daemon {
         };
         // Without a model of its own, the daemon follows what the community adopts.
         let named = args.model.is_some() || cx.config.model.default.is_some();
-        let follows = !args.for_layers && !named && (args.up || !home.state().models().is_empty());
+        let adopted = || !named && !home.state().models().is_empty();
+        let follows = !args.for_layers && (args.up || adopted());
         let model = match follows {
             true => Err(not_yet()),
             false => open_model(cx, args.model.as_ref(), Some(home)),
@@ -367,26 +369,6 @@ impl Daemon {
 fn short_name(capability: &str) -> String {
     let name = capability.split('@').next().unwrap_or(capability);
     name.split('.').next_back().unwrap_or(name).to_owned()
-}
-
-/// Adds a model whose layers the community's hosts hold to a service. All its chats share the
-/// embedding, the sessions with hosts, and the local fallback engine.
-fn add_model(
-    service: &Service,
-    daemon_node: &DaemonNode,
-    home: &Home,
-    model: &OpenModel,
-    config: &Config,
-) -> Result<(), Failure> {
-    let (node, runtime) = (&daemon_node.node, Handle::current());
-    let fallback = config.research.distributed_inference.fallback_to_local;
-    let links = Links::new(node.connections().clone(), daemon_node.health.clone());
-    let mut hosts = community_hosts(model, &runtime, home, config, links);
-    hosts.discovery = Some(node.discovery().clone());
-    hosts.here = Some(node.downgrade());
-    hosts.in_sync = fallback.then(|| in_sync(node.downgrade(), Instant::now()));
-    service.add_model(hosted_model(model, config, fallback, &runtime, hosts)?);
-    Ok(())
 }
 
 /// State of a daemon that follows the community before a model is ready.

@@ -1,6 +1,7 @@
 //! Choice of the next pieces.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use hearthnet_files::manifest::Digest;
 use hearthnet_files::part::{PIECE_BYTES, Piece};
@@ -23,6 +24,10 @@ fn pieces(gaps: impl IntoIterator<Item = u64>) -> Vec<Piece> {
         }
     });
     each.collect()
+}
+
+fn one(run: Range<u32>) -> Vec<Range<u32>> {
+    vec![run]
 }
 
 fn queue(count: usize, ranks: &[Rank]) -> Queue {
@@ -48,17 +53,17 @@ fn take_all(queue: &mut Queue, source: usize, most: usize) -> BTreeSet<usize> {
 #[test]
 fn a_higher_rank_is_asked_for_nothing_until_lower_ranks_have_answered() {
     let mut queue = queue(10, &[Rank::Neighbour, Rank::Neighbour, Rank::Hub]);
-    queue.offer(2, vec![0..10]);
-    queue.offer(0, vec![0..2]);
+    queue.offer(2, one(0..10));
+    queue.offer(0, one(0..2));
     assert!(queue.take(2, 4).is_empty());
-    queue.offer(1, vec![2..6]);
+    queue.offer(1, one(2..6));
     assert!(take_all(&mut queue, 2, 4).into_iter().eq(6..10));
 }
 
 #[test]
 fn a_source_that_does_not_work_is_not_waited_for() {
     let mut queue = queue(10, &[Rank::Neighbour, Rank::Hub]);
-    queue.offer(1, vec![0..10]);
+    queue.offer(1, one(0..10));
     assert!(queue.take(1, 4).is_empty());
     queue.prefer(0, false);
     assert_eq!(queue.take(1, 4).len(), 4);
@@ -71,8 +76,8 @@ fn a_source_that_does_not_work_is_not_waited_for() {
 #[test]
 fn rare_pieces_are_asked_first() {
     let mut queue = queue(30, &[Rank::Neighbour; 3]);
-    queue.offer(0, vec![0..30]);
-    queue.offer(1, vec![0..20]);
+    queue.offer(0, one(0..30));
+    queue.offer(1, one(0..20));
     queue.offer(2, vec![0..10, 15..20]);
     let order: Vec<usize> = std::iter::from_fn(|| queue.take(0, 1).pop()).collect();
     let sources =
@@ -84,21 +89,21 @@ fn rare_pieces_are_asked_first() {
 #[test]
 fn a_piece_that_was_refused_is_asked_again_after_the_next_offer() {
     let mut queue = queue(4, &[Rank::Neighbour]);
-    assert!(queue.offer(0, vec![0..4]));
+    assert!(queue.offer(0, one(0..4)));
     let run = queue.take(0, 4);
     queue.refuse(0, &run);
     queue.put_back(&run);
     assert!(queue.take(0, 4).is_empty());
     // These are no new pieces, so a source cannot keep a fetch alive with them.
-    assert!(!queue.offer(0, vec![1..3]));
+    assert!(!queue.offer(0, one(1..3)));
     assert!(take_all(&mut queue, 0, 4).into_iter().eq(1..3));
 }
 
 #[test]
 fn at_most_one_percent_is_asked_twice() {
     let mut queue = queue(400, &[Rank::Neighbour, Rank::Hub]);
-    queue.offer(0, vec![0..400]);
-    queue.offer(1, vec![0..400]);
+    queue.offer(0, one(0..400));
+    queue.offer(1, one(0..400));
     let mut again = 0;
     for _ in 0..400 {
         let slow = queue.take(0, 1);
@@ -134,7 +139,7 @@ fn three_empty_nodes_exchange_pieces_and_spare_the_seeder() {
                 };
                 node.offer(other, has);
             }
-            node.offer(3, vec![0..COUNT as u32]);
+            node.offer(3, one(0..COUNT as u32));
             // One run from the seeder if it is this node's turn, and two from each neighbour.
             let turns = std::iter::repeat_n(3, usize::from(round % 3 == me));
             for source in turns.chain([0, 1, 2, 0, 1, 2]) {
@@ -181,7 +186,7 @@ fn plans() -> impl Strategy<Value = Plan> {
     })
 }
 
-fn offered(has: &[bool]) -> Vec<std::ops::Range<u32>> {
+fn offered(has: &[bool]) -> Vec<Range<u32>> {
     let held = has.iter().zip(0..).filter(|(has, _)| **has);
     held.map(|(_, index)| index..index + 1).collect()
 }

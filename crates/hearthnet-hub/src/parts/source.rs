@@ -9,7 +9,8 @@ use hearthnet_files::part::Piece;
 use crate::pull::SourceError as HttpError;
 
 /// Order in which sources are asked. A piece is asked from a higher rank only if no source of a
-/// lower rank that works has it.
+/// lower rank that works has it. For the first 2 s of a fetch, a source that has not answered counts
+/// as having every piece.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rank {
     /// Member of the community. It may fetch the model at the same time, so its pieces can grow.

@@ -154,7 +154,7 @@ impl PieceSource for Neighbour {
     }
 
     fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
-        Ok(vec![0..u32::MAX])
+        Ok(std::iter::once(0..u32::MAX).collect())
     }
 
     fn lanes(&self) -> usize {

@@ -6,16 +6,16 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::io::ErrorKind;
+use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use hearthnet_bus::log::Adoption;
-use hearthnet_files::WeightsId;
 use hearthnet_files::part::Part;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::coverage::held_by_others;
 use hearthnet_orchestrator::placement::missing;
-use tokio::task::{AbortHandle, JoinError, JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio_util::sync::DropGuard;
 
 use super::{Fetcher, Parts};
@@ -24,11 +24,11 @@ use crate::answering::private_layers;
 use crate::cli::args::{Layers, PrivateArgs};
 use crate::cli::{Failure, Stop, note};
 use crate::config::Context;
-use crate::daemon::add_model;
+use crate::daemon::chats::add_model;
 use crate::daemon::layers::{EventSink, LayerHost, LayerRequest};
 use crate::home::{Home, now_ms};
 use crate::hosting::host_engine::HostEngine;
-use crate::models::adopted::parts_dir;
+use crate::models::adopted::part_folder;
 use crate::models::{OpenModel, open_part};
 use crate::node::DaemonNode;
 
@@ -65,12 +65,14 @@ impl Follower {
     /// Follows the log until a stop.
     pub(in crate::daemon) async fn run(self, stop: Stop) -> Result<(), Failure> {
         let mut changes = self.home.log.changes();
-        // Adopted models, with the tasks that open them.
-        let mut adopted: BTreeMap<[u8; 32], AbortHandle> = BTreeMap::new();
+        let mut adopted: BTreeMap<[u8; 32], Arc<Adoption>> = BTreeMap::new();
         let mut usable: BTreeMap<[u8; 32], Usable> = BTreeMap::new();
         let mut opening = JoinSet::new();
+        // Stop the opening of a model that is dropped.
+        let mut stops: BTreeMap<[u8; 32], AbortHandle> = BTreeMap::new();
         let mut hosted: Option<Hosted> = None;
-        let mut may_host = true;
+        // Layers that failed are tried again when the community's models change.
+        let mut has_failed = false;
         loop {
             let state = self.home.state();
             let now: BTreeMap<[u8; 32], Adoption> = state
@@ -83,31 +85,42 @@ impl Follower {
                     drop(hosted.stops);
                     let _ = hosted.task.await;
                 }
-                if let Some(opening) = adopted.remove(&weights) {
+                if let Some(opening) = stops.remove(&weights) {
                     opening.abort();
                 }
-                self.drop_model(&weights, usable.remove(&weights));
+                if let Some(model) = adopted.remove(&weights) {
+                    self.drop_model(&model, usable.remove(&weights));
+                }
+                has_failed = false;
             }
             for (weights, model) in now {
                 if let Entry::Vacant(new) = adopted.entry(weights) {
-                    let fetcher = self.fetcher(Arc::new(model));
-                    let open = Self::open(fetcher, self.cx.clone(), self.private);
-                    new.insert(opening.spawn(open));
+                    let model = Arc::clone(new.insert(Arc::new(model)));
+                    let fetcher = self.fetcher(model);
+                    let open = Self::open(
+                        fetcher,
+                        Arc::clone(&self.parts),
+                        self.cx.clone(),
+                        self.private,
+                    );
+                    stops.insert(weights, opening.spawn(open));
+                    has_failed = false;
                 }
             }
-            if hosted.is_none() && may_host {
+            if hosted.is_none() && !has_failed {
                 hosted = self.host(&usable, &stop);
             }
             tokio::select! {
                 () = stop.asked() => break,
                 _ = changes.changed() => {}
                 Some(opened) = opening.join_next() => {
-                    if opened.as_ref().is_err_and(JoinError::is_cancelled) {
-                        continue;
-                    }
-                    match opened.map_err(Failure::internal).flatten() {
+                    let opened = match opened {
+                        // Of a dropped model.
+                        Err(error) if error.is_cancelled() => continue,
+                        opened => opened.map_err(Failure::internal).flatten(),
+                    };
+                    match opened {
                         Ok(it) if adopted.contains_key(&it.fetcher.model.weights) => {
-                            self.parts.add(&it.part);
                             add_model(&self.service, &self.node, &self.home, &it.model, &self.cx.config)?;
                             usable.insert(it.fetcher.model.weights, it);
                         }
@@ -117,9 +130,12 @@ impl Follower {
                 }
                 ended = ended(&mut hosted) => {
                     hosted = None;
-                    if let Err(why) = ended {
-                        note(format!("layers are no longer served: {why}"));
-                        may_host = false;
+                    match ended {
+                        Ok(()) => {}
+                        Err(why) => {
+                            note(format!("layers are no longer served: {why}"));
+                            has_failed = true;
+                        }
                     }
                 }
             }
@@ -139,8 +155,15 @@ impl Follower {
     }
 
     /// Fetches what a chat with the model needs here: the head, and the private layers.
-    async fn open(fetcher: Fetcher, cx: Context, args: PrivateArgs) -> Result<Usable, Failure> {
+    /// Neighbours may read pieces as soon as they are here.
+    async fn open(
+        fetcher: Fetcher,
+        parts: Arc<Parts>,
+        cx: Context,
+        args: PrivateArgs,
+    ) -> Result<Usable, Failure> {
         let part = fetcher.part().await?;
+        parts.add(&part);
         let opened = {
             let (cx, part, name) = (cx.clone(), Arc::clone(&part), fetcher.model.name.clone());
             tokio::task::spawn_blocking(move || open_part(&cx, &name, &part)).await
@@ -151,7 +174,14 @@ impl Follower {
         for (lo, hi) in private_layers::wanted(&model, args, &cx.config)? {
             wanted.extend(table.of_layers(lo, hi));
         }
-        fetcher.fetch(&part, wanted).await?;
+        fetcher.fetch(&part, wanted.clone()).await?;
+        let damaged = Arc::clone(&part);
+        let verified =
+            tokio::task::spawn_blocking(move || verify(&damaged, &wanted).map(|()| wanted));
+        let wanted = verified.await.map_err(Failure::internal)?;
+        fetcher
+            .fetch(&part, wanted.map_err(Failure::internal)?)
+            .await?;
         let loaded = tokio::task::spawn_blocking(move || {
             private_layers::load(&mut model, args, most_chats(&cx.config), &cx.config)?;
             Ok::<_, Failure>(model)
@@ -196,28 +226,32 @@ impl Follower {
     }
 
     /// Ends the use of a dropped model, and removes its part from the disk.
-    fn drop_model(&self, weights: &[u8; 32], usable: Option<Usable>) {
-        self.parts.remove(weights);
+    fn drop_model(&self, model: &Adoption, usable: Option<Usable>) {
+        self.parts.remove(&model.weights);
         if let Some(usable) = usable {
             self.service.remove_model(&usable.model.id);
-            note(format!("{} was dropped by the community", usable.model.id));
         }
-        let Ok(parts) = parts_dir() else {
+        note(format!("{} was dropped by the community", model.name));
+        let Some(folder) = part_folder(model) else {
             return;
         };
-        let folder = Part::folder_in(&parts, &WeightsId(*weights));
-        match std::fs::remove_dir_all(&folder) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                note(format!("{} cannot be removed: {error}", folder.display()));
-            }
-            _ => {}
+        if let Err(error) = std::fs::remove_dir_all(&folder) {
+            note(format!("{} cannot be removed: {error}", folder.display()));
         }
     }
 }
 
-/// Models that are no longer adopted.
+/// Reads held pieces. Damaged pieces are no longer held: the caller fetches them again.
+fn verify(part: &Part, pieces: &[Range<u32>]) -> io::Result<()> {
+    for index in pieces.iter().cloned().flatten() {
+        part.read(index)?;
+    }
+    Ok(())
+}
+
+/// Models that are no longer adopted, or with other data.
 fn gone(
-    before: &BTreeMap<[u8; 32], AbortHandle>,
+    before: &BTreeMap<[u8; 32], Arc<Adoption>>,
     now: &BTreeMap<[u8; 32], Adoption>,
 ) -> Vec<[u8; 32]> {
     let same = |weights: &[u8; 32]| now.contains_key(weights);

@@ -1,0 +1,35 @@
+//! Chats of a daemon with models whose layers the community's hosts hold.
+
+use std::time::Instant;
+
+use hearthnet_orchestrator::Service;
+use hearthnet_orchestrator::hosts::Links;
+use tokio::runtime::Handle;
+
+use crate::answering::chat_backends::community_hosts;
+use crate::answering::chat_setup::hosted_model;
+use crate::cli::Failure;
+use crate::config::Config;
+use crate::home::Home;
+use crate::models::OpenModel;
+use crate::node::{DaemonNode, in_sync};
+
+/// Adds a model whose layers the community's hosts hold to a service. All its chats share the
+/// embedding, the sessions with hosts, and the local fallback engine.
+pub(super) fn add_model(
+    service: &Service,
+    daemon_node: &DaemonNode,
+    home: &Home,
+    model: &OpenModel,
+    config: &Config,
+) -> Result<(), Failure> {
+    let (node, runtime) = (&daemon_node.node, Handle::current());
+    let fallback = config.research.distributed_inference.fallback_to_local;
+    let links = Links::new(node.connections().clone(), daemon_node.health.clone());
+    let mut hosts = community_hosts(model, &runtime, home, config, links);
+    hosts.discovery = Some(node.discovery().clone());
+    hosts.here = Some(node.downgrade());
+    hosts.in_sync = fallback.then(|| in_sync(node.downgrade(), Instant::now()));
+    service.add_model(hosted_model(model, config, fallback, &runtime, hosts)?);
+    Ok(())
+}

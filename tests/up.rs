@@ -1,0 +1,217 @@
+//! `hearthnet up` without a terminal: founding, joining with an empty disk, resuming, and the
+//! models that a community adopts and drops.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use hearthnet_testkit::TinyLlama;
+use serde_json::Value;
+
+use crate::support::up::{Household, Up};
+use crate::support::*;
+
+const QUESTION: [&str; 4] = [
+    "chat",
+    "Name three colours.",
+    "--temperature=0",
+    "--max-tokens=24",
+];
+/// Memory for all layers of the models here, in MiB.
+const ALL: u32 = 512;
+
+/// Model of six layers, about 4 MB.
+fn small_model(home: &Home) -> PathBuf {
+    let model = TinyLlama {
+        layers: 6,
+        width: 256,
+        head_dim: 64,
+        ffn: 768,
+        ..TinyLlama::default()
+    };
+    model.write(home.path())
+}
+
+/// Founder that runs, and its model file.
+fn founded(memory: u32) -> (Household, Up, PathBuf) {
+    let founder = Household::new(memory, &[]);
+    let file = small_model(&founder.home);
+    let up = founder.up(&found(&file));
+    (founder, up, file)
+}
+
+fn found(file: &Path) -> [&str; 4] {
+    ["--found", "Elm", "--model", file.to_str().expect("UTF-8")]
+}
+
+/// Answer of the hosts of the community.
+fn together(home: &Household) -> String {
+    let ask = [&QUESTION[..], &["--no-fallback"]].concat();
+    succeeded(&until_answered(|| home.run(&ask)))
+}
+
+/// Bytes of a home's part that it had to fetch. Asserts that it holds no other pieces.
+fn needed(home: &Household, (lo, hi): (u32, u32)) -> u64 {
+    let part = home.part().expect("a part");
+    let table = part.table();
+    // The chat's private layers are 0 and 1.
+    let wanted = [
+        table.of_head(),
+        table.of_layers(0, 1),
+        table.of_layers(lo, hi),
+    ];
+    let sorted = |pieces: Vec<_>| pieces.into_iter().flatten().collect::<BTreeSet<u32>>();
+    assert_eq!(sorted(part.held()), sorted(wanted.concat()), "{lo}-{hi}");
+    let identity = part.identity();
+    let objects = identity.head_bytes + identity.manifest_bytes + table.list().len() as u64;
+    table.bytes(&part.held()) + objects
+}
+
+/// Share of a model's file that a home's part takes on the disk, in per cent.
+fn share(home: &Household) -> u64 {
+    let part = home.part().expect("a part");
+    part.disk_bytes() * 100 / part.identity().file_bytes
+}
+
+#[test]
+fn homes_with_empty_disks_fetch_only_their_parts_and_answer_as_the_whole_file() {
+    let file = Path::new(model());
+    let attic = Household::new(ALL, &[]);
+    let first = attic.up(&found(file));
+    assert_eq!(attic.until_serving(&first), (0, 14));
+    let bakery = Household::new(ALL, &[&first.address]);
+    let second = bakery.up(&["--join", first.code()]);
+    let range = bakery.until_serving(&second);
+    assert_eq!(range, (15, 29));
+    // Memory for five layers or so.
+    let cellar = Household::new(12, &[&first.address, &second.address]);
+    let third = cellar.up(&["--join", first.code()]);
+    let (lo, hi) = cellar.until_serving(&third);
+    assert!(hi - lo < 8, "{lo}-{hi}");
+
+    let needed = needed(&bakery, range) + needed(&cellar, (lo, hi));
+    let sent = [&first, &second, &third].map(Up::sent);
+    let shares = [&bakery, &cellar].map(share);
+    eprintln!("needed {needed}, sent {sent:?}, {shares:?} % of the file on the disks");
+    let all: u64 = sent.iter().sum();
+    assert!(
+        all >= needed && all * 100 <= needed * 102,
+        "{all} for {needed}"
+    );
+    // A third of this model is its embedding.
+    assert!(shares[0] < 75 && shares[1] < 55, "{shares:?}");
+
+    let alone = attic.alone(&QUESTION, file);
+    for home in [&bakery, &cellar] {
+        assert_eq!(together(home), alone);
+    }
+}
+
+#[test]
+fn a_later_up_asks_nothing_and_serves_again_without_fetching() {
+    let (attic, first, _) = founded(ALL);
+    let cellar = Household::new(ALL, &[&first.address]);
+    let second = cellar.up(&["--join", first.code()]);
+    let range = cellar.until_serving(&second);
+    let sent = first.sent();
+    assert!(sent > 0);
+    second.stop();
+    let second = cellar.up(&[]);
+    assert_eq!(cellar.until_serving(&second), range);
+    assert_eq!(first.sent(), sent);
+    // So does the founder.
+    let address = first.address.clone();
+    first.stop();
+    let first = attic.up_at(&address, &[]);
+    assert!(first.code.is_none());
+    attic.until_serving(&first);
+    assert_eq!(together(&cellar), together(&attic));
+}
+
+#[test]
+fn up_without_a_terminal_and_without_answers_names_the_flags() {
+    let home = Household::new(ALL, &[]);
+    let output = home.run(&["up", "--no-open"]);
+    assert!(!output.status.success());
+    for words in ["no community", "--found NAME", "--join CODE"] {
+        assert_complains(&output, words);
+    }
+    // Nothing was made that a later `up` would resume.
+    let again = home.run(&["up", "--no-open"]);
+    assert_complains(&again, "--found NAME");
+}
+
+#[test]
+fn up_beside_a_running_daemon_prints_its_addresses() {
+    let (attic, first, _) = founded(ALL);
+    let said = succeeded(&attic.run(&["up", "--no-open"]));
+    assert_contains(&said, &[&first.address, &first.http]);
+}
+
+/// Code in the JSON object of a command that fails.
+fn code_of(output: &Output) -> Value {
+    let said = text(&output.stdout);
+    let line = said.lines().last().unwrap_or_default();
+    let said: Value = serde_json::from_str(line).unwrap_or_default();
+    assert!(!output.status.success(), "{said}");
+    said["error"]["code"].clone()
+}
+
+#[test]
+fn only_anchors_choose_models() {
+    let (attic, first, file) = founded(ALL);
+    let cellar = Household::new(ALL, &[&first.address]);
+    let second = cellar.up(&["--join", first.code()]);
+    cellar.until_serving(&second);
+    let file = file.to_str().expect("UTF-8");
+    for change in [["model", "adopt", file], ["model", "drop", &name(file)]] {
+        let output = cellar.run(&[&change[..], &["--json"]].concat());
+        assert_eq!(code_of(&output), "unauthorized", "{}", text(&output.stderr));
+    }
+    // An unknown model.
+    let output = attic.run(&["model", "drop", "nothing", "--json"]);
+    assert_eq!(code_of(&output), "model_unknown");
+    drop(first);
+}
+
+/// Name of an adopted file.
+fn name(file: &str) -> String {
+    let stem = Path::new(file).file_stem().expect("a name");
+    stem.to_str().expect("UTF-8").to_owned()
+}
+
+#[test]
+fn a_dropped_model_leaves_all_disks_but_not_the_founders_file_and_can_be_adopted_again() {
+    let (attic, first, file) = founded(ALL);
+    let bytes = std::fs::read(&file).expect("the file");
+    let cellar = Household::new(ALL, &[&first.address]);
+    let second = cellar.up(&["--join", first.code()]);
+    let all = [(&attic, &first), (&cellar, &second)];
+    for (home, up) in all {
+        home.until_serving(up);
+    }
+    let answer = together(&cellar);
+
+    let file_name = file.to_str().expect("UTF-8");
+    let dropped = attic.json(&["model", "drop", &name(file_name), "--json"]);
+    assert_eq!(dropped["name"], name(file_name).as_str());
+    for (home, up) in all {
+        until("the layers are withdrawn", || home.serving().is_none());
+        until("the part is removed", || home.parts().is_empty());
+        assert!(
+            up.said().contains("dropped by the community"),
+            "{}",
+            up.said()
+        );
+        let output = home.run(&[&QUESTION[..], &["--no-fallback"]].concat());
+        assert!(!output.status.success(), "{}", text(&output.stdout));
+    }
+    assert_eq!(std::fs::read(&file).expect("the file"), bytes);
+
+    attic.json(&["model", "adopt", file_name, "--json"]);
+    for (home, up) in all {
+        home.until_serving(up);
+        assert_eq!(home.parts().len(), 1);
+    }
+    assert_eq!(together(&cellar), answer);
+}

@@ -1,0 +1,321 @@
+//! Weights of an adopted model from neighbours that end, return, damage their disks, or lie.
+
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use hearthnet_bus::NodeKey;
+use hearthnet_bus::calls::Registry;
+use hearthnet_bus::log::EventLog;
+use hearthnet_bus::node::weights::{Held, Object, WeightsStore};
+use hearthnet_bus::node::{Node, NodeSettings};
+use hearthnet_files::part::Part;
+use hearthnet_testkit::TinyLlama;
+use tokio::runtime::Runtime;
+
+use crate::support::up::{Household, Up};
+use crate::support::*;
+
+/// Memory for all layers of the models here, in MiB.
+const ALL: u32 = 4096;
+
+/// Random model with 11 MiB per layer.
+fn medium(layers: u32) -> TinyLlama {
+    TinyLlama {
+        layers,
+        width: 512,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 64,
+        ffn: 1408,
+        weights: "f32",
+        ..TinyLlama::default()
+    }
+}
+
+/// Random model with 43 MiB per layer.
+fn large(layers: u32) -> TinyLlama {
+    TinyLlama {
+        width: 1024,
+        heads: 16,
+        ffn: 2816,
+        ..medium(layers)
+    }
+}
+
+/// Founder that runs with all layers of a model.
+fn founded(model: &TinyLlama) -> (Household, Up) {
+    let founder = Household::new(ALL, &[]);
+    let file = model.write(founder.home.path());
+    let file = file.to_str().expect("UTF-8");
+    let up = founder.up(&["--found", "Elm", "--model", file]);
+    founder.until_serving(&up);
+    (founder, up)
+}
+
+/// Asserts that a part holds only genuine pieces, and returns their bytes.
+fn genuine(home: &Household) -> u64 {
+    let Some(part) = home.part() else {
+        return 0;
+    };
+    let held = part.held();
+    for index in held.iter().cloned().flatten() {
+        let read = part.read(index).expect("a readable disk");
+        assert!(read.is_some(), "piece {index} is damaged");
+    }
+    part.table().bytes(&held)
+}
+
+/// Bytes that a home had to fetch for what it holds, of these layers at least.
+fn needed(home: &Household, layers: u32) -> u64 {
+    let part = home.part().expect("a part");
+    let table = part.table();
+    let wanted = [table.of_head(), table.of_layers(0, layers - 1)].concat();
+    assert!(part.missing(&wanted).is_empty());
+    let identity = part.identity();
+    let objects = identity.head_bytes + identity.manifest_bytes + table.list().len() as u64;
+    table.bytes(&part.held()) + objects
+}
+
+#[test]
+fn a_home_fetches_from_the_neighbours_that_are_there_and_waits_for_the_rest() {
+    let (attic, first) = founded(&medium(6));
+    // The founder serves the first three of six layers, this home the next two.
+    let cellar = Household::new(30, &[&first.address]);
+    let second = cellar.up(&["--join", first.code()]);
+    assert_eq!(cellar.until_serving(&second), (3, 4));
+    let (code, address) = (first.code().to_owned(), first.address.clone());
+    first.kill();
+
+    // Only the founder has layer 2.
+    let shed = Household::new(ALL, &[&second.address, &address]).holding(5);
+    let third = shed.up(&["--join", &code]);
+    until("it says what is missing", || {
+        third.said().contains("no source has the missing")
+    });
+    assert_eq!(
+        shed.serving(),
+        None,
+        "it serves layers without their weights"
+    );
+    let before = genuine(&shed);
+    assert!(before > 0 && second.sent() >= before, "{}", third.said());
+
+    let first = attic.up_at(&address, &[]);
+    shed.until_serving(&third);
+    let (needed, sent) = (needed(&shed, 5), first.sent() + second.sent());
+    assert!(sent * 100 <= needed * 102, "{sent} for {needed}");
+    genuine(&shed);
+}
+
+#[test]
+fn a_home_that_was_killed_during_a_fetch_resumes_it() {
+    let (_attic, first) = founded(&large(8));
+    let cellar = Household::new(ALL, &[&first.address]).holding(7);
+    let mut second = cellar.up(&["--join", first.code()]);
+    // Only synced pieces count after a restart.
+    let begun = || {
+        cellar
+            .part()
+            .map_or(0, |part| part.table().bytes(&part.held()))
+    };
+    let least = 64 << 20;
+    until("a fetch has begun", || begun() >= least);
+    second.kill();
+    let kept = genuine(&cellar);
+    let sent = first.sent();
+    assert!(kept >= least, "{kept}");
+
+    second = cellar.up(&[]);
+    cellar.until_serving(&second);
+    let needed = needed(&cellar, 7);
+    assert!(kept < needed, "the fetch was over before the kill");
+    eprintln!(
+        "needed {needed}, kept {kept} of {sent} sent, {} in all",
+        first.sent()
+    );
+    assert!(first.sent() * 10 <= needed * 11);
+    genuine(&cellar);
+}
+
+/// Flips a byte of a part's file at the beginning of a layer's first piece.
+fn damage(home: &Household, layer: u32) -> u32 {
+    let part = home.part().expect("a part");
+    let runs = part.table().of_layers(layer, layer);
+    // Vectors of a layer are short: take its longest piece.
+    let pieces = runs.into_iter().flatten();
+    let pieces = pieces.filter_map(|index| part.table().piece(index));
+    let piece = pieces.max_by_key(|piece| piece.len).expect("a piece");
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(part.path());
+    let file = file.expect("the part's file");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, piece.offset).expect("a byte");
+    file.write_all_at(&[!byte[0]], piece.offset)
+        .expect("a disk");
+    piece.index
+}
+
+#[test]
+fn damaged_pieces_are_fetched_again_before_they_are_used() {
+    let (_attic, first) = founded(&medium(4));
+    let cellar = Household::new(ALL, &[&first.address]);
+    let second = cellar.up(&["--join", first.code()]);
+    let range = cellar.until_serving(&second);
+    assert_eq!(range, (2, 3));
+    second.stop();
+    // A private layer of chats, and a layer for others.
+    for layer in [0, 3] {
+        let sent = first.sent();
+        let piece = damage(&cellar, layer);
+        let second = cellar.up(&[]);
+        assert_eq!(cellar.until_serving(&second), range);
+        let part = cellar.part().expect("a part");
+        assert!(part.read(piece).expect("a disk").is_some(), "layer {layer}");
+        let again = first.sent() - sent;
+        assert!(again > 0 && again <= 2 * 262_144, "layer {layer}: {again}");
+        second.stop();
+    }
+}
+
+/// Store of a part that claims every piece and sends wrong bytes.
+struct Liar(Part);
+
+impl WeightsStore for Liar {
+    fn held(&self, weights: &[u8; 32]) -> Option<Held> {
+        (*weights == self.0.identity().weights.0).then(|| Held {
+            pieces: std::iter::once(self.0.table().all()).collect(),
+            ..Held::default()
+        })
+    }
+
+    fn piece(&self, _: &[u8; 32], index: u32) -> Option<Vec<u8>> {
+        let piece = self.0.table().piece(index)?;
+        Some(vec![7; piece.len as usize])
+    }
+
+    fn read(&self, _: &[u8; 32], _: Object, _: u64, _: u32) -> Option<Vec<u8>> {
+        None
+    }
+}
+
+/// Node of a member that lies, until it is dropped.
+struct Lies {
+    _runtime: Runtime,
+    _node: Node,
+    address: String,
+}
+
+impl Lies {
+    fn start(home: &Home, founder: &Up, part: Part) -> Self {
+        let runtime = Runtime::new().expect("a runtime");
+        let data = home.path().join("data");
+        let key = NodeKey::load(&data.join("node.key")).expect("its key");
+        let log = EventLog::open(&data).expect("its log");
+        let mut settings = NodeSettings::new("liar");
+        settings.listen = Some("127.0.0.1:0".to_owned());
+        settings.research = true;
+        settings.discovery.mdns = false;
+        settings.discovery.static_peers = vec![founder.address.parse().expect("an address")];
+        let node = Node::start(Arc::new(key), log, settings, Arc::new(Registry::new()));
+        let node = runtime.block_on(node).expect("a node");
+        node.serve_weights(Arc::new(Liar(part)), Arc::new(|| false));
+        Self {
+            address: node.listen_addr().expect("an address").to_string(),
+            _runtime: runtime,
+            _node: node,
+        }
+    }
+}
+
+#[test]
+fn a_neighbour_that_sends_wrong_pieces_is_dropped_and_named() {
+    let (attic, first) = founded(&medium(6));
+    let liar = Household::new(ALL, &[&first.address]);
+    let join = [
+        "community",
+        "join",
+        "--research",
+        "on",
+        "--name",
+        "Pinocchio",
+        first.code(),
+    ];
+    succeeded(&liar.run(&join));
+    let part = attic.part().expect("a part");
+    let lies = Lies::start(&liar.home, &first, part);
+
+    let cellar = Household::new(ALL, &[&lies.address, &first.address]).holding(5);
+    let second = cellar.up(&["--join", first.code()]);
+    cellar.until_serving(&second);
+    let said = second.said();
+    let dropped = said
+        .lines()
+        .find(|line| line.contains("no longer fetching from"));
+    let dropped = dropped.unwrap_or_else(|| panic!("the liar was not dropped: {said}"));
+    assert_contains(dropped, &["Pinocchio", "sent wrong bytes for piece"]);
+    genuine(&cellar);
+    let needed = needed(&cellar, 5);
+    assert!(first.sent() * 100 <= needed * 102);
+}
+
+/// Runs `up` of an existing home on a disk that is too small, until it says so, then on a larger
+/// one. `$1` is the mount point, the rest the command.
+const SCRIPT: &str = r#"
+disk=$1; shift
+mount -t tmpfs -o size=16m tmpfs "$disk" || exit 77
+XDG_CACHE_HOME=$disk "$@" >"$disk.out" 2>"$disk.err" &
+node=$!
+trap 'kill $node' EXIT
+wait_for() {
+    for _ in $(seq 600); do
+        grep -q "$1" "$2" && return
+        sleep 0.2
+    done
+    cat "$disk.err"
+    exit 1
+}
+wait_for 'free some space' "$disk.err"
+echo full
+mount -o remount,size=400m "$disk"
+wait_for 'fetched .* in ' "$disk.err"
+echo fetched
+"#;
+
+#[test]
+fn a_full_disk_is_named_and_the_fetch_goes_on_when_there_is_room() {
+    let (_attic, first) = founded(&medium(4));
+    let cellar = Household::new(ALL, &[&first.address]);
+    let join = ["community", "join", "--research", "on", first.code()];
+    succeeded(&cellar.run(&join));
+    let up = [
+        "up",
+        "--no-open",
+        "--http",
+        "127.0.0.1:0",
+        "--listen",
+        "127.0.0.1:0",
+    ];
+    let program = cellar.command(&up);
+    let Some(output) = crate::full_disk::on_a_disk(&cellar.home, SCRIPT, &[], &program) else {
+        return;
+    };
+    assert_eq!(succeeded(&output), "full\nfetched\n");
+}
+
+#[test]
+fn two_homes_that_fetch_from_each_other_serve_only_genuine_pieces() {
+    let (_attic, first) = founded(&medium(4));
+    let homes = [(); 2].map(|()| Household::new(ALL, &[&first.address]).holding(3));
+    let ups = homes
+        .each_ref()
+        .map(|home| home.up(&["--join", first.code()]));
+    for (home, up) in homes.iter().zip(&ups) {
+        home.until_serving(up);
+        genuine(home);
+    }
+    let needed: u64 = homes.iter().map(|home| needed(home, 3)).sum();
+    let sent = first.sent() + ups.iter().map(Up::sent).sum::<u64>();
+    assert!(sent * 100 <= needed * 102, "{sent} for {needed}");
+}
