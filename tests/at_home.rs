@@ -1,5 +1,5 @@
 //! Three households on one network, set up as by a new user: no address and no key is ever typed.
-//! The README's "at home" section is this walk-through.
+//! "Step by step" in docs/community.md is this walk-through.
 //!
 //! Each household is a network namespace on one bridge, with the real program, a data directory and
 //! a configuration of its own. Where the machine forbids namespaces, the reason is printed and the

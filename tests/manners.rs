@@ -236,6 +236,22 @@ impl Drop for Group {
     }
 }
 
+/// Memory of a host and of its engine that is not a copy of a file, in bytes.
+fn anonymous_bytes(host: u32) -> u64 {
+    let engines = children_of(host).into_iter().flat_map(children_of);
+    let all = std::iter::once(host).chain(engines);
+    all.filter_map(|process| {
+        // An engine may have ended meanwhile.
+        let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"))?;
+        let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+        Some(kib << 10)
+    })
+    .sum()
+}
+
 /// Processes of a hog, a group of their own; killed when dropped.
 struct Hog(Child);
 
@@ -266,15 +282,19 @@ fn a_memory_hog_gets_the_memory_of_layers_and_the_answer_goes_on() {
     let alone = chat(&founder, &["--local"], |_| {});
     // Layers that are loaded in the group count for it.
     for (at, group) in SECOND.into_iter().zip(&groups) {
-        group.take(hosts[at].child.id());
+        let host = hosts[at].child.id();
+        group.take(host);
+        // The next engine is in the group of the process that starts it.
+        children_of(host)
+            .into_iter()
+            .for_each(|starter| group.take(starter));
         json_of(&members[at], &["pause"]);
         until_suspended(&members[at], "paused by you");
         json_of(&members[at], &["resume"]);
         until_serving(&members[at]);
     }
 
-    // Memory that is not a copy of a file, in bytes.
-    let own = |at: usize| kernel_number(hosts[at].child.id(), "RssAnon:") << 10;
+    let own = |at: usize| anonymous_bytes(hosts[at].child.id());
     let mut hog = None;
     let frames = chat(&founder, &[], |frames| {
         let at = serving(frames, &ids, SECOND);

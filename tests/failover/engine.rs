@@ -69,7 +69,7 @@ fn a_node_outlives_its_engine_and_has_its_memory_outside() {
     assert_eq!(kernel_number(first, "Seccomp:"), 2);
 
     kill(first);
-    let status = json(&home, &[], &["status", "--json"]);
+    let status = json(&home, &[], &["status"]);
     assert!(status["node"]["running"].is_object(), "{status}");
     says(&home, &[], &["community", "members"]);
 

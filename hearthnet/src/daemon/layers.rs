@@ -451,8 +451,9 @@ impl Serving<'_> {
         let (Err(why), Some((fetcher, part))) = (&started, &self.request.fetch) else {
             return started;
         };
-        // Loading verifies the layers; damaged pieces are no longer held.
+        // A damaged piece ends the load.
         let wanted = part.table().of_layers(lo, hi);
+        fetcher.forget_damaged(part, &wanted).await?;
         if part.missing(&wanted).is_empty() {
             return started;
         }

@@ -299,13 +299,17 @@ impl Daemon {
     /// Lets members read the parts of models here. Their transfer slows down while this node answers
     /// or computes.
     fn serve_parts(&self, parts: &Arc<Parts>) {
-        let (answering, host) = (Arc::clone(&self.answering), Arc::clone(&self.layer_host));
+        // Weak, since the host holds the node, and the node holds this function.
+        let (answering, host) = (
+            Arc::clone(&self.answering),
+            Arc::downgrade(&self.layer_host),
+        );
         let busy = move || {
             let answers = answering
                 .lock()
                 .as_ref()
                 .is_some_and(|it| it.load().running > 0);
-            answers || host.is_computing()
+            answers || host.upgrade().is_some_and(|host| host.is_computing())
         };
         let store = Arc::clone(parts) as Arc<dyn WeightsStore>;
         self.daemon_node.node.serve_weights(store, Arc::new(busy));

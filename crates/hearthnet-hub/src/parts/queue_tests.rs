@@ -66,11 +66,13 @@ fn a_source_that_does_not_work_is_not_waited_for() {
     queue.offer(1, one(0..10));
     assert!(queue.take(1, 4).is_empty());
     queue.prefer(0, false);
-    assert_eq!(queue.take(1, 4).len(), 4);
+    // A run ends with the last piece.
+    let first = queue.take(1, 4).len();
+    assert!((1..=4).contains(&first));
     queue.prefer(0, true);
     assert!(queue.take(1, 4).is_empty());
     queue.drop_source(0);
-    assert_eq!(take_all(&mut queue, 1, 4).len(), 6);
+    assert_eq!(take_all(&mut queue, 1, 4).len(), 10 - first);
 }
 
 #[test]

@@ -242,7 +242,7 @@ fn a_neighbour_that_grows_is_waited_for() {
     let growing = std::thread::spawn(move || {
         for end in 11..=40 {
             std::thread::sleep(Duration::from_millis(10));
-            *source.has.lock() = Vec::from([0..end]);
+            *source.has.lock() = std::iter::once(0..end).collect();
         }
     });
     get(&memory, 40, &[grows]).unwrap();

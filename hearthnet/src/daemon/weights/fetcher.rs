@@ -107,6 +107,22 @@ impl Fetcher {
         Ok(())
     }
 
+    /// Reads held pieces. Those that the disk has damaged are no longer held.
+    pub(crate) async fn forget_damaged(
+        &self,
+        part: &Arc<Part>,
+        pieces: &[Range<u32>],
+    ) -> Result<(), Failure> {
+        let (part, pieces) = (Arc::clone(part), pieces.to_vec());
+        let read = tokio::task::spawn_blocking(move || {
+            let mut each = pieces.into_iter().flatten();
+            each.try_for_each(|index| part.read(index).map(drop))
+        });
+        read.await
+            .map_err(Failure::internal)?
+            .map_err(Failure::internal)
+    }
+
     /// Differs from node to node, so that nodes that begin together fetch different pieces first.
     fn seed(&self) -> u64 {
         let id = self.home.key.id();

@@ -6,8 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 
 use hearthnet_bus::log::Adoption;
@@ -175,13 +173,8 @@ impl Follower {
             wanted.extend(table.of_layers(lo, hi));
         }
         fetcher.fetch(&part, wanted.clone()).await?;
-        let damaged = Arc::clone(&part);
-        let verified =
-            tokio::task::spawn_blocking(move || verify(&damaged, &wanted).map(|()| wanted));
-        let wanted = verified.await.map_err(Failure::internal)?;
-        fetcher
-            .fetch(&part, wanted.map_err(Failure::internal)?)
-            .await?;
+        fetcher.forget_damaged(&part, &wanted).await?;
+        fetcher.fetch(&part, wanted).await?;
         let loaded = tokio::task::spawn_blocking(move || {
             private_layers::load(&mut model, args, most_chats(&cx.config), &cx.config)?;
             Ok::<_, Failure>(model)
@@ -239,14 +232,6 @@ impl Follower {
             note(format!("{} cannot be removed: {error}", folder.display()));
         }
     }
-}
-
-/// Reads held pieces. Damaged pieces are no longer held: the caller fetches them again.
-fn verify(part: &Part, pieces: &[Range<u32>]) -> io::Result<()> {
-    for index in pieces.iter().cloned().flatten() {
-        part.read(index)?;
-    }
-    Ok(())
 }
 
 /// Models that are no longer adopted, or with other data.
