@@ -19,7 +19,7 @@ use crate::stamp::{Stamp, stamp};
 const SPLIT: &str = "split.count";
 
 /// Name of a part's file: see [`part_folder`].
-pub(crate) const PART_FILE: &str = "model.gguf";
+pub const PART_FILE: &str = "model.gguf";
 
 /// Store of a file with holes. A hole reads as zeros, so the file is read only where the store
 /// holds it.

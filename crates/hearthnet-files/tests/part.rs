@@ -369,6 +369,42 @@ fn damaged_objects_are_noticed_and_creating_again_repairs_them() {
     assert_matches!(Part::open(&adopted.path()), Err(PartError::Damaged { .. }));
 }
 
+/// A whole file on the disk, and the part that is made of it.
+fn of_file(adopted: &Adopted, model: &ModelFile) -> Result<Part, PartError> {
+    let (parts, manifest) = (adopted.folder.path(), adopted.manifest.encode());
+    Part::of_file(parts, &adopted.identity, model, &manifest, &adopted.list)
+}
+
+#[test]
+fn a_part_of_a_whole_file_shares_its_bytes_and_never_harms_it() {
+    let adopted = Adopted::new(&large());
+    let path = adopted.folder.path().join("whole.gguf");
+    fs::write(&path, &adopted.file).unwrap();
+    let whole = ModelFile::open(&path).unwrap();
+    let part = of_file(&adopted, &whole).unwrap();
+    let all = [part.table().all()];
+    assert_eq!(part.held(), all);
+    let inode = |path: &PathBuf| fs::metadata(path).unwrap().ino();
+    assert_eq!(inode(&part.path()), inode(&path));
+    // The other name keeps its bytes when the part gives them up.
+    part.evict(&all).unwrap();
+    assert_eq!(part.held(), []);
+    assert_eq!(fs::read(&path).unwrap(), adopted.file);
+    drop(part);
+    // A call that was interrupted left the second name without claims.
+    fs::remove_file(adopted.path().join("held")).unwrap();
+    let part = of_file(&adopted, &whole).unwrap();
+    assert_eq!(part.held(), all);
+    assert_eq!(fs::read(&path).unwrap(), adopted.file);
+    drop(part);
+    // The model may be the part itself, whose other name is gone.
+    fs::remove_file(&path).unwrap();
+    let own = open_model(&adopted.path().join("model.gguf")).unwrap();
+    let part = of_file(&adopted, &own).unwrap();
+    assert_eq!(part.held(), all);
+    assert_eq!(fs::read(part.path()).unwrap(), adopted.file);
+}
+
 #[test]
 fn a_part_has_one_writer() {
     let adopted = Adopted::new(&large());

@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use hearthnet_bus::NodeKey;
 use hearthnet_platform::files::{close_folder_to_others, foreign_owner, open_to_others};
@@ -16,7 +15,7 @@ use crate::config::{Loaded, default_path, starter};
 /// What makes a machine a node, and whether each part was there before.
 pub(super) struct Made {
     data: (PathBuf, &'static str),
-    key: Arc<NodeKey>,
+    key: NodeKey,
     key_file: (PathBuf, &'static str),
     config: (PathBuf, &'static str),
 }
@@ -36,7 +35,7 @@ pub(super) fn make(
         Ok(_) => "exists",
         Err(_) => "made",
     };
-    let key = Arc::new(global.node_key()?);
+    let key = global.node_key()?;
     let config = global.config.clone().or_else(default_path);
     let config = config.ok_or_else(|| {
         let why = "there is no home directory for the configuration";
@@ -62,13 +61,12 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
         true => Ok(true),
         false => agrees_to_research(args.json, false),
     };
-    let made = make(global, research, args.name.as_deref(), None)?;
     let Made {
         data: (data, data_state),
         key,
         key_file: (key_file, key_state),
         config: (config, config_state),
-    } = made;
+    } = make(global, research, args.name.as_deref(), None)?;
     let loaded = Loaded::load(Some(&config), &global.set)?;
     let research = loaded.config.policy.research.enable;
     if args.json {

@@ -2,12 +2,12 @@
 //! or joins a community, lets a new community adopt a model, and becomes the daemon
 //! (`hearthnet serve`). On a home that is in a community, it only becomes the daemon.
 
-use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write as _};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use hearthnet_bus::log::Level;
 use hearthnet_hub::ModelRef;
+use hearthnet_platform::process::this_program;
 use hearthnet_platform::replace;
 use hearthnet_text::sanitize_name;
 use zeroize::Zeroizing;
@@ -220,9 +220,8 @@ fn invite_neighbours(home: &Home, cx: &Context) -> Result<(), Failure> {
 /// Replaces this process by the daemon. A new program starts with one thread, which the sandbox
 /// needs (`../daemon/isolation.rs`).
 fn become_daemon(args: &UpArgs, cx: &Context) -> Result<(), Failure> {
-    let program = std::env::current_exe().map_err(Failure::internal)?;
     if !args.no_open && page::can_open() {
-        let mut opener = Command::new(&program);
+        let mut opener = this_program();
         opener
             .args(cx.global.to_args())
             .args(["page", "--open", "--wait"])
@@ -232,22 +231,17 @@ fn become_daemon(args: &UpArgs, cx: &Context) -> Result<(), Failure> {
         // Without a browser, the address that the daemon prints is enough.
         let _ = opener.spawn();
     }
-    let mut serve = Command::new(&program);
+    let mut serve = this_program();
     serve.args(cx.global.to_args()).args(["serve", "--up"]);
     if let Some(percent) = args.memory {
         serve
             .arg("--set")
             .arg(format!("manners.memory_percent={percent}"));
     }
-    let mut option = |name: &str, value: Option<&OsString>| {
+    for (name, value) in [("--listen", &args.listen), ("--http", &args.http)] {
         if let Some(value) = value {
-            serve.arg(name).arg(value);
+            serve.args([name, value]);
         }
-    };
-    option(
-        "--listen",
-        args.listen.as_ref().map(OsString::from).as_ref(),
-    );
-    option("--http", args.http.as_ref().map(OsString::from).as_ref());
+    }
     Err(Failure::internal(replace(serve)))
 }

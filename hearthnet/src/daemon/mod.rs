@@ -35,7 +35,6 @@ use std::time::Duration;
 use futures_util::future::OptionFuture;
 use hearthnet_bus::calls::{CHAT, Registry, SHARD_SERVE, Served, register_shards};
 use hearthnet_bus::log::Level;
-use hearthnet_bus::node::weights::WeightsStore;
 use hearthnet_http::{Health, HttpServer, Part};
 use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
@@ -53,7 +52,7 @@ use crate::answering::chat_setup::{most_chats, settings};
 use crate::answering::http::{close, count, open_http, unless_taken};
 use crate::answering::{local_service, private_layers};
 use crate::cli::args::RunArgs;
-use crate::cli::{Failure, Kind, Stop, block_on, note, print, print_json};
+use crate::cli::{Failure, Stop, block_on, note, print, print_json};
 use crate::config::Context;
 use crate::home::{Home, Lock, now_ms};
 use crate::hosting::host_engine::HostEngine;
@@ -90,8 +89,6 @@ struct Daemon {
     /// When dropped, stops all layers, including those of other commands.
     stops: DropGuard,
     chats: Option<Service>,
-    /// The same, for the pace at which weights are sent.
-    answering: Arc<parking_lot::Mutex<Option<Service>>>,
     http: Option<HttpServer>,
     numbers: MetricsServer,
 }
@@ -124,12 +121,11 @@ impl Daemon {
         let adopted = || !named && !home.state().models().is_empty();
         let follows = !args.for_layers && (args.up || adopted());
         let model = match follows {
-            true => Err(not_yet()),
-            false => open_model(cx, args.model.as_ref(), Some(home)),
+            true => Ok(None),
+            false => open_model(cx, args.model.as_ref(), Some(home)).map(Some),
         };
         let request = match (&model, wanted) {
-            _ if follows => None,
-            (Ok(model), Some(layers)) => Some(LayerRequest {
+            (Ok(Some(model)), Some(layers)) => Some(LayerRequest {
                 model: model.clone(),
                 layers,
                 threads: args.threads,
@@ -151,17 +147,12 @@ impl Daemon {
         register_shards(&registry, key, home.log.clone(), Arc::clone(&served))
             .map_err(Failure::internal)?;
         let config = &cx.config;
-        let chats = home.require_research(config).and(model).map(Some);
-        let chats = match (follows, home.require_research(config)) {
-            (true, Ok(())) => Ok(None),
-            _ => chats,
-        };
-        let chats = chats.and_then(|model| {
-            let Some(mut model) = model else {
-                return Ok(None);
-            };
-            private_layers::load(&mut model, args.answers.private, most_chats(config), config)?;
-            Ok(Some(model))
+        let chats = home.require_research(config).and(model);
+        let chats = chats.and_then(|mut model| {
+            if let Some(model) = &mut model {
+                private_layers::load(model, args.answers.private, most_chats(config), config)?;
+            }
+            Ok(model)
         });
         let mut caps = Vec::new();
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));
@@ -196,7 +187,6 @@ impl Daemon {
             layers: None,
             stops,
             chats: None,
-            answering: Arc::default(),
             http: None,
             numbers,
         };
@@ -239,7 +229,6 @@ impl Daemon {
             self.layer_host.settled_right(&tell).await?;
         }
         let parts = Arc::<Parts>::default();
-        self.serve_parts(&parts);
         match model {
             Ok(model) => {
                 let service = Service::new(Handle::current(), Vec::new(), settings(config));
@@ -254,7 +243,7 @@ impl Daemon {
                             node: Arc::clone(&self.daemon_node),
                             layer_host: Arc::clone(&self.layer_host),
                             service: service.clone(),
-                            parts,
+                            parts: Arc::clone(&parts),
                             private: args.answers.private,
                             engine,
                             tell: Arc::clone(&tell),
@@ -262,13 +251,13 @@ impl Daemon {
                         self.layers = Some(tokio::spawn(follower.run(stop.clone())));
                     }
                 }
-                *self.answering.lock() = Some(service.clone());
                 self.chats = Some(service);
             }
             // An explicit HTTP address requires chats.
             Err(why) if args.answers.http.is_some() => return Err(why),
             Err(why) => note(format!("no chats for programs on this machine: {why}")),
         }
+        self.serve_parts(parts);
         if let Some(request) = request {
             let host = Arc::clone(&self.layer_host);
             self.layers = Some(tokio::spawn(async move {
@@ -298,21 +287,14 @@ impl Daemon {
 
     /// Lets members read the parts of models here. Their transfer slows down while this node answers
     /// or computes.
-    fn serve_parts(&self, parts: &Arc<Parts>) {
+    fn serve_parts(&self, parts: Arc<Parts>) {
         // Weak, since the host holds the node, and the node holds this function.
-        let (answering, host) = (
-            Arc::clone(&self.answering),
-            Arc::downgrade(&self.layer_host),
-        );
+        let (chats, host) = (self.chats.clone(), Arc::downgrade(&self.layer_host));
         let busy = move || {
-            let answers = answering
-                .lock()
-                .as_ref()
-                .is_some_and(|it| it.load().running > 0);
+            let answers = chats.as_ref().is_some_and(|it| it.load().running > 0);
             answers || host.upgrade().is_some_and(|host| host.is_computing())
         };
-        let store = Arc::clone(parts) as Arc<dyn WeightsStore>;
-        self.daemon_node.node.serve_weights(store, Arc::new(busy));
+        self.daemon_node.node.serve_weights(parts, Arc::new(busy));
     }
 
     /// Runs until a stop or until membership is lost, then shuts down.
@@ -373,11 +355,6 @@ impl Daemon {
 fn short_name(capability: &str) -> String {
     let name = capability.split('@').next().unwrap_or(capability);
     name.split('.').next_back().unwrap_or(name).to_owned()
-}
-
-/// State of a daemon that follows the community before a model is ready.
-fn not_yet() -> Failure {
-    Failure::new(Kind::Model, "the community's model is not here yet")
 }
 
 /// Resolves when this node is no longer a member.

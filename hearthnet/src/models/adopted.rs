@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use hearthnet_bus::log::{Adoption, Community};
-use hearthnet_files::part::{Identity, Part};
+use hearthnet_files::part::{Identity, PART_FILE, Part};
 use hearthnet_files::{Digest, WeightsId};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Resolved;
@@ -49,7 +49,7 @@ pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Option<Resolved> {
     };
     let state = community(global)?.state();
     let model = state.models().into_iter().find(|model| model.name == *id)?;
-    let path = part_folder(model)?.join("model.gguf");
+    let path = part_folder(model)?.join(PART_FILE);
     Some(Resolved {
         path,
         id: id.clone(),

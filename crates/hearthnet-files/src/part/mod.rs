@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `table.rs` | numbers, places and hashes of pieces |
 //! | `identity.rs` | hashes of a model's file that an adoption states |
+//! | `objects.rs` | head, manifest, piece list and identity of a part on the disk |
 //! | `store.rs` | folder of a part: writing, reading, eviction |
 //! | `set.rs` | set of held pieces, and its file |
 //! | `error.rs` | errors |
@@ -21,10 +22,12 @@
 
 mod error;
 mod identity;
+mod objects;
 mod set;
 mod store;
 mod table;
 
+pub use crate::model_file::PART_FILE;
 pub use error::PartError;
 pub use identity::{Identity, identity_of};
 pub use store::{Part, open_model};

@@ -16,6 +16,7 @@ use hearthnet_platform::{holes, regular_file};
 
 use super::error::PartError;
 use super::identity::Identity;
+use super::objects::{HELD, IDENTITY, MANIFEST, PIECES, remove, write_objects};
 use super::set::PieceSet;
 use super::table::PieceTable;
 use super::{MAX_HEAD_BYTES, PIECE_BYTES};
@@ -25,10 +26,6 @@ use crate::gguf::{Gguf, TensorInfo};
 use crate::manifest::{Digest, MAX_MANIFEST_BYTES, Manifest, WeightsId, hash_each};
 use crate::model_file::{Holdings, ModelFile, PART_FILE, part_folder};
 
-const MANIFEST: &str = "manifest";
-const PIECES: &str = "pieces";
-const IDENTITY: &str = "identity";
-const HELD: &str = "held";
 const MAX_IDENTITY_BYTES: u64 = 4096;
 /// Far beyond the tensors of a manifest of the greatest length.
 const MAX_TENSORS: u64 = 1 << 20;
@@ -160,15 +157,16 @@ impl Part {
         let folder = Self::folder_in(parts, &identity.weights);
         let failed = |source| FileError::new("write", &folder, source);
         whole_file::make_folder(&folder, Access::Umask).map_err(failed)?;
+        let source = model.path().unwrap_or(Path::new(""));
+        // The model may be this part itself.
+        if part_folder(source).is_some_and(|part| folder.canonicalize().is_ok_and(|f| f == part)) {
+            return Self::open(&folder);
+        }
         let lock = lock_folder(&folder)?;
         let target = folder.join(PART_FILE);
-        let source = model.path().unwrap_or(Path::new(""));
-        match fs::remove_file(folder.join(HELD)).and_then(|()| fs::remove_file(&target)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(failed(error).into());
-            }
-            _ => {}
-        }
+        // Without claims first, so that an interrupted call leaves none for another file. The file
+        // itself may be another name of `source`, which a copy onto it would empty.
+        remove(&folder, &[HELD, PART_FILE]).map_err(failed)?;
         match fs::hard_link(source, &target) {
             Ok(()) => {}
             Err(_) => drop(fs::copy(source, &target).map_err(failed)?),
@@ -582,35 +580,4 @@ fn damaged(folder: &Path, what: &str) -> PartError {
         path: folder.to_owned(),
         what: what.to_owned(),
     }
-}
-
-/// Writes all files but `held`. Without it nothing is claimed, and without `identity`, the last,
-/// the part is not opened.
-fn write_objects(
-    folder: &Path,
-    identity: &Identity,
-    head: &[u8],
-    manifest: &[u8],
-    pieces: &[u8],
-) -> io::Result<()> {
-    for name in [HELD, IDENTITY] {
-        match fs::remove_file(folder.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
-    whole_file::sync_folder(folder)?;
-    let mut options = File::options();
-    let options = options.read(true).write(true).create(true).truncate(false);
-    let file = regular_file::open_with(options, &folder.join(PART_FILE))?;
-    if file.metadata()?.len() != identity.file_bytes {
-        file.set_len(identity.file_bytes)?;
-    }
-    write_all_at(&file, head, 0)?;
-    file.sync_all()?;
-    let write =
-        |name: &str, bytes: &[u8]| whole_file::replace(&folder.join(name), bytes, Access::Umask);
-    write(MANIFEST, manifest)?;
-    write(PIECES, pieces)?;
-    write(IDENTITY, &serde_json::to_vec(identity)?)
 }

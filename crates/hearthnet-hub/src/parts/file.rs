@@ -12,11 +12,10 @@ use hearthnet_files::part::{Part, Piece, identity_of};
 use hearthnet_platform::files::read_exact_at;
 use hearthnet_platform::regular_file;
 
-use super::source::{Object, PieceSource, Rank, SourceError, cut_out, span_of};
+use super::source::{
+    MAX_OBJECT_READ, Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces, read_run,
+};
 use crate::pull::SourceError as HttpError;
-
-/// Most bytes of an object per read.
-const MOST: u32 = 8 << 20;
 
 /// Whole model file.
 pub struct FileSource {
@@ -75,21 +74,19 @@ impl PieceSource for FileSource {
     }
 
     fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
-        Ok(std::iter::once(0..u32::MAX).collect())
+        Ok(all_pieces())
     }
 
     fn lanes(&self) -> usize {
         2
     }
 
-    /// 8 MiB.
     fn run(&self) -> u32 {
-        32
+        WHOLE_FILE_RUN
     }
 
     fn read(&self, run: &[Piece]) -> Result<Option<Vec<u8>>, SourceError> {
-        let (from, len) = span_of(run);
-        Ok(Some(cut_out(run, self.range(from, len)?)))
+        read_run(run, |from, len| self.range(from, len))
     }
 
     fn object(
@@ -99,7 +96,9 @@ impl PieceSource for FileSource {
         len: u32,
     ) -> Result<Option<Vec<u8>>, SourceError> {
         if object == Object::Head {
-            return self.range(offset, u64::from(len.min(MOST))).map(Some);
+            return self
+                .range(offset, u64::from(len.min(MAX_OBJECT_READ)))
+                .map(Some);
         }
         let mut objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
         let (manifest, pieces) = match &mut *objects {
@@ -181,7 +180,7 @@ impl PieceSource for FolderSource {
         len: u32,
     ) -> Result<Option<Vec<u8>>, SourceError> {
         Ok(Some(match object {
-            Object::Head => self.0.head(offset, len.min(MOST))?,
+            Object::Head => self.0.head(offset, len.min(MAX_OBJECT_READ))?,
             Object::Manifest => cut(self.0.manifest_bytes(), offset, len),
             Object::PieceList => cut(self.0.table().list(), offset, len),
         }))

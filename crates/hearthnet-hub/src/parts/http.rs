@@ -4,13 +4,12 @@ use std::io::Read as _;
 
 use hearthnet_files::part::Piece;
 
-use super::source::{Object, PieceSource, Rank, SourceError, cut_out, span_of};
+use super::source::{
+    MAX_OBJECT_READ, Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces, read_run,
+};
 use crate::pull::http::{Response, agent, header, parse_range, refused, request, unreachable};
 use crate::pull::{PullOptions, SourceError as HttpError};
 use crate::source::Source;
-
-/// Most bytes of a piece of an object per request.
-const MOST: u32 = 8 << 20;
 
 /// Model file on the hub, or at an address.
 pub struct HubSource {
@@ -122,21 +121,19 @@ impl PieceSource for HubSource {
     }
 
     fn pieces(&self) -> Result<Vec<std::ops::Range<u32>>, SourceError> {
-        Ok(std::iter::once(0..u32::MAX).collect())
+        Ok(all_pieces())
     }
 
     fn lanes(&self) -> usize {
         4
     }
 
-    /// 8 MiB.
     fn run(&self) -> u32 {
-        32
+        WHOLE_FILE_RUN
     }
 
     fn read(&self, run: &[Piece]) -> Result<Option<Vec<u8>>, SourceError> {
-        let (from, len) = span_of(run);
-        Ok(Some(cut_out(run, self.range(from, len)?)))
+        read_run(run, |from, len| self.range(from, len))
     }
 
     fn object(
@@ -146,7 +143,9 @@ impl PieceSource for HubSource {
         len: u32,
     ) -> Result<Option<Vec<u8>>, SourceError> {
         match object {
-            Object::Head if len > 0 => self.range(offset, u64::from(len.min(MOST))).map(Some),
+            Object::Head if len > 0 => self
+                .range(offset, u64::from(len.min(MAX_OBJECT_READ)))
+                .map(Some),
             _ => Ok(None),
         }
     }

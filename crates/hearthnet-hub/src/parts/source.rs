@@ -126,8 +126,28 @@ impl SourceError {
     }
 }
 
+/// Most bytes of an object per read of a whole file.
+pub(super) const MAX_OBJECT_READ: u32 = 8 << 20;
+
+/// Most pieces per read of a whole file: 8 MiB.
+pub(super) const WHOLE_FILE_RUN: u32 = 32;
+
+/// Numbers of the pieces of a whole file, however many it has.
+pub(super) fn all_pieces() -> Vec<Range<u32>> {
+    std::iter::once(0..u32::MAX).collect()
+}
+
+/// Reads the pieces of a run; `range` reads bytes of the whole file, from a position, so many.
+pub(super) fn read_run(
+    run: &[Piece],
+    range: impl FnOnce(u64, u64) -> Result<Vec<u8>, SourceError>,
+) -> Result<Option<Vec<u8>>, SourceError> {
+    let (from, len) = span_of(run);
+    Ok(Some(cut_out(run, range(from, len)?)))
+}
+
 /// First position and length of a run in the file.
-pub(super) fn span_of(run: &[Piece]) -> (u64, u64) {
+fn span_of(run: &[Piece]) -> (u64, u64) {
     let from = run.first().map_or(0, |first| first.offset);
     let end = run
         .last()
@@ -136,7 +156,7 @@ pub(super) fn span_of(run: &[Piece]) -> (u64, u64) {
 }
 
 /// Removes the bytes between the pieces of a run from those of its span.
-pub(super) fn cut_out(run: &[Piece], mut span: Vec<u8>) -> Vec<u8> {
+fn cut_out(run: &[Piece], mut span: Vec<u8>) -> Vec<u8> {
     let (from, _) = span_of(run);
     let mut end = 0;
     for piece in run {

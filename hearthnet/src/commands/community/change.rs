@@ -61,7 +61,7 @@ pub(crate) fn change<T>(
 const ROOT_DELIVERY_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Sends events signed by the root key to every member that is found. Returns how many have them.
-pub(crate) fn bring_as_root(home: &Home, config: &Config) -> Result<usize, Failure> {
+pub(super) fn bring_as_root(home: &Home, config: &Config) -> Result<usize, Failure> {
     let others = home
         .state()
         .members()
@@ -79,7 +79,7 @@ pub(crate) fn bring_as_root(home: &Home, config: &Config) -> Result<usize, Failu
 }
 
 /// Number of events that each linked node has taken.
-pub(crate) fn sent(node: &Node) -> BTreeMap<NodeId, u64> {
+pub(super) fn sent(node: &Node) -> BTreeMap<NodeId, u64> {
     let peers = node.peers().into_iter();
     let sent = peers.filter_map(|peer| Some((peer.node, peer.link?.progress.taken())));
     sent.collect()
@@ -143,7 +143,7 @@ pub(crate) fn is_anchor(home: &Home) -> bool {
 /// Refuses to remove the last anchor of a community: without one only the holder of the root key
 /// could invite or revoke members. The log itself accepts it, because an event signed by the root
 /// key about a lost key must always apply.
-pub(crate) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> Result<(), Failure> {
+pub(super) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> Result<(), Failure> {
     let anchor = |node: &NodeId| state.level(node) == Some(Level::Anchor);
     let others = state
         .members()
@@ -161,7 +161,7 @@ pub(crate) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> R
 }
 
 /// Error for a node that is already in a community.
-pub(crate) fn in_community(name: &str) -> Failure {
+pub(super) fn in_community(name: &str) -> Failure {
     failure!(Community, "this node is in {name:?} already")
     .code("in_community")
     .hint("`hearthnet community leave` leaves it; or use --data-dir with another directory, for another node")

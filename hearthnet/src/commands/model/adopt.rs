@@ -1,10 +1,10 @@
 //! `hearthnet model adopt` and `hearthnet model drop`: which models the community runs together.
 
+use hearthnet_bus::invite::MAX_NAME_BYTES;
 use hearthnet_bus::log::{Adoption, Community};
 use hearthnet_files::part::{Part, PartError, identity_of};
 use hearthnet_hub::ModelRef;
-use hearthnet_hub::catalogue::ModelEntry;
-use hearthnet_hub::catalogue::Source;
+use hearthnet_hub::catalogue::{ModelEntry, Source};
 use serde_json::json;
 
 use crate::cli::{Failure, Progress, bytes, failure, note, print_result};
@@ -16,9 +16,6 @@ use crate::models::catalogue::{catalogue, pin};
 use crate::models::find::resolve_or_pull;
 use crate::models::open_file::{changed, model_failure, open_file};
 use crate::node::{Change, log_writer};
-
-/// Longest name in the log, in bytes.
-const MAX_NAME: usize = 64;
 
 pub(super) fn run(
     model: &ModelRef,
@@ -105,7 +102,7 @@ fn may_adopt(home: &Home) -> Result<bool, Failure> {
 /// A line that fits the log.
 fn name(id: &str) -> String {
     let mut name = hearthnet_text::sanitize_name(id).into_owned();
-    while name.len() > MAX_NAME {
+    while name.len() > MAX_NAME_BYTES {
         name.pop();
     }
     name

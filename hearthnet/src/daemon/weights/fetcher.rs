@@ -50,7 +50,7 @@ impl Fetcher {
         let (parts, identity) = (parts_dir()?, identity(&self.model));
         let part = self
             .until_done(move |sources, stop, news| {
-                first_contact(&parts, &identity, &sources, news, stop).map(Some)
+                first_contact(&parts, &identity, &sources, news, stop)
             })
             .await?;
         Ok(Arc::new(part))
@@ -81,16 +81,13 @@ impl Fetcher {
                     ..FetchOptions::default()
                 };
                 let tell = |progress: Progress<'_>| {
-                    if let Progress::Bytes { .. } = progress {
-                        let left = part.table().bytes(&part.missing(&wanted));
-                        told.set(missing.saturating_sub(left));
+                    if let Progress::Bytes { done, total } = progress {
+                        // An earlier attempt may have fetched some.
+                        told.set(missing.saturating_sub(total - done));
                     }
                     news(progress);
                 };
-                let report = fetch(&part, &wanted, sources, &options, &tell, stop)?;
-                let left = part.table().bytes(&part.missing(&wanted));
-                // Sources may have run dry.
-                Ok((left == 0).then_some(report))
+                fetch(&part, &wanted, sources, &options, &tell, stop)
             })
             .await?;
         let from: Vec<String> = report
@@ -137,7 +134,7 @@ impl Fetcher {
             Vec<Arc<dyn PieceSource>>,
             &AtomicBool,
             &(dyn Fn(Progress<'_>) + Sync),
-        ) -> Result<Option<T>, FetchError>
+        ) -> Result<T, FetchError>
         + Send
         + Sync
         + 'static,
@@ -159,18 +156,18 @@ impl Fetcher {
                 })
             });
             let why = match done.await.map_err(Failure::internal)? {
-                Ok(Some(done)) => return Ok(done),
-                Ok(None) => String::new(),
-                Err(error @ (FetchError::NoSource { .. } | FetchError::NoObject { .. })) => {
-                    error.to_string()
-                }
-                Err(error @ FetchError::DiskFull { .. }) => error.to_string(),
+                Ok(done) => return Ok(done),
+                Err(
+                    error @ (FetchError::NoSource { .. }
+                    | FetchError::NoObject { .. }
+                    | FetchError::DiskFull { .. }),
+                ) => error.to_string(),
                 Err(error) => {
                     return Err(failure!(Model, "{}: {error}", self.model.name).code(error.code()));
                 }
             };
             attempts += 1;
-            if attempts > 2 && !why.is_empty() && why != said {
+            if attempts > 2 && why != said {
                 note(format!("{}: {why}; trying again", self.model.name));
                 said = why;
             }

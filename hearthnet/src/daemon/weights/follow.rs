@@ -63,11 +63,10 @@ impl Follower {
     /// Follows the log until a stop.
     pub(in crate::daemon) async fn run(self, stop: Stop) -> Result<(), Failure> {
         let mut changes = self.home.log.changes();
-        let mut adopted: BTreeMap<[u8; 32], Arc<Adoption>> = BTreeMap::new();
+        // Adopted models, with the tasks that open them.
+        let mut adopted: BTreeMap<[u8; 32], (Arc<Adoption>, AbortHandle)> = BTreeMap::new();
         let mut usable: BTreeMap<[u8; 32], Usable> = BTreeMap::new();
         let mut opening = JoinSet::new();
-        // Stop the opening of a model that is dropped.
-        let mut stops: BTreeMap<[u8; 32], AbortHandle> = BTreeMap::new();
         let mut hosted: Option<Hosted> = None;
         // Layers that failed are tried again when the community's models change.
         let mut has_failed = false;
@@ -78,30 +77,29 @@ impl Follower {
                 .into_iter()
                 .map(|model| (model.weights, model.clone()))
                 .collect();
-            for weights in gone(&adopted, &now) {
+            let gone: Vec<_> = adopted
+                .extract_if(.., |weights, _| !now.contains_key(weights))
+                .collect();
+            for (weights, (model, opening)) in gone {
                 if let Some(hosted) = hosted.take_if(|hosted| hosted.weights == weights) {
                     drop(hosted.stops);
                     let _ = hosted.task.await;
                 }
-                if let Some(opening) = stops.remove(&weights) {
-                    opening.abort();
-                }
-                if let Some(model) = adopted.remove(&weights) {
-                    self.drop_model(&model, usable.remove(&weights));
-                }
+                opening.abort();
+                self.drop_model(&model, usable.remove(&weights));
                 has_failed = false;
             }
             for (weights, model) in now {
                 if let Entry::Vacant(new) = adopted.entry(weights) {
-                    let model = Arc::clone(new.insert(Arc::new(model)));
-                    let fetcher = self.fetcher(model);
+                    let model = Arc::new(model);
+                    let fetcher = self.fetcher(Arc::clone(&model));
                     let open = Self::open(
                         fetcher,
                         Arc::clone(&self.parts),
                         self.cx.clone(),
                         self.private,
                     );
-                    stops.insert(weights, opening.spawn(open));
+                    new.insert((model, opening.spawn(open)));
                     has_failed = false;
                 }
             }
@@ -232,19 +230,6 @@ impl Follower {
             note(format!("{} cannot be removed: {error}", folder.display()));
         }
     }
-}
-
-/// Models that are no longer adopted, or with other data.
-fn gone(
-    before: &BTreeMap<[u8; 32], Arc<Adoption>>,
-    now: &BTreeMap<[u8; 32], Adoption>,
-) -> Vec<[u8; 32]> {
-    let same = |weights: &[u8; 32]| now.contains_key(weights);
-    before
-        .keys()
-        .filter(|weights| !same(weights))
-        .copied()
-        .collect()
 }
 
 /// Resolves when the hosted layers end.

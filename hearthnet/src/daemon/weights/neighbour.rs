@@ -2,13 +2,10 @@
 
 use std::ops::Range;
 
-use hearthnet_bus::node::weights::{self, WeightsError, WeightsPeer};
+use hearthnet_bus::node::weights::{self, MAX_DATA_BYTES, WeightsError, WeightsPeer};
 use hearthnet_files::part::Piece;
 use hearthnet_hub::parts::{Object, PieceSource, Rank, SourceError};
 use tokio::runtime::Handle;
-
-/// Longest range of an object in one request: the protocol's limit.
-const MAX_RANGE: u32 = 262_144;
 
 pub(super) struct Neighbour {
     pub(super) name: String,
@@ -66,7 +63,7 @@ impl PieceSource for Neighbour {
             Object::Manifest => weights::Object::Manifest,
             Object::PieceList => weights::Object::PieceList,
         };
-        let len = len.min(MAX_RANGE);
+        let len = len.min(MAX_DATA_BYTES as u32);
         let asked = self.peer.read(&self.weights, object, offset, len);
         self.runtime.block_on(asked).map_err(failed)
     }
