@@ -83,19 +83,34 @@ fn an_answer_on_the_page_survives_the_death_of_a_host() {
     succeeded(&child.wait_with_output().expect("its end"));
 }
 
+const KEY: &str = "a-key+of/16=bytes";
+
+/// Setting that names a new file with [`KEY`].
+fn with_key(home: &Home) -> String {
+    let path = home.path().join("http.key");
+    std::fs::write(&path, KEY).expect("a file");
+    let owner = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(&path, owner).expect("permissions");
+    format!("http.api_key_file={}", path.display())
+}
+
 #[test]
 fn the_page_takes_its_key_from_the_link_and_keeps_it_out_of_the_address() {
     let home = Home::new();
-    let (path, key) = (
-        home.path().join("http.key"),
-        "a key+of/16=bytes".replace(' ', "-"),
-    );
-    std::fs::write(&path, &key).expect("a file");
-    let owner = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(&path, owner).expect("permissions");
-    let setting = format!("http.api_key_file={}", path.display());
-    let service = alone(&home, &["--set", &setting]);
-    passes(&service, "key", &key);
+    let service = alone(&home, &["--set", &with_key(&home)]);
+    passes(&service, "key", KEY);
+}
+
+#[test]
+fn the_page_command_prints_the_address_with_the_key_of_the_running_node() {
+    let founder = Home::new();
+    community::found(&founder);
+    let page = ["page"];
+    assert_complains(&founder.run(&page), "no node with a page runs here");
+    let node = community::serve(&founder, &["--set", &with_key(&founder)]);
+    // Only the node was given the setting.
+    let link = format!("http://{}/#key={KEY}\n", http::address(&node));
+    assert_eq!(founder.says(&page), link);
 }
 
 #[test]
@@ -114,7 +129,7 @@ fn the_page_shows_the_community_and_makes_invites_that_the_log_knows() {
     assert_eq!(state["members"][0]["connected"], true);
     assert_eq!(state["may_invite"], json!(["member", "trusted"]));
     assert_eq!(state["chats"]["running"], 0);
-    assert!(state["paused"].is_null() && state["downloads"] == json!([]));
+    assert!(state["paused"] == false && state["downloads"] == json!([]));
 
     let invite = |body| http::post_json(&at, "/hearthnet/v1/invite", &body);
     let (status, made) = invite(json!({"level": "trusted", "uses": 2}));
@@ -143,12 +158,7 @@ fn the_page_shows_the_community_and_makes_invites_that_the_log_knows() {
             "{error}"
         );
     }
-    let (status, error) = http::post_json(&at, "/hearthnet/v1/pause", &json!({}));
-    assert_eq!(
-        (status, &error["error"]["code"]),
-        (501, &json!("not_available"))
-    );
-
+    passes(&node, "pause", "");
     if let Some(code) = passes(&node, "invite", "") {
         let joiner = Home::new();
         let join = ["community", "join", code.trim(), "--name", "Kim"];
@@ -160,6 +170,103 @@ fn the_page_shows_the_community_and_makes_invites_that_the_log_knows() {
             members.iter().any(|member| member["name"] == "Kim"),
             "{state}"
         );
+    }
+}
+
+#[test]
+fn the_page_and_the_commands_pause_the_same_node() {
+    let (founder, node) = community::founded(&[]);
+    let at = http::address(&node);
+    let seen = || {
+        let state = http::get_json(&at, "/hearthnet/v1/state");
+        (state["paused"].clone(), state["pause_reason"].clone())
+    };
+    let post = |path: &str, body| http::post_json(&at, &format!("/hearthnet/v1/{path}"), &body);
+    assert_eq!(seen(), (json!(false), json!(null)));
+    let (status, paused) = post("pause", json!({}));
+    let expected = json!({"paused": true, "pause_reason": "paused by you"});
+    assert_eq!((status, paused), (200, expected));
+    // A command ends the pause of the page, and the page that of a command.
+    community::says(&founder, &[], &["resume"]);
+    assert_eq!(seen(), (json!(false), json!(null)));
+    community::says(&founder, &[], &["pause", "--for", "2h"]);
+    let (paused, reason) = seen();
+    assert_eq!(paused, true);
+    let reason = reason.as_str().expect("a reason");
+    assert!(reason.starts_with("paused by you until "), "{reason}");
+    // It is kept for the next start.
+    let file = founder.path().join("data/paused.json");
+    assert!(file.exists());
+    let (status, resumed) = post("resume", json!({}));
+    let expected = json!({"paused": false, "pause_reason": null});
+    assert_eq!((status, resumed), (200, expected));
+    assert!(!file.exists());
+
+    for (body, code) in [
+        (json!({"until_ms": 1}), "invalid_value"),
+        (json!({"until_ms": "22:00"}), "invalid_json"),
+        (json!({"until": 1}), "invalid_json"),
+    ] {
+        let (status, error) = post("pause", body);
+        assert_eq!((status, &error["error"]["code"]), (400, &json!(code)));
+    }
+    assert_eq!(seen(), (json!(false), json!(null)));
+}
+
+#[test]
+fn an_anchor_changes_levels_on_the_page_but_makes_and_removes_no_anchor() {
+    let (founder, node) = community::founded(&[]);
+    let member = community::join_as("member", &founder, &node).node_id();
+    let at = http::address(&node);
+    let state = http::get_json(&at, "/hearthnet/v1/state");
+    assert_eq!(state["may_change_levels"], true);
+    let set = |node: &str, level: &str| {
+        let body = json!({"node": node, "level": level});
+        http::post_json(&at, "/hearthnet/v1/level", &body)
+    };
+    let level = || {
+        let members = community::members(&founder);
+        let found = members.iter().find(|it| it["node"] == member.as_str());
+        found.expect("the member")["level"].clone()
+    };
+    // The second time changes nothing.
+    for next in ["trusted", "trusted", "member"] {
+        let (status, done) = set(&member, next);
+        assert_eq!((status, &done["level"]), (200, &json!(next)), "{done}");
+        assert_eq!(level(), next);
+    }
+    let stranger = Home::new().node_id();
+    for (id, level, status, code) in [
+        (member.as_str(), "anchor", 403, "unauthorized"),
+        (&founder.node_id(), "trusted", 403, "unauthorized"),
+        (&stranger, "trusted", 404, "unknown_node"),
+        ("nobody", "trusted", 400, "invalid_json"),
+    ] {
+        let (got, error) = set(id, level);
+        assert_eq!(
+            (got, &error["error"]["code"]),
+            (status, &json!(code)),
+            "{error}"
+        );
+    }
+    assert_eq!(level(), "member");
+}
+
+#[test]
+fn a_service_unit_does_not_start_a_node_without_a_community_again_and_again() {
+    let output = Home::new().run(&["up", "--no-open"]);
+    assert_complains(&output, "no community");
+    let status = output.status.code().expect("a status").to_string();
+    for unit in ["hearthnet.service", "hearthnet-system.service"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config");
+        let unit = std::fs::read_to_string(path.join(unit)).expect("a unit");
+        let value = |name: &str| unit.lines().find_map(|line| line.strip_prefix(name));
+        let command = value("ExecStart=").expect("a command");
+        assert!(command.ends_with("/hearthnet up --no-open"), "{command}");
+        let mut prevented = value("RestartPreventExitStatus=")
+            .expect("a list")
+            .split(' ');
+        assert!(prevented.any(|it| it == status), "{status}");
     }
 }
 
@@ -178,5 +285,11 @@ fn a_program_without_a_community_says_so() {
     assert_eq!(
         (status, &error["error"]["code"]),
         (403, &json!("not_a_member"))
+    );
+    assert!(state["paused"].is_null());
+    let (status, error) = http::post_json(&at, "/hearthnet/v1/pause", &json!({}));
+    assert_eq!(
+        (status, &error["error"]["code"]),
+        (501, &json!("not_available"))
     );
 }

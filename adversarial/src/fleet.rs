@@ -19,6 +19,7 @@ use hearthnet_orchestrator::hosts::{
 };
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
+use hearthnet_orchestrator::router::PolicyName;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
@@ -303,6 +304,7 @@ impl Fleet {
             own_id: caller,
             allow_self: false,
             exact: Exact::Require,
+            policy: PolicyName::default(),
             health: SharedHealth::default(),
         }
     }

@@ -25,6 +25,9 @@ pub struct RouteHop {
     /// Arithmetic of the host, as its descriptor names it; `canonical-1` is exact.
     #[serde(default)]
     pub arithmetic: String,
+    /// Routing policy that chose the host; absent when no host was chosen.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub policy: Cow<'static, str>,
 }
 
 /// Time spent at one hop, over the decode steps of an answer.

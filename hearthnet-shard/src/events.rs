@@ -48,6 +48,8 @@ pub struct Stats {
     pub steps: u64,
     /// Rows of answered steps per caller: short node id, or `other` beyond the first 64 callers.
     pub caller_rows: BTreeMap<String, u64>,
+    /// Rows of answered steps of other nodes, each counted once per layer of its stream.
+    pub given_layer_rows: u64,
     /// Batches computed.
     pub turns: u64,
     /// Bytes of rows received.
@@ -132,6 +134,10 @@ impl HostEvents {
 
     pub(crate) fn stats(&self) -> Stats {
         self.stats.lock().clone()
+    }
+
+    pub(crate) fn given_layer_rows(&self) -> u64 {
+        self.stats.lock().given_layer_rows
     }
 
     /// Load for the descriptor: milliseconds of a decode batch, and open streams.
@@ -307,9 +313,17 @@ impl HostEvents {
         counter!("hearthnet_shard_dropped_steps_total").increment(steps as u64);
     }
 
-    /// A step of `caller` was answered. `bytes` is the size of the rows returned.
-    pub(crate) fn answered(&self, caller: NodeId, rows: u32, bytes: usize, waited: Duration) {
+    /// A step of `caller` was answered, of a stream over `given` layers (0 if the host's own node
+    /// is the caller). `bytes` is the size of the rows returned.
+    pub(crate) fn answered(
+        &self,
+        caller: NodeId,
+        (rows, given): (u32, u32),
+        bytes: usize,
+        waited: Duration,
+    ) {
         let mut stats = self.stats.lock();
+        stats.given_layer_rows += u64::from(rows) * u64::from(given);
         stats.steps += 1;
         stats.bytes_out += bytes as u64;
         counter!("hearthnet_shard_steps_total").increment(1);
@@ -380,7 +394,7 @@ mod tests {
     fn rows_are_counted_by_caller_and_callers_cannot_make_lines_without_end() {
         let events = HostEvents::default();
         let key = |seed: u8| NodeKey::from_secret(&[seed; 32]).id();
-        let answered = |seed, rows| events.answered(key(seed), rows, 0, Duration::ZERO);
+        let answered = |seed, rows| events.answered(key(seed), (rows, 2), 0, Duration::ZERO);
         answered(1, 24);
         answered(2, 1);
         answered(1, 1);
@@ -395,5 +409,6 @@ mod tests {
         assert_eq!(rows.len(), MAX_CALLERS + 1);
         assert_eq!(rows[&name(1)], 26);
         assert_eq!(rows[OTHERS], 99 - MAX_CALLERS as u64);
+        assert_eq!(events.stats().given_layer_rows, 2 * (25 + 99));
     }
 }

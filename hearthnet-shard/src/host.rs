@@ -352,6 +352,12 @@ impl RunningHost {
         self.host_state.events.stats()
     }
 
+    /// Reads [`Stats::given_layer_rows`], also after the host has ended.
+    pub fn given_layer_rows(&self) -> impl Fn() -> u64 + Send + 'static {
+        let events = Arc::clone(&self.host_state.events);
+        move || events.given_layer_rows()
+    }
+
     /// Current memory use.
     pub fn memory(&self) -> MemoryReport {
         MemoryReport {

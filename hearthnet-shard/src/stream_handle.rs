@@ -292,6 +292,8 @@ pub(crate) struct StreamHandle {
     pub(crate) name: StreamClose,
     /// First and last layer, both inclusive.
     pub(crate) layers: (u32, u32),
+    /// The caller is the host's own node.
+    is_own: bool,
     pub(crate) sink: Arc<dyn ResponseSink>,
     events: Arc<HostEvents>,
     slot: Mutex<Option<Slot>>,
@@ -348,6 +350,7 @@ impl StreamHandle {
                     epoch: open.epoch,
                 },
                 layers: (open.lo, open.hi),
+                is_own: caller.node == slots.owner,
                 sink,
                 events: Arc::clone(&slots.events),
                 slot: Mutex::new(Some(slot)),
@@ -361,6 +364,15 @@ impl StreamHandle {
 
     fn state(&self) -> MutexGuard<'_, StreamState> {
         self.status.state.lock()
+    }
+
+    /// Number of layers that the host computes for another node; 0 for its own.
+    pub(crate) fn given_layers(&self) -> u32 {
+        let (lo, hi) = self.layers;
+        match self.is_own {
+            true => 0,
+            false => hi.saturating_sub(lo).saturating_add(1),
+        }
     }
 
     pub(crate) fn max_positions(&self) -> u32 {

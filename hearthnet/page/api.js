@@ -68,8 +68,14 @@ export async function invite(level, uses) {
   return (await call('/hearthnet/v1/invite', { json: { level, uses } })).json();
 }
 
+// Pauses the node, or ends that.
 export async function pause(paused) {
   await call(`/hearthnet/v1/${paused ? 'pause' : 'resume'}`, { json: {} });
+}
+
+// Changes the level of a member.
+export async function level(node, to) {
+  await call('/hearthnet/v1/level', { json: { node, level: to } });
 }
 
 // Asks for an answer. Yields `{text}`, `{trace}`, `{alone}` and `{reason, usage}`.

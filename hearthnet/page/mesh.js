@@ -13,6 +13,8 @@ const LEVELS = {
   anchor: 'chats, computes and manages the members',
 };
 
+const GAVE = 'By its own count, up to the last full day. A token through half of the layers counts half.';
+
 export class Mesh {
   constructor() {
     this.state = null;
@@ -97,10 +99,27 @@ export class Mesh {
   }
 
   async pause() {
-    $('pause').disabled = true;
-    await api.pause(!this.state.paused).catch((error) => say($('speed'), sentence(error.message)));
-    $('pause').disabled = false;
-    this.look();
+    await this.change($('pause'), $('pause-error'), () => api.pause(!this.state.paused));
+    $('pause').focus();
+  }
+
+  // Changes the level of a member; its button is drawn anew.
+  async level(button, { id }, to) {
+    await this.change(button, $('homes-error'), () => api.level(id, to));
+    $('members').querySelector(`[data-node="${CSS.escape(id)}"]`)?.focus();
+  }
+
+  // Asks the node for a change, and shows the outcome.
+  async change(button, problem, ask) {
+    button.disabled = true;
+    say(problem, '');
+    try {
+      await ask();
+    } catch (error) {
+      say(problem, this.failed(error));
+    }
+    button.disabled = false;
+    await this.look();
   }
 
   // Homes that hold the model that answers; none if this computer answers alone.
@@ -136,19 +155,22 @@ export class Mesh {
     say($('speed'), (now || (busy ? `${count(busy, 'answer is', 'answers are')} being given.` : 'Nobody is asking.')) + speed);
     $('failovers').hidden = !this.failovers;
     say($('failovers'), `${count(this.failovers, 'home', 'homes')} left during an answer, and others took over.`);
+    $('not-serving').hidden = !state.pause_reason;
+    const why = state.pause_reason;
+    say($('not-serving'), why ? `This computer computes nothing for the others: ${why}.` : '');
     $('pause').hidden = state.paused == null;
     say($('pause'), state.paused ? 'Resume' : 'Pause this computer');
     say($('version'), `HearthNet ${state.version}`);
     $('invite').hidden = !state.may_invite.length;
     // Redrawn only if it differs, so that the focus and a screen reader's place stay.
-    const { chats: { models: choices }, ...rest } = { ...state };
-    const shown = JSON.stringify([choices, rest.models, rest.members, rest.downloads, rest.node]);
+    this.downloads(state);
+    const choices = state.chats.models;
+    const shown = JSON.stringify([choices, state.models, state.members, state.may_change_levels, state.node]);
     if (shown === this.shown) return;
     this.shown = shown;
     this.choices(choices);
     this.models(state);
     this.members(state);
-    this.downloads(state);
   }
 
   choices(models) {
@@ -182,22 +204,72 @@ export class Mesh {
       return el('li', { class: it.connected ? 'here' : null },
         el('span', { class: 'dot', 'aria-hidden': 'true' }),
         el('span', {}, el('strong', {}, it.name), ` – ${place}`,
-          el('span', { class: 'soft', title: it.short }, LEVELS[it.level] ?? it.level)));
+          el('span', { class: 'soft', title: it.short }, LEVELS[it.level] ?? it.level),
+          ...this.levelButton(state, it),
+          ...(it.gave ? [el('span', { class: 'soft', title: GAVE }, given(it.gave))] : [])));
     }));
   }
 
-  downloads(state) {
-    $('downloads').hidden = !state.downloads.length;
-    $('download-list').replaceChildren(...state.downloads.map((it) => el('li', {},
-      el('span', {}, `${it.name} from ${list(it.sources ?? ['the hub'])}`),
-      el('progress', { max: it.total, value: it.done, 'aria-label': `Download of ${it.name}` }))));
+  // An anchor may let a member compute for the others, or take that back.
+  levelButton(state, it) {
+    const to = { member: 'trusted', trusted: 'member' }[it.level];
+    if (!state.may_change_levels || !to || it.this_node || it.frozen) return [];
+    const text = to === 'trusted' ? 'Let it compute' : 'Let it only chat';
+    return [el('button', {
+      type: 'button', class: 'quiet', 'data-node': it.id, 'aria-label': `${text}: ${it.name}`,
+      onclick: (event) => this.level(event.currentTarget, it, to),
+    }, text)];
   }
+
+  // One bar per download. Bars of the same downloads stay, so that a screen reader keeps its place.
+  downloads(state) {
+    const { downloads } = state;
+    $('downloads').hidden = !downloads.length;
+    const bars = $('download-list');
+    const same = JSON.stringify(downloads.map((it) => [it.name, it.total]));
+    if (same !== bars.dataset.same) {
+      bars.dataset.same = same;
+      this.began = downloads.map((it) => ({ at: Date.now(), done: it.done }));
+      bars.replaceChildren(...downloads.map((it) => el('li', {}, el('span', {}, it.name),
+        el('progress', { 'aria-label': `Download of ${it.name}` }), el('span', { class: 'soft' }))));
+    }
+    downloads.forEach((it, at) => {
+      const [, bar, text] = bars.children[at].children;
+      bar.max = Math.max(1, it.total);
+      bar.value = it.done;
+      say(text, progress(it, this.began[at]));
+    });
+  }
+}
+
+// How far a download is, and how long it takes from here on at the speed so far.
+function progress({ done, total }, began) {
+  const text = `${Math.floor((100 * done) / Math.max(1, total))} % of ${size(total)}`;
+  const seconds = ((total - done) * (Date.now() - began.at)) / (1000 * (done - began.done));
+  if (!(seconds > 0 && seconds < 86400)) return text;
+  return `${text}, ${seconds < 90 ? 'about a minute' : `about ${Math.round(seconds / 60)} minutes`} to go`;
+}
+
+function size(bytes) {
+  return bytes < 1e9 ? `${Math.ceil(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(1)} GB`;
+}
+
+// What a home has given to the others.
+function given({ tokens, minutes, weights_bytes: bytes }) {
+  const parts = [];
+  if (tokens) parts.push(count(tokens, 'token', 'tokens'));
+  if (minutes) parts.push(minutes < 120 ? count(minutes, 'minute', 'minutes') : `${Math.round(minutes / 60)} hours`);
+  if (bytes) parts.push(bytes < 1e9 ? `${Math.ceil(bytes / 1e6)} MB of models` : `${(bytes / 1e9).toFixed(1)} GB of models`);
+  return `gave ${list(parts)}`;
 }
 
 // Who answers, short for the top of the page, and as a sentence.
 function words(state, model, names) {
   if (!state.chats.models.length) {
-    return { short: 'No model yet', long: 'This node has no model yet, so it cannot answer.' };
+    return { short: 'No model yet', long: `This computer cannot answer yet. ${awaits(state)}` };
+  }
+  if (model?.adopted && !names.length) {
+    return { short: 'Getting ready', long: 'No home serves the model yet. The homes are fetching their parts of it.' };
   }
   if (!model || !names.length) {
     return { short: 'This computer answers', long: 'This computer answers alone.' };
@@ -213,7 +285,18 @@ function words(state, model, names) {
   return { short, long: `${list(names)} ${answer}.` };
 }
 
+// When a node without a model can answer.
+function awaits(state) {
+  if (state.downloads.length) return 'It will when the download is complete.';
+  const adopted = state.models.filter((it) => it.adopted);
+  if (adopted.length) {
+    return `It will when it has fetched its part of ${adopted[0].name ?? 'the model'}.`;
+  }
+  return 'The community has chosen no model yet: an anchor runs “hearthnet model adopt”.';
+}
+
 function coverage(model) {
+  if (!model.hosts.length) return 'Getting ready: no home serves a part of it yet.';
   const missing = model.missing.reduce((sum, [lo, hi]) => sum + hi - lo + 1, 0);
   const homes = new Set(model.hosts.filter((it) => it.connected).map((it) => it.id)).size;
   if (missing) {

@@ -171,6 +171,7 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         Command::Diagnose(command) => commands::diagnose::run(&command, cx),
         Command::Pause(command) => commands::pause::pause(&command, cx),
         Command::Resume { json } => commands::pause::resume(json, cx),
+        Command::Plan(command) => commands::plan::run(&command, cx),
         Command::Status { json } => commands::status::run(json, cx),
         Command::Backup(command) => commands::backup::run(&command, &cx.global),
         Command::Log(command) => commands::log::run(command, cx),

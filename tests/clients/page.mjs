@@ -8,6 +8,7 @@
 // | failover | an answer during which a host is killed: prints a line when it may be killed |
 // | key | the page with the key in its link |
 // | invite | an invite; prints its code |
+// | pause | pause and resume; a download, and a model that is not here yet |
 
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
@@ -268,6 +269,50 @@ async function invite() {
   await view.close();
 }
 
+async function pause() {
+  const view = await visit(PHONE);
+  const { page } = view;
+  await page.waitForSelector('#homes:not([hidden])', { state: 'attached' });
+  await panel(view, 'mesh');
+  assert.ok(await page.isHidden('#not-serving'));
+  await page.click('#pause');
+  await page.waitForSelector('#not-serving:not([hidden])');
+  assert.match(await page.locator('#not-serving').innerText(), /for the others: paused by you\.$/);
+  await accessible(page, 'while the node is paused');
+  await page.getByRole('button', { name: 'Resume' }).click();
+  await page.waitForSelector('#not-serving', { state: 'hidden' });
+  await page.getByRole('button', { name: 'Pause this computer' }).waitFor();
+
+  // The node of the test has its model, so the state is replaced.
+  let done = 25e6;
+  await page.route('**/hearthnet/v1/state', async (route) => {
+    const response = await route.fetch();
+    const state = await response.json();
+    state.chats.models = [];
+    state.models = [{ name: 'tiny', weights_sha256: '00', layers: 30, missing: [[0, 29]], hosts: [], adopted: true }];
+    state.downloads = done < 100e6 ? [{ name: 'tiny', done, total: 100e6 }] : [];
+    await route.fulfill({ response, json: state });
+  });
+  const bar = page.locator('#download-list progress');
+  await bar.waitFor();
+  assert.equal(await bar.evaluate((it) => it.position), 0.25);
+  assert.match(await page.locator('#download-list').innerText(), /tiny\s+25 % of 100 MB$/);
+  assert.match(await page.locator('#now').innerText(), /cannot answer yet\. .*download is complete/);
+  assert.match(await page.locator('#models').innerText(), /tiny\s+Getting ready/);
+  assert.ok(await page.isDisabled('#send'));
+  await accessible(page, 'during a download');
+  // The bar moves, and is not drawn anew.
+  await bar.evaluate((it) => { it.dataset.marked = 'yes'; });
+  done = 50e6;
+  await page.waitForFunction(() => document.querySelector('#download-list progress').position === 0.5);
+  assert.equal(await bar.getAttribute('data-marked'), 'yes');
+  assert.match(await page.locator('#download-list').innerText(), /50 % of 100 MB, about a minute to go$/);
+  done = 100e6;
+  await page.waitForSelector('#downloads', { state: 'hidden' });
+  assert.match(await page.locator('#now').innerText(), /its part of tiny/);
+  await view.close();
+}
+
 const scenarios = {
   chat: async () => {
     for (const scheme of ['light', 'dark']) {
@@ -275,7 +320,7 @@ const scenarios = {
     }
     await hostile();
   },
-  away, failover, key: withKey, invite,
+  away, failover, key: withKey, invite, pause,
 };
 try {
   await scenarios[scenario]();

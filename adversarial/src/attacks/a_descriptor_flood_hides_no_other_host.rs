@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use hearthnet_orchestrator::router::Candidate;
+use hearthnet_orchestrator::router::{Candidate, Speeds};
 
 use super::prelude::*;
 
@@ -37,7 +37,8 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
 fn looks(fleet: &Fleet, last: u32, candidates: &[Candidate]) -> usize {
     let finds = |_: &usize| {
         let choice = fleet.choice(NodeId::from_checked([255; 32]));
-        let route = choice.pick(candidates.to_vec(), 0..=last, &BTreeSet::new(), None);
+        let (none, speeds) = (BTreeSet::new(), Speeds::new());
+        let route = choice.pick(candidates.to_vec(), 0..=last, &none, None, &speeds);
         route.is_ok()
     };
     (0..LOOKS).filter(finds).count()

@@ -5,6 +5,7 @@
 //! Loading, tokenising and sampling are not timed.
 
 use std::error::Error;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use hearthnet_platform::hardware::cpu_name;
 use serde::{Deserialize, Serialize};
 
 use crate::kernels::{Arena, Isa};
-use crate::{Backend, Engine, EngineOn, EngineOptions, Head, LoadError, SeqId, Span};
+use crate::{Backend, Engine, EngineError, EngineOn, EngineOptions, Head, LoadError, SeqId, Span};
 
 /// Settings of a benchmark.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -303,6 +304,56 @@ impl<B: Backend> Measured<B> {
     }
 }
 
+/// Rows of a chunk of a prompt, as callers send them by default.
+const CHUNK: u32 = 24;
+
+/// Times of an average layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayerTimes {
+    /// One row, alone.
+    pub row: Duration,
+    /// One of 24 rows of a prompt.
+    pub prefill_row: Duration,
+}
+
+/// Loads some layers of a model on the exact engine, and runs rows through them for about `budget`.
+///
+/// # Errors
+/// [`LoadError`], or [`EngineError`] if the engine refuses the rows.
+pub fn time_layers(
+    file: &ModelFile,
+    layers: Range<u32>,
+    options: &EngineOptions,
+    budget: Duration,
+) -> Result<LayerTimes, Box<dyn Error>> {
+    let count = layers.end.saturating_sub(layers.start).max(1);
+    let mut engine = Engine::load(file, layers, options, &mut |_, _| ())?;
+    let seq = engine.open()?;
+    let mut row: Vec<f32> = (0..file.spec().width)
+        .map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0)
+        .collect();
+    file.spec().boundary.round(&mut row);
+    let mut time = |rows: u32| -> Result<Duration, EngineError> {
+        let input = row.repeat(rows as usize);
+        let mut x = input.clone();
+        let (begin, mut times) = (Instant::now(), Vec::new());
+        // The first run, which warms up, is not counted.
+        while times.len() < 2 || begin.elapsed() < budget / 2 {
+            engine.truncate(seq, 0)?;
+            x.copy_from_slice(&input);
+            let began = Instant::now();
+            engine.forward(&[Span::new(seq, 0, rows)], &mut x)?;
+            times.push(began.elapsed().as_secs_f64());
+        }
+        let counted = times.get(1..).unwrap_or_default();
+        Ok(Duration::from_secs_f64(median(counted)) / count / rows)
+    };
+    Ok(LayerTimes {
+        row: time(1)?,
+        prefill_row: time(CHUNK)?,
+    })
+}
+
 /// Bytes read per pass: more than caches hold.
 const STREAM: usize = 1 << 30;
 /// Number of passes; the median is reported.
@@ -357,7 +408,6 @@ fn weight_types(file: &ModelFile) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::EngineError;
 
     #[test]
     fn the_median_is_the_middle_or_between_the_two() {
@@ -408,6 +458,21 @@ mod tests {
         }
         let json = serde_json::to_string(&bench).unwrap();
         assert_eq!(serde_json::from_str::<EngineBench>(&json).unwrap(), bench);
+    }
+
+    #[test]
+    fn some_layers_of_a_model_can_be_timed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = hearthnet_testkit::TinyLlama::default().write(directory.path());
+        let file = ModelFile::open(&path).unwrap();
+        let options = EngineOptions {
+            threads: 1,
+            ..EngineOptions::default()
+        };
+        let times = time_layers(&file, 1..2, &options, Duration::ZERO).unwrap();
+        assert!(times.row > Duration::ZERO && times.prefill_row > Duration::ZERO);
+        let layers = file.spec().layers;
+        assert!(time_layers(&file, layers..layers + 1, &options, Duration::ZERO).is_err());
     }
 
     #[test]

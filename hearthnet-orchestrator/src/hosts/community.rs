@@ -30,7 +30,7 @@ use crate::error::ChatError;
 use crate::exact::{Exact, is_exact};
 use crate::hosts::health::{FailureKind, SharedHealth};
 use crate::hosts::link::HostLink;
-use crate::hosts::router::{Candidate, RouteError, Span};
+use crate::hosts::router::{Candidate, PolicyName, RouteError, Span, Speeds, speeds};
 use crate::placement::{missing, runs_text};
 
 /// Maximum number of vouched-for addresses tried per host, and of merely announced ones.
@@ -292,7 +292,15 @@ impl CommunityHosts {
             })
             .collect();
         let layers = search.layers.clone();
-        self.choice.pick(candidates, layers, exclude, search.before)
+        let (choice, model) = (&self.choice, &self.choice.model);
+        let speeds = match choice.policy {
+            PolicyName::Greedy => Speeds::new(),
+            PolicyName::Planned | PolicyName::PetalsLike => {
+                let row = model.width * model.boundary.bytes_per_value();
+                speeds(&self.log.state(), model.weights, own, row as u64, now_ms())
+            }
+        };
+        choice.pick(candidates, layers, exclude, search.before, &speeds)
     }
 
     /// Opens missing sessions of a route in parallel. If a host does not answer within [`GRACE`],

@@ -218,6 +218,8 @@ struct Host {
     answered: u32,
     quarantined_until_ms: u64,
     shards: BTreeMap<String, StepTimes>,
+    /// Recent round trips without the host's queue and compute.
+    ways: VecDeque<Duration>,
 }
 
 impl Host {
@@ -314,6 +316,27 @@ impl ShardHealthTracker {
             steps.recent.pop_front();
         }
         steps.recent.push_back(took / layers.max(1));
+    }
+
+    /// Records how much of a decode step's round trip the host neither queued nor computed.
+    pub fn travelled(&mut self, host: &NodeId, took: Duration, now_ms: u64) {
+        let one = self.host(host, now_ms);
+        if one.ways.len() == WINDOW {
+            one.ways.pop_front();
+        }
+        one.ways.push_back(took);
+    }
+
+    /// Delay of one way to each host that answered recently: half of the median round trip without
+    /// queue and compute.
+    pub fn delays(&self, now_ms: u64) -> Vec<(NodeId, Duration)> {
+        let hosts = self.hosts.iter().filter(|(_, one)| {
+            let is_recent = |at| now_ms.saturating_sub(at) < STALE_MS;
+            one.ways.len() >= LEARNING && one.seen_ms.is_some_and(is_recent)
+        });
+        hosts
+            .map(|(node, one)| (*node, percentile(one.ways.iter().copied(), 50) / 2))
+            .collect()
     }
 
     /// Records that a session with the host was opened.
@@ -479,6 +502,11 @@ impl SharedHealth {
         self.look(|all, now| all.all(now))
     }
 
+    /// [`ShardHealthTracker::delays`] at the current time.
+    pub fn delays(&self) -> Vec<(NodeId, Duration)> {
+        self.look(|all, now| all.delays(now))
+    }
+
     /// Updates the metric of hosts per standing.
     pub(crate) fn count(&self) {
         let all = self.all();
@@ -526,6 +554,21 @@ mod tests {
         // A single step is not enough after the measurements expired.
         steps(&mut all, "a", 1, 10, STALE_MS);
         assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", STALE_MS), None);
+    }
+
+    #[test]
+    fn the_delay_of_a_host_is_known_after_a_few_steps_until_it_is_stale() {
+        let mut all = ShardHealthTracker::default();
+        steps(&mut all, "a", LEARNING, 20, 0);
+        let mut travel = |us| all.travelled(&node("a"), Duration::from_micros(us), 0);
+        (1..LEARNING).for_each(|_| travel(600));
+        // A single slow answer does not count.
+        travel(90_000);
+        let known = vec![(node("a"), Duration::from_micros(300))];
+        assert_eq!(all.delays(0), known);
+        assert_eq!(all.delays(STALE_MS), []);
+        all.travelled(&node("b"), Duration::from_micros(10), 0);
+        assert_eq!(all.delays(0), known);
     }
 
     #[test]

@@ -15,7 +15,10 @@ use crate::error::ChatError;
 use crate::exact::Exact;
 use crate::hosts::health::SharedHealth;
 use crate::hosts::link::HostLink;
-use crate::hosts::router::{Candidate, RouteError, RouteRequest, Span, pick};
+use crate::hosts::router::{
+    Candidate, PetalsLike, Planned, PolicyName, RouteError, RouteRequest, Span, Speeds, pick,
+    pick_by,
+};
 
 /// Properties of a model that its hosts must match.
 #[derive(Debug, Clone)]
@@ -154,12 +157,14 @@ pub struct Choice {
     pub allow_self: bool,
     /// Rule for the arithmetics of the hosts.
     pub exact: Exact,
+    pub policy: PolicyName,
     /// Behaviour of hosts in all calls of this process.
     pub health: SharedHealth,
 }
 
 impl Choice {
     /// Covers `layers` with candidates, none of them in `exclude`; `before` as in [`Search`].
+    /// Without `speeds`, every policy chooses as [`PolicyName::Greedy`] does.
     ///
     /// # Errors
     /// Any [`RouteError`].
@@ -169,6 +174,7 @@ impl Choice {
         layers: RangeInclusive<u32>,
         exclude: &BTreeSet<NodeId>,
         before: Option<&str>,
+        speeds: &Speeds,
     ) -> Result<Vec<Span>, RouteError> {
         let request = RouteRequest {
             model_id: &self.model.model_id,
@@ -191,7 +197,11 @@ impl Choice {
                 one.streams = all.streams(host);
             }
         });
-        pick(&request, &candidates)
+        match self.policy {
+            PolicyName::Greedy => pick(&request, &candidates),
+            PolicyName::Planned => pick_by(&Planned { speeds }, &request, &candidates),
+            PolicyName::PetalsLike => pick_by(&PetalsLike { speeds }, &request, &candidates),
+        }
     }
 
     /// Like [`Self::pick`], among open sessions; leaving and ended ones are skipped.
@@ -210,7 +220,9 @@ impl Choice {
         };
         let candidates = links.iter().map(candidate).collect();
         let layers = search.layers.clone();
-        let spans = self.pick(candidates, layers, search.exclude, search.before)?;
+        // Members announce measurements in their log, and these hosts are known by address.
+        let speeds = Speeds::new();
+        let spans = self.pick(candidates, layers, search.exclude, search.before, &speeds)?;
         let routed = spans.into_iter().map(|Span { candidate, lo, hi }| {
             let link = Arc::clone(links.get(candidate)?);
             Some(RoutedSpan { link, lo, hi })

@@ -17,9 +17,11 @@
 //! By rule 3, the first-ranked host of a layer stays. Moves thus never uncover a layer, even when
 //! several hosts move at once. A host that moves takes missing layers, so the moves end.
 //!
-//! Coverage of models by a community: [`coverage`]. Placement by measurements: [`plan`].
+//! Coverage of models by a community: [`coverage`]. Placement by measurements: [`plan`], whose input
+//! [`observed`] takes from the log.
 
 pub mod coverage;
+pub mod observed;
 pub mod plan;
 
 use hearthnet_bus::NodeId;

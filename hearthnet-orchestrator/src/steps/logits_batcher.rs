@@ -6,11 +6,13 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hearthnet_engine::{EngineError, Head};
 use hearthnet_files::ModelSpec;
 
 use crate::steps::batcher::{AttendanceGuard, Batcher};
+use crate::times::percentile;
 
 /// Maximum rows per batch. Their logits are in memory at once, and above this number the arithmetic
 /// of a row costs more than its share of reading the matrix.
@@ -67,6 +69,22 @@ impl LogitsBatcher {
     /// As for [`Head::embed`].
     pub fn embed(&self, ids: &[u32], out: &mut Vec<f32>) -> Result<(), EngineError> {
         self.head.embed(ids, out)
+    }
+
+    /// Time to embed a token and to compute logits from one row: the median of three.
+    ///
+    /// # Errors
+    /// As for [`Head::embed`] and [`Head::logits`].
+    pub fn measure(&self) -> Result<Duration, EngineError> {
+        let (mut row, mut logits) = (Vec::new(), Vec::new());
+        let mut times = [Duration::ZERO; 3];
+        for time in &mut times {
+            let begin = Instant::now();
+            self.head.embed(&[0], &mut row)?;
+            self.head.logits(&row, &mut logits)?;
+            *time = begin.elapsed();
+        }
+        Ok(percentile(times, 50))
     }
 
     /// Registers a chat that will need logits. `hosted`: hosts compute its rows in between.

@@ -194,8 +194,9 @@ impl<S: EngineSource> Scheduler<S> {
         // Before the caller can see the answer or the counters: its next step may need the ticket.
         handle.answered(now);
         drop(ticket);
+        let rows = (step.rows, handle.given_layers());
         self.events
-            .answered(handle.caller.node, step.rows, bytes, queued);
+            .answered(handle.caller.node, rows, bytes, queued);
         let sink = Arc::clone(&handle.sink);
         wipe(step.data);
         Some((sink, Message::StepResult(answer)))

@@ -79,6 +79,7 @@ pub(crate) fn choice(model: &OpenModel, own_id: NodeId, config: &Config) -> Choi
         own_id,
         allow_self: inference.allow_self_as_shard,
         exact: inference.exact,
+        policy: inference.routing_policy,
         health: SharedHealth::default(),
     }
 }

@@ -1,7 +1,7 @@
 //! HTTP listeners: the interface for other programs, settings, the key of clients, and errors.
 
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hearthnet_http::{ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics, Part};
@@ -9,6 +9,7 @@ use hearthnet_hub::reference::expand_home;
 use hearthnet_orchestrator::http::serve;
 use hearthnet_orchestrator::service::Service;
 use hearthnet_platform::{files, regular_file, whole_file};
+use zeroize::Zeroizing;
 
 use crate::cli::{Failure, Kind, failure, note};
 use crate::config::Config;
@@ -71,9 +72,9 @@ pub(crate) async fn close(server: HttpServer, service: &Service) {
 pub(crate) fn http_settings(listen: &str, config: &Config) -> Result<HttpSettings, Failure> {
     Ok(HttpSettings {
         listen: listen.to_owned(),
-        api_key: match config.http.api_key_file.as_str() {
-            "" => None,
-            path => Some(read_key(&expand_home(Path::new(path)))?),
+        api_key: match key_file(config) {
+            None => None,
+            Some(path) => Some(read_key(&path)?.0),
         },
         max_body_bytes: config.http.max_body_bytes.0,
         ..HttpSettings::default()
@@ -94,8 +95,18 @@ pub(crate) fn http_failure(error: &HttpError, flag: &str) -> Failure {
     }
 }
 
-/// Reads the key that clients must send, from a file that only its owner can read.
-fn read_key(path: &Path) -> Result<ApiKey, Failure> {
+/// File with the key that clients must send, if the configuration names one.
+pub(crate) fn key_file(config: &Config) -> Option<PathBuf> {
+    let path = match config.http.api_key_file.as_str() {
+        "" => return None,
+        path => expand_home(Path::new(path)),
+    };
+    Some(std::path::absolute(&path).unwrap_or(path))
+}
+
+/// Reads the key that clients must send, from a file that only its owner can read: its digest, and
+/// its text.
+pub(crate) fn read_key(path: &Path) -> Result<(ApiKey, Zeroizing<String>), Failure> {
     let fail = |why: String| {
         failure!(Config, "http.api_key_file {}: {why}", path.display())
             .hint("for example: (umask 077; head -c 24 /dev/urandom | base64 > http.key)")
@@ -115,10 +126,11 @@ fn read_key(path: &Path) -> Result<ApiKey, Failure> {
         ErrorKind::FileTooLarge => fail("it is too long for a key".into()),
         _ => fail(e.to_string()),
     })?;
-    let text = String::from_utf8_lossy(&text);
-    ApiKey::new(&text).ok_or_else(|| {
+    let text = Zeroizing::new(String::from_utf8_lossy(&text).trim().to_owned());
+    let key = ApiKey::new(&text).ok_or_else(|| {
         fail(format!(
             "a key has at least {MIN_KEY_BYTES} printable ASCII characters"
         ))
-    })
+    })?;
+    Ok((key, text))
 }

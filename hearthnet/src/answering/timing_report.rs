@@ -34,6 +34,9 @@ pub(crate) fn explain(done: &Done, moves: &[Frame]) -> String {
     let header = "host|layers|memory|tokens|compute ms|queue ms|wire ms p50|p95";
     let mut out = format!("\n{}", table(header, rows));
     out.push_str("  per token; wire: the rest of the round trip, with its time in queues\n");
+    if let Some(hop) = done.route.iter().find(|hop| !hop.policy.is_empty()) {
+        let _ = writeln!(out, "  hosts chosen by routing policy {}", hop.policy);
+    }
     if let Some(host) = done.route.last().and_then(|last| last.host.as_ref()) {
         let host = short(host);
         let _ = writeln!(

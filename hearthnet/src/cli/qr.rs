@@ -54,7 +54,6 @@ impl Qr {
 
     /// Two rows of modules per line of text, light modules as blocks: readers need dark modules on a
     /// light ground, and most terminals are dark. The escape sequences fix both colours.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the link that `up` shows"))]
     pub(crate) fn terminal(&self) -> String {
         let mut text = String::new();
         for y in (0..self.side()).step_by(2) {

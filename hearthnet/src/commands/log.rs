@@ -11,9 +11,10 @@ use serde_json::json;
 
 use crate::cli::args::LogCommand;
 use crate::cli::{
-    Failure, Kind, block_on, escaped, failure, note, print, print_json, print_result, when,
+    Failure, Kind, block_on, bytes, escaped, failure, note, print, print_json, print_result, when,
 };
 use crate::config::Context;
+use crate::home::members::hours;
 use crate::home::{Home, key_status, now_ms};
 use crate::node::{Change, Running, local_api, log_writer, open_home};
 
@@ -114,6 +115,12 @@ fn what(body: &Body, state: &Community) -> String {
         Body::ModelDropped { weights } => {
             format!("dropped the model with the weights {}", short(weights))
         }
+        Body::NodeGave(gave) => format!(
+            "has given {} tokens, layers for {} and {} of weights",
+            gave.tokens,
+            hours(gave.minutes),
+            bytes(gave.weights_bytes)
+        ),
         Body::ShardAdvertised(d) => format!("serves {} at {}", d.shard_id, d.endpoint),
         Body::ShardWithdrawn { shard_id } => format!("no longer serves {shard_id}"),
         Body::NodeSeen { endpoints, .. } => format!("listens at {}", endpoints.join(", ")),

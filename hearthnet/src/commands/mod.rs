@@ -15,6 +15,7 @@ pub(crate) mod manual;
 pub(crate) mod model;
 pub(crate) mod page;
 pub(crate) mod pause;
+pub(crate) mod plan;
 pub(crate) mod restore;
 pub(crate) mod serve;
 pub(crate) mod shard;

@@ -1,13 +1,20 @@
-//! `hearthnet page`: the address of the running node's page.
+//! `hearthnet page`: address of the running node's page; its link and QR code for phones.
 
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::answering::http::read_key;
 use crate::cli::args::Global;
-use crate::cli::{Failure, block_on, failure, print};
+use crate::cli::qr::Qr;
+use crate::cli::{Failure, block_on, failure, note, print, print_bytes};
 use crate::home::Lock;
+use crate::node::addresses::reachable;
 use crate::node::{NODE_STATUS, Running, local_api};
 
 /// Time limit of `--wait`: loading a model may take as long.
@@ -15,22 +22,32 @@ const STARTING: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(crate) fn run(open: bool, wait: bool, global: &Global) -> Result<(), Failure> {
-    let url = block_on(find(global, wait))?;
+    let (listen, running) = block_on(find(global, wait))?;
     if open {
-        return open_browser(&url);
+        // Without the key: other users of this machine can read the command line of a browser.
+        return open_browser(&link(on_this_machine(listen), None));
     }
-    print(format!("{url}\n"))
+    let key = running.key_file.as_deref().map(Path::new);
+    let key = key.map(read_key).transpose()?;
+    let key = key.as_ref().map(|(_, key)| key.as_str());
+    let here = link(on_this_machine(listen), key);
+    print(format!("{here}\n"))?;
+    match key {
+        Some(key) if !listen.ip().is_loopback() => show_to_phones(listen, key),
+        _ => Ok(()),
+    }
 }
 
-/// Address of the page of the node that runs on this home.
-async fn find(global: &Global, wait: bool) -> Result<String, Failure> {
+/// Address of the page of the node that runs on this home, and its status.
+async fn find(global: &Global, wait: bool) -> Result<(SocketAddr, Running), Failure> {
     let dir = global.dir()?;
     let until = Instant::now() + if wait { STARTING } else { Duration::ZERO };
     loop {
         if Lock::is_held(&dir) {
             let running: Option<Running> = local_api::ask(&dir, NODE_STATUS, &json!({})).await;
-            if let Some(url) = running.and_then(|running| running.url) {
-                return Ok(url.trim_end_matches("v1").to_owned());
+            let found = running.and_then(|running| Some((listener(&running)?, running)));
+            if let Some(found) = found {
+                return Ok(found);
             }
         }
         if Instant::now() >= until {
@@ -40,6 +57,68 @@ async fn find(global: &Global, wait: bool) -> Result<String, Failure> {
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
+}
+
+fn listener(running: &Running) -> Option<SocketAddr> {
+    let at = running.url.as_deref()?.strip_prefix("http://")?;
+    at.strip_suffix("/v1")?.parse().ok()
+}
+
+/// Prints the link for phones in this network, on a terminal with its QR code.
+pub(super) fn show_to_phones(listen: SocketAddr, key: &str) -> Result<(), Failure> {
+    // The first address is an IPv4 address if there is one.
+    let at = reachable(listen)
+        .into_iter()
+        .find(|at| !at.ip().is_loopback());
+    let Some(at) = at else {
+        note("this machine has no address in a network, so no phone can reach the page");
+        return Ok(());
+    };
+    let link = link(at, Some(key));
+    note("for a phone in this network; anyone with this link can chat, invite and pause:");
+    print(format!("{link}\n"))?;
+    match Qr::of(&link) {
+        // Its escape sequences would be removed from text.
+        Some(qr) if io::stdout().is_terminal() => print_bytes(qr.terminal()),
+        _ => Ok(()),
+    }
+}
+
+/// Address at which programs of this machine reach a listener.
+fn on_this_machine(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+/// Link to the page, with the key in its fragment, which browsers send nowhere.
+fn link(at: SocketAddr, key: Option<&str>) -> String {
+    let mut link = format!("http://{at}/");
+    let Some(key) = key else {
+        return link;
+    };
+    link.push_str("#key=");
+    for byte in key.bytes() {
+        match byte {
+            b'A'..=b'Z'
+            | b'a'..=b'z'
+            | b'0'..=b'9'
+            | b'-'
+            | b'.'
+            | b'_'
+            | b'~'
+            | b'+'
+            | b'/'
+            | b'=' => link.push(byte.into()),
+            _ => {
+                let _ = write!(link, "%{byte:02X}");
+            }
+        }
+    }
+    link
 }
 
 /// Whether there is a desktop on which a browser could open.
@@ -59,5 +138,44 @@ fn open_browser(url: &str) -> Result<(), Failure> {
     match opener {
         Ok(status) if status.success() => Ok(()),
         _ => Err(failure!(Host, "no browser could be opened").hint(format!("open {url} yourself"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_carries_any_key_in_its_fragment() {
+        let at: SocketAddr = "192.168.1.5:7602".parse().unwrap();
+        assert_eq!(link(at, None), "http://192.168.1.5:7602/");
+        assert_eq!(
+            link(at, Some("abc+/=_-.~#%\"<")),
+            "http://192.168.1.5:7602/#key=abc+/=_-.~%23%25%22%3C"
+        );
+    }
+
+    #[test]
+    fn a_listener_on_all_interfaces_is_at_loopback_for_this_machine() {
+        for (listen, here) in [
+            ("0.0.0.0:7602", "127.0.0.1:7602"),
+            ("[::]:7602", "[::1]:7602"),
+            ("192.168.1.5:7602", "192.168.1.5:7602"),
+        ] {
+            let listen: SocketAddr = listen.parse().unwrap();
+            assert_eq!(on_this_machine(listen).to_string(), here);
+        }
+    }
+
+    #[test]
+    fn the_listener_is_read_from_the_status() {
+        let status = |url: Option<&str>| Running {
+            url: url.map(str::to_owned),
+            ..Running::default()
+        };
+        let listen = |url| listener(&status(url)).map(|at| at.to_string());
+        assert_eq!(listen(Some("http://[::1]:7602/v1")).unwrap(), "[::1]:7602");
+        assert_eq!(listen(None), None);
+        assert_eq!(listen(Some("nonsense")), None);
     }
 }

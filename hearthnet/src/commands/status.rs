@@ -103,6 +103,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     let mut out = String::new();
     heading(&mut out, &home, &state, &cx.config);
     roster(&mut out, &home, &state, now, running.as_ref());
+    given(&mut out, &state);
     peers(&mut out, &state, now, running.as_ref());
     if let Some(paused) = paused.filter(|_| running.as_ref().is_none_or(|r| r.suspended.is_none()))
     {
@@ -213,6 +214,17 @@ fn roster(out: &mut String, home: &Home, state: &Community, now: u64, running: O
         }
     });
     let _ = write!(out, "\n{all}");
+}
+
+/// What each home gave to the others, as it announces once a day.
+fn given(out: &mut String, state: &Community) {
+    let table = members::given(state, "gave");
+    if !table.is_empty() {
+        let _ = write!(
+            out,
+            "\n{table}  by each home's own count, once a day; a token through half of the layers counts half\n"
+        );
+    }
 }
 
 fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running>) {

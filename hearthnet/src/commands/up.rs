@@ -2,28 +2,35 @@
 //! or joins a community, lets a new community adopt a model, and becomes the daemon
 //! (`hearthnet serve`). On a home that is in a community, it only becomes the daemon.
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use hearthnet_bus::log::Level;
 use hearthnet_hub::ModelRef;
 use hearthnet_platform::process::this_program;
 use hearthnet_platform::replace;
+use hearthnet_platform::whole_file::{self, Access};
 use hearthnet_text::sanitize_name;
 use zeroize::Zeroizing;
 
 use super::community::{self, join};
 use super::model::adopt;
 use super::{init, page};
+use crate::answering::http::{key_file, read_key};
 use crate::cli::args::{Global, InviteArgs, JoinArgs, UpArgs};
 use crate::cli::{Failure, Kind, failure, note, secret};
 use crate::config::{Context, Loaded};
-use crate::home::{Home, OnDisk, display_name};
+use crate::home::{Home, Lock, OnDisk, display_name};
 use crate::models::find::FALLBACK;
 use crate::node::open_home;
 
 /// First characters of every invite code.
 const CODE: &str = "hearth1";
+/// Key of the page, in the data directory, if the configuration names no file.
+const KEY_FILE: &str = "http.key";
 /// How long to look for a node of the community.
 const JOIN_WAIT: std::time::Duration = std::time::Duration::from_secs(60);
 /// Validity of the code that the founder of a community is shown.
@@ -65,7 +72,68 @@ pub(crate) fn run(args: &UpArgs, global: Global) -> Result<(), Failure> {
         invite_neighbours(&home, &cx)?;
     }
     drop(home);
-    become_daemon(args, &cx)
+    let phone = match args.phone {
+        true if Lock::is_held(&dir) => {
+            note("this node runs already; stop it before `hearthnet up --phone`");
+            None
+        }
+        true => Some(open_to_phones(&cx)?),
+        false => None,
+    };
+    become_daemon(args, phone, &cx)
+}
+
+/// Listener of the page that phones reach, and the file with its key.
+struct Phone {
+    listen: String,
+    key_file: PathBuf,
+}
+
+/// Chooses the address of the page for `--phone`, makes a key unless the configuration names one,
+/// and shows the link.
+fn open_to_phones(cx: &Context) -> Result<Phone, Failure> {
+    let key_file = match key_file(&cx.config) {
+        Some(path) => path,
+        None => {
+            let path = cx.global.dir()?.join(KEY_FILE);
+            make_key(&path)?;
+            path
+        }
+    };
+    let (_, key) = read_key(&key_file)?;
+    let configured = cx.config.http.listen.as_str();
+    let listen = to_the_network(configured);
+    match &listen {
+        // A service must not write the key into the system's log.
+        Some(at) if at.port() != 0 && io::stdout().is_terminal() => {
+            page::show_to_phones(*at, &key)?;
+        }
+        _ => note("`hearthnet page` prints the link for phones"),
+    }
+    let listen = listen.map_or_else(|| configured.to_owned(), |at| at.to_string());
+    Ok(Phone { listen, key_file })
+}
+
+/// The configured address, or all IPv4 addresses instead of loopback. `None` if it has a name that
+/// is not known here.
+fn to_the_network(listen: &str) -> Option<SocketAddr> {
+    let at = listen.replacen("localhost", "127.0.0.1", 1);
+    let at: SocketAddr = at.parse().ok()?;
+    Some(match at.ip().is_loopback() {
+        true => SocketAddr::from((Ipv4Addr::UNSPECIFIED, at.port())),
+        false => at,
+    })
+}
+
+/// Makes the key of the page, unless the file exists.
+fn make_key(path: &Path) -> Result<(), Failure> {
+    let mut key = Zeroizing::new([0_u8; 24]);
+    getrandom::fill(key.as_mut_slice()).map_err(Failure::internal)?;
+    let text = Zeroizing::new(hex::encode(*key));
+    match whole_file::create(path, text.as_bytes(), Access::Owner) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made.map_err(|error| Failure::file("write", path, error)),
+    }
 }
 
 /// Where a new node belongs.
@@ -212,6 +280,7 @@ fn invite_neighbours(home: &Home, cx: &Context) -> Result<(), Failure> {
         uses: INVITE_USES,
         expires: INVITE_EXPIRES,
         json: false,
+        node_starts: true,
     };
     note("the code for your neighbours; they run `hearthnet up` and paste it:");
     community::invite(&args, home, &cx.config)
@@ -219,7 +288,7 @@ fn invite_neighbours(home: &Home, cx: &Context) -> Result<(), Failure> {
 
 /// Replaces this process by the daemon. A new program starts with one thread, which the sandbox
 /// needs (`../daemon/isolation.rs`).
-fn become_daemon(args: &UpArgs, cx: &Context) -> Result<(), Failure> {
+fn become_daemon(args: &UpArgs, phone: Option<Phone>, cx: &Context) -> Result<(), Failure> {
     if !args.no_open && page::can_open() {
         let mut opener = this_program();
         opener
@@ -238,10 +307,49 @@ fn become_daemon(args: &UpArgs, cx: &Context) -> Result<(), Failure> {
             .arg("--set")
             .arg(format!("manners.memory_percent={percent}"));
     }
-    for (name, value) in [("--listen", &args.listen), ("--http", &args.http)] {
+    if let Some(Phone { key_file, .. }) = &phone {
+        let mut setting = OsString::from("http.api_key_file=");
+        setting.push(key_file);
+        serve.arg("--set").arg(setting);
+    }
+    let http = phone.map(|phone| phone.listen);
+    for (name, value) in [
+        ("--listen", args.listen.clone()),
+        ("--http", http.or_else(|| args.http.clone())),
+    ] {
         if let Some(value) = value {
-            serve.args([name, value]);
+            serve.args([name, &value]);
         }
     }
     Err(Failure::internal(replace(serve)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phones_reach_all_addresses_instead_of_loopback_and_else_the_configured_one() {
+        for (configured, open) in [
+            ("127.0.0.1:7602", Some("0.0.0.0:7602")),
+            ("localhost:80", Some("0.0.0.0:80")),
+            ("[::1]:7602", Some("0.0.0.0:7602")),
+            ("192.168.1.5:7602", Some("192.168.1.5:7602")),
+            ("attic.lan:7602", None),
+        ] {
+            let at = to_the_network(configured).map(|at| at.to_string());
+            assert_eq!(at.as_deref(), open);
+        }
+    }
+
+    #[test]
+    fn a_key_is_made_once_for_its_owner_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(KEY_FILE);
+        make_key(&path).unwrap();
+        let (_, first) = read_key(&path).unwrap();
+        assert_eq!(first.len(), 48);
+        make_key(&path).unwrap();
+        assert_eq!(read_key(&path).unwrap().1, first);
+    }
 }

@@ -4,6 +4,7 @@
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::is_name;
 use hearthnet_hub::ModelRef;
+use hearthnet_orchestrator::router::PolicyName;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
@@ -111,8 +112,8 @@ pub(super) fn activation_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<Str
     text_that(from, why, |name| ["fp16", "fp32"].contains(&name))
 }
 
-pub(super) fn routing_policy<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    text_that(from, "must be \"greedy\"", |name| name == "greedy")
+pub(super) fn routing_policy<'de, D: Deserializer<'de>>(from: D) -> Result<PolicyName, D::Error> {
+    text(from, |name| name.parse())
 }
 
 /// Hours of each day, in the machine's time zone. They may pass midnight.

@@ -6,6 +6,7 @@ use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_engine::EngineOptions;
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::exact::Exact;
+use hearthnet_orchestrator::router::PolicyName;
 use serde::Deserialize;
 
 use super::rules::{
@@ -115,7 +116,7 @@ pub(crate) struct Inference {
     pub(crate) private_first_layers: Whole<u32>,
     pub(crate) private_last_layers: Whole<u32>,
     #[serde(deserialize_with = "routing_policy")]
-    pub(crate) routing_policy: String,
+    pub(crate) routing_policy: PolicyName,
     pub(crate) prefill_rows: Within<usize, 1, 65_536>,
     pub(crate) steps_in_flight: Within<usize, 1, 64>,
     pub(crate) fallback_to_local: bool,

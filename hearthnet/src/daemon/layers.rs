@@ -28,19 +28,20 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
+use super::contributions::Computed;
 use super::manners::{Give, Why};
 use super::watch::{RELEASE_WITHIN, Watch, reason};
 use super::weights::Fetcher;
 use crate::cli::args::Layers;
-use crate::cli::{Failure, Stop, bytes, failure, note, print_result};
+use crate::cli::{Failure, Stop, failure, note, print_result};
 use crate::config::{Config, Host};
 use crate::home::{Home, now_ms};
 use crate::hosting::host_config::{
     Ready, announcement, engine_failed, serve_config, shard_config, stopping,
 };
 use crate::hosting::host_engine::start::start_failure;
-use crate::hosting::host_engine::{HostEngine, named_layers_fit};
-use crate::models::{OpenModel, weights_budget};
+use crate::hosting::host_engine::{HostEngine, named_layers_fit, no_layer_fits};
+use crate::models::OpenModel;
 use crate::node::{DaemonNode, wait_until_synced};
 
 /// Interval of advertisements. An advertisement is valid for four times as long.
@@ -125,6 +126,8 @@ pub(crate) struct LayerHost {
     /// Locked while layers are served.
     pub(super) busy: Mutex<()>,
     pub(super) computing: AtomicBool,
+    /// What was computed for other members.
+    pub(super) computed: Arc<Computed>,
     /// The current range is being withdrawn.
     pub(super) leaving: AtomicBool,
     /// Whether this machine gives anything to others now.
@@ -281,6 +284,8 @@ impl Serving<'_> {
                 _ = self.pause() => continue,
             };
             self.host.health.send_replace(Health::Serving);
+            let rows = running.given_layer_rows();
+            self.host.computed.begin(rows, self.total());
             let next = self.serve(&running, range).await;
             self.host.computing.store(false, Ordering::Relaxed);
             let ends = matches!(next, Ok(Next::Stop) | Err(_));
@@ -413,14 +418,8 @@ impl Serving<'_> {
             return Ok(range);
         }
         let layers = self.request.engine.layer_bytes(&self.request.model.file)?;
-        Err(failure!(
-            Host,
-            "not one layer of {} ({} each) fits into the memory for weights ({})",
-            self.request.model.id,
-            bytes(layers.first().copied().unwrap_or_default()),
-            bytes(weights_budget(&self.host.config)),
-        )
-        .hint("manners.memory_percent, or research.distributed_inference.host.memory_budget_mb, sets this memory"))
+        let (id, config) = (&self.request.model.id, &self.host.config);
+        Err(no_layer_fits(id, layers.first().copied(), config))
     }
 
     async fn start(&self, range: (u32, u32)) -> Result<RunningHost, Failure> {

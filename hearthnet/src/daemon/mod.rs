@@ -7,8 +7,10 @@
 //! | chats | `chats.rs`, `../answering/` |
 //! | layers | `layers.rs` |
 //! | weights of adopted models | `weights/` |
+//! | what this node gives to others | `contributions.rs` |
 //! | whether layers are served: decision, readings | `manners.rs`, `watch.rs` |
 //! | `hearthnet pause` and `resume` | `pause.rs` |
+//! | measurements for plans and routes, and when they are announced | `measure.rs`, `news.rs` |
 //! | changes of the community that commands request | `../node/log_writer.rs` |
 //! | use of a daemon that already runs | `attach.rs` |
 //! | sandbox | `isolation.rs` |
@@ -20,10 +22,13 @@
 
 mod attach;
 mod chats;
+mod contributions;
 pub(crate) mod isolation;
 pub(crate) mod layers;
 mod manners;
+mod measure;
 pub(crate) mod metrics_server;
+mod news;
 pub(crate) mod pause;
 mod watch;
 pub(crate) mod weights;
@@ -40,16 +45,19 @@ use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::DropGuard;
 
 use self::chats::add_model;
+use self::contributions::{Computed, Contributions};
 use self::layers::{EventSink, LayerHost, LayerRequest, print_event};
+use self::measure::Measurer;
 use self::metrics_server::MetricsServer;
+use self::pause::OwnersPause;
 use self::watch::Watch;
 use self::weights::{Follower, Parts};
 use crate::answering::chat_setup::{most_chats, settings};
-use crate::answering::http::{close, count, open_http, unless_taken};
+use crate::answering::http::{close, count, key_file, open_http, unless_taken};
 use crate::answering::{local_service, private_layers};
 use crate::cli::args::RunArgs;
 use crate::cli::{Failure, Stop, block_on, note, print, print_json};
@@ -86,6 +94,9 @@ struct Daemon {
     layer_host: Arc<LayerHost>,
     /// Task that serves the layers that were requested at the start.
     layers: Option<JoinHandle<Result<(), Failure>>>,
+    contributions: Arc<Contributions>,
+    /// Task that counts contributions; ends when dropped.
+    counting: JoinSet<()>,
     /// When dropped, stops all layers, including those of other commands.
     stops: DropGuard,
     chats: Option<Service>,
@@ -166,6 +177,9 @@ impl Daemon {
         };
         let daemon_node = Arc::new(daemon_node);
         let watch = Arc::new(Watch::start(&home.dir, &cx.config.manners)?);
+        let computed = Arc::<Computed>::default();
+        let contributions = Contributions::new(home, &daemon_node, &computed, &served);
+        let contributions = Arc::new(contributions);
         let layer_host = Arc::new(LayerHost {
             home: home.clone(),
             config: cx.config.clone(),
@@ -173,6 +187,7 @@ impl Daemon {
             served,
             busy: Mutex::default(),
             computing: AtomicBool::new(false),
+            computed: Arc::clone(&computed),
             leaving: AtomicBool::new(false),
             watch: Arc::clone(&watch),
             health: numbers.health.clone(),
@@ -180,11 +195,15 @@ impl Daemon {
         });
         let (until_end, stops) = stop.or_dropped();
         attach::offer(&daemon_node, &layer_host, cx, &until_end)?;
-        pause::offer(&daemon_node, &watch, &home.dir)?;
+        pause::offer(&daemon_node, &OwnersPause::new(&watch, &home.dir))?;
+        let mut counting = JoinSet::new();
+        counting.spawn(Arc::clone(&contributions).run());
         let mut this = Self {
             daemon_node,
             layer_host,
             layers: None,
+            contributions,
+            counting,
             stops,
             chats: None,
             http: None,
@@ -258,6 +277,14 @@ impl Daemon {
             Err(why) => note(format!("no chats for programs on this machine: {why}")),
         }
         self.serve_parts(parts);
+        let measurer = Measurer {
+            home: home.clone(),
+            config: config.clone(),
+            node: Arc::clone(&self.daemon_node),
+            layer_host: Arc::clone(&self.layer_host),
+            chats: self.chats.clone(),
+        };
+        tokio::spawn(measurer.run(stop.clone()));
         if let Some(request) = request {
             let host = Arc::clone(&self.layer_host);
             self.layers = Some(tokio::spawn(async move {
@@ -270,6 +297,7 @@ impl Daemon {
                 home: home.clone(),
                 config: config.clone(),
                 node: Arc::clone(&self.daemon_node),
+                pause: Arc::new(OwnersPause::new(&self.layer_host.watch, &home.dir)),
             };
             let opened = open_http(chats, Some(node), listen, config).await;
             let what = "HTTP for programs on this machine";
@@ -277,7 +305,8 @@ impl Daemon {
         }
         let url = self.http.as_ref();
         let url = url.map(|http| format!("http://{}/v1", http.local_addr()));
-        self.daemon_node.set_url(url.clone());
+        self.daemon_node
+            .set_url(url.clone(), key_file(config).as_deref());
         match args.for_layers {
             true if args.json => Ok(()),
             true => print(local_endpoints(home, url.as_deref())),
@@ -345,6 +374,8 @@ impl Daemon {
             }
         };
         tokio::join!(layers, chats);
+        drop(self.counting);
+        self.contributions.count(0);
         tokio::time::sleep(WITHDRAW_GRACE).await;
         self.daemon_node.stop().await;
         self.numbers.close().await;

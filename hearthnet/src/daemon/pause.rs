@@ -1,5 +1,5 @@
-//! `hearthnet pause` and `resume`: the calls of the local API with which a command reaches a
-//! running daemon, on both sides.
+//! Pause by the owner: `hearthnet pause` and `resume`, with the calls of the local API by which they
+//! reach a running daemon, on both sides; and the pause of the page.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,11 +7,13 @@ use std::sync::Arc;
 use hearthnet_bus::calls::{CallError, Kind as ParamKind, Params};
 use serde_json::{Value, json};
 
-use super::watch::Watch;
+use super::manners::{Give, Why};
+use super::watch::{Watch, reason};
 use crate::cli::{Failure, Kind, block_on};
 use crate::home::{Home, Lock, Paused};
 use crate::node::DaemonNode;
 use crate::node::local_api::{self, Offer, answer};
+use crate::page::{Pause, PauseState};
 
 /// Local API calls that pause serving layers, and end that.
 const NODE_PAUSE: &str = "node.pause@1.0";
@@ -42,14 +44,49 @@ pub(crate) fn request(home: &Home, paused: Option<Paused>) -> Result<(), Failure
     })
 }
 
+/// The owner's pause of a running daemon.
+#[derive(Clone)]
+pub(super) struct OwnersPause {
+    watch: Arc<Watch>,
+    /// Data directory.
+    dir: PathBuf,
+}
+
+impl OwnersPause {
+    pub(super) fn new(watch: &Arc<Watch>, dir: &Path) -> Self {
+        Self {
+            watch: Arc::clone(watch),
+            dir: dir.to_owned(),
+        }
+    }
+}
+
+impl Pause for OwnersPause {
+    fn state(&self) -> PauseState {
+        let request = self.watch.paused();
+        let give = *self.watch.give().borrow();
+        PauseState {
+            paused: request.is_some(),
+            pause_reason: match (request, give) {
+                (Some(paused), _) => Some(paused.to_string()),
+                // The next reading ends that.
+                (None, Give::Serve | Give::Pause(Why::Paused(_))) => None,
+                (None, Give::Pause(why)) => Some(reason(&why).to_string()),
+            },
+        }
+    }
+
+    fn set(&self, request: Option<Paused>) -> Result<(), Failure> {
+        // In force even if the disk is full.
+        self.watch.set_paused(request);
+        Paused::write(request, &self.dir)
+    }
+}
+
 /// Registers the calls.
-pub(super) fn offer(
-    daemon_node: &DaemonNode,
-    watch: &Arc<Watch>,
-    dir: &Path,
-) -> Result<(), Failure> {
+pub(super) fn offer(daemon_node: &DaemonNode, pause: &OwnersPause) -> Result<(), Failure> {
     let registry = daemon_node.node.call_server().registry();
-    let (pausing, at) = (Arc::clone(watch), dir.to_owned());
+    let pausing = pause.clone();
     Offer {
         params: Params::none().optional(
             "until_ms",
@@ -61,29 +98,27 @@ pub(super) fn offer(
         ..Offer::new(
             NODE_PAUSE,
             "Serves no layers to others until a time or `node.resume`, for programs on the node's own machine.",
-            move |params, _| set(Arc::clone(&pausing), at.clone(), Some(params)),
+            move |params, _| set(pausing.clone(), Some(params)),
         )
     }
     .register(registry)?;
-    let (resuming, at) = (Arc::clone(watch), dir.to_owned());
+    let resuming = pause.clone();
     Offer::new(
         NODE_RESUME,
         "Serves layers to others again after `node.pause`, for programs on the node's own machine.",
-        move |_, _| set(Arc::clone(&resuming), at.clone(), None),
+        move |_, _| set(resuming.clone(), None),
     )
     .register(registry)
 }
 
-async fn set(watch: Arc<Watch>, dir: PathBuf, params: Option<Value>) -> Result<Value, CallError> {
+async fn set(pause: OwnersPause, params: Option<Value>) -> Result<Value, CallError> {
     let paused: Option<Paused> = match params {
         Some(params) => serde_json::from_value(params)
             .map(Some)
             .map_err(|e| CallError::bad_request("params", e))?,
         None => None,
     };
-    // In force even if the disk is full.
-    watch.set_paused(paused);
-    let written = tokio::task::spawn_blocking(move || Paused::write(paused, &dir)).await;
+    let written = tokio::task::spawn_blocking(move || pause.set(paused)).await;
     written.map_err(local_api::internal)??;
     answer(&json!({}))
 }

@@ -81,6 +81,12 @@ impl Watch {
         self.give.clone()
     }
 
+    /// Request of the owner that holds now.
+    pub(super) fn paused(&self) -> Option<Paused> {
+        let request = *self.shared.paused.lock();
+        request.filter(|request| request.holds_at(now_ms()))
+    }
+
     /// Sets or ends the request of the owner. It counts from the next reading on.
     pub(super) fn set_paused(&self, request: Option<Paused>) {
         *self.shared.paused.lock() = request;

@@ -37,6 +37,7 @@ pub(crate) fn json(
             "this_node": node == own,
             "online": heard,
             "heard": heard,
+            "gave": member.gave,
             "dated_back": dated_back.get(node).unwrap_or(&0),
         })
     });
@@ -58,6 +59,34 @@ pub(crate) fn table(
         ]
     });
     output::table(&format!("{heading}|node|level|"), rows)
+}
+
+/// What members gave to others, as a table; empty if no member has announced anything.
+pub(crate) fn given(state: &Community, heading: &str) -> String {
+    let members = state.members();
+    let given = members.filter_map(|(node, member)| Some((node, member.gave?)));
+    let rows: Vec<_> = given
+        .map(|(node, gave)| {
+            [
+                state.shown_name(node, now_ms()),
+                gave.tokens.to_string(),
+                hours(gave.minutes),
+                output::bytes(gave.weights_bytes),
+            ]
+        })
+        .collect();
+    match rows.is_empty() {
+        true => String::new(),
+        false => output::table(&format!("{heading}|tokens|served|weights"), rows),
+    }
+}
+
+/// Formats minutes as `41 min` or `3.5 h`.
+pub(crate) fn hours(minutes: u64) -> String {
+    match minutes {
+        0..120 => format!("{minutes} min"),
+        _ => format!("{}.{} h", minutes / 60, minutes % 60 / 6),
+    }
 }
 
 /// Finds the node that `text` identifies: a node id, its short form as in tables, or a display name

@@ -9,6 +9,7 @@
 //! | search for a member | `members.rs` |
 //! | validity of the node's key, its rights, and the clock | `key_status.rs` |
 //! | the owner's request to serve no layers | `pause.rs` |
+//! | hours in which the node ran | `online.rs` |
 //! | the community's root key | `root_key.rs` |
 
 pub(crate) mod community;
@@ -16,6 +17,7 @@ pub(crate) mod key_status;
 pub(crate) mod lock;
 pub(crate) mod members;
 pub(crate) mod membership;
+pub(crate) mod online;
 pub(crate) mod paths;
 pub(crate) mod pause;
 pub(crate) mod root_key;
@@ -26,5 +28,6 @@ pub(crate) use self::community::{
 pub(crate) use self::key_status::KeyStatus;
 pub(crate) use self::lock::Lock;
 pub(crate) use self::membership::Membership;
+pub(crate) use self::online::Online;
 pub(crate) use self::paths::{close_folder, first_free, refuse_open_to_others, remove_file};
 pub(crate) use self::pause::{Paused, next_time};

@@ -26,6 +26,22 @@ pub(crate) fn weights_budget(config: &Config) -> u64 {
     }
 }
 
+/// Bytes that this machine would give to weights, keys and values, of which `held` are in use.
+pub(crate) fn given_bytes(config: &Config, held: u64) -> u64 {
+    let host = &config.research.distributed_inference.host;
+    let kv = host.kv_budget_mb.0 << 20;
+    let weights = match host.memory_budget_mb.0 {
+        0 => {
+            let percent = config.manners.memory_percent.0;
+            // What is held would be free otherwise.
+            let held = (held / 100).saturating_mul(percent);
+            beside_kv(share_of_free(percent).saturating_add(held), kv)
+        }
+        mb => mb << 20,
+    };
+    weights.saturating_add(kv)
+}
+
 /// Bytes for weights out of `share` bytes for weights, keys and values. A conversation needs
 /// memory for both, so weights get at least half.
 fn beside_kv(share: u64, kv: u64) -> u64 {
@@ -70,6 +86,18 @@ mod tests {
         let key = "research.distributed_inference.host.memory_budget_mb=3";
         assert_eq!(weights_budget(&config(&[key])), 3 << 20);
         assert!(weights_budget(&config(&[])) > 0);
+    }
+
+    #[test]
+    fn held_memory_counts_as_given() {
+        let set = "research.distributed_inference.host.";
+        let fixed = config(&[
+            &format!("{set}memory_budget_mb=3"),
+            &format!("{set}kv_budget_mb=2"),
+        ]);
+        assert_eq!(given_bytes(&fixed, 1 << 30), 5 << 20);
+        let share = config(&[&format!("{set}kv_budget_mb=1")]);
+        assert!(given_bytes(&share, 1 << 50) > 1 << 48);
     }
 
     #[test]

@@ -23,12 +23,14 @@ pub(crate) mod status;
 pub(crate) mod sync;
 pub(crate) mod transient;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use hearthnet_bus::calls::{LocalApi, Registry};
 use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings};
 use hearthnet_bus::flight::Readers;
 use hearthnet_bus::joining::JoinHandler;
+use hearthnet_bus::log::Body;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
 use hearthnet_bus::{CommunityId, NodeId};
 use hearthnet_orchestrator::health::SharedHealth;
@@ -201,6 +203,15 @@ impl DaemonNode {
         log_writer::write_in_daemon(home, self.caught_up.clone(), change).await
     }
 
+    /// Appends a durable event of this node's own, once the log has been synced.
+    pub(crate) async fn append(&self, home: &Home, body: Body) -> Result<(), Failure> {
+        // An error means that the node is ending.
+        let _ = self.caught_up.clone().wait_for(|it| *it).await;
+        let home = home.clone();
+        let stored = tokio::task::spawn_blocking(move || home.append(&home.key, body)).await;
+        stored.map_err(Failure::internal)?
+    }
+
     /// Sets the served shard, if any, or the reason why requested layers are not served, for
     /// `node.status`.
     pub(crate) fn set_serving(&self, serving: Result<Option<String>, String>) {
@@ -219,9 +230,11 @@ impl DaemonNode {
         }
     }
 
-    /// Sets the URL of the OpenAI API for `node.status`.
-    pub(crate) fn set_url(&self, url: Option<String>) {
-        self.told.running.lock().url = url;
+    /// Sets the URL of the OpenAI API and the file with its key, for `node.status`.
+    pub(crate) fn set_url(&self, url: Option<String>, key_file: Option<&Path>) {
+        let mut running = self.told.running.lock();
+        running.url = url;
+        running.key_file = key_file.and_then(Path::to_str).map(str::to_owned);
     }
 
     /// Closes links in order and stops the node.

@@ -24,7 +24,8 @@ use crate::home::now_ms;
 pub(crate) struct SharedStatus {
     /// Weak, because the node holds its capabilities.
     pub(super) node: OnceLock<WeakNode>,
-    /// Fields that the daemon sets: `serving`, `suspended`, `url` and `isolation`.
+    /// Fields that the daemon sets: `serving`, `suspended`, `url`, `key_file`, `downloads` and
+    /// `isolation`.
     pub(super) running: Mutex<Running>,
 }
 
@@ -42,6 +43,8 @@ pub(crate) struct Running {
     /// Reason why requested layers are not served now.
     pub(crate) suspended: Option<String>,
     pub(crate) url: Option<String>,
+    /// File with the key that clients of `url` must send.
+    pub(crate) key_file: Option<String>,
     /// Whether each host that advertises layers responds, by node id.
     pub(crate) hosts: BTreeMap<NodeId, bool>,
     /// Health of hosts as measured by its chats.

@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 
 use hearthnet_bus::NodeId;
-use hearthnet_bus::log::{Community, Level};
+use hearthnet_bus::log::{Adoption, Community, Level};
+use hearthnet_files::WeightsId;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
 use hearthnet_orchestrator::exact::is_exact;
 use serde_json::{Value, json};
 
+use super::node::PauseState;
 use crate::node::Running;
 
 /// State of a program without a node.
@@ -34,10 +36,18 @@ pub(super) fn service(service: &Service) -> Value {
         "members": [],
         "models": [],
         "may_invite": [],
+        "may_change_levels": false,
         "downloads": [],
-        // Not known: this node cannot be paused from here.
+        // Without a node no layers are served, so there is nothing to pause.
         "paused": null,
+        "pause_reason": null,
     })
+}
+
+/// Adds whether the node serves layers to others.
+pub(super) fn add_pause(page: &mut Value, pause: PauseState) {
+    page["paused"] = json!(pause.paused);
+    page["pause_reason"] = json!(pause.pause_reason);
 }
 
 /// Adds what the node knows of its community.
@@ -70,18 +80,41 @@ pub(super) fn add_node(
             "this_node": node == own,
             "connected": there(node),
             "frozen": state.is_frozen(node),
+            "gave": member.gave,
         })
     });
     page["members"] = members.collect();
-    let models = by_model(state.shards(now), there);
-    let models = models.iter().map(|it| model(it, state, there, now));
-    page["models"] = models.collect();
+    let served = by_model(state.shards(now), there);
+    let served = served.iter().map(|it| model(it, state, there, now));
+    let mut models: Vec<Value> = served.collect();
+    add_adopted(&mut models, &state.models());
+    page["models"] = json!(models);
     page["downloads"] = json!(running.downloads);
     let levels = [Level::Member, Level::Trusted];
     let may = levels
         .into_iter()
         .filter(|level| state.may_invite(own, *level));
     page["may_invite"] = may.map(|level| json!(level)).collect();
+    page["may_change_levels"] = json!(state.level(own) == Some(Level::Anchor));
+}
+
+/// Marks the models that the community has adopted, and adds those of which nothing is served yet.
+fn add_adopted(models: &mut Vec<Value>, adopted: &[&Adoption]) {
+    for adoption in adopted {
+        let weights = WeightsId(adoption.weights).to_string();
+        let served = models.iter_mut().find(|it| it["weights_sha256"] == weights);
+        match served {
+            Some(model) => model["adopted"] = json!(true),
+            None => models.push(json!({
+                "name": adoption.name,
+                "weights_sha256": weights,
+                "layers": adoption.layers,
+                "missing": [[0, adoption.layers.saturating_sub(1)]],
+                "hosts": [],
+                "adopted": true,
+            })),
+        }
+    }
 }
 
 fn model(
@@ -107,5 +140,40 @@ fn model(
         "layers": model.total,
         "missing": model.missing,
         "hosts": hosts.collect::<Vec<_>>(),
+        "adopted": false,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adopted_model_is_shown_once_whether_or_not_it_is_served() {
+        let adoption = |name: &str, id: u8| Adoption {
+            name: name.to_owned(),
+            weights: [id; 32],
+            layers: 30,
+            file_bytes: 1,
+            head_bytes: 1,
+            head: [0; 32],
+            manifest_bytes: 1,
+            pieces: [0; 32],
+            sources: Vec::new(),
+        };
+        let (served, new) = (adoption("served", 1), adoption("new", 2));
+        let other = json!({"name": "other", "weights_sha256": "ff", "adopted": false});
+        let weights = WeightsId(served.weights).to_string();
+        let first = json!({"name": "served", "weights_sha256": weights, "adopted": false});
+        let mut models = vec![other, first];
+        add_adopted(&mut models, &[&new, &served]);
+        let shown = models.iter().map(|it| (&it["name"], &it["adopted"]));
+        let shown: Vec<_> = shown.collect();
+        let expected = [("other", false), ("served", true), ("new", true)];
+        assert_eq!(shown.len(), expected.len());
+        for ((name, adopted), shown) in expected.into_iter().zip(shown) {
+            assert_eq!(shown, (&json!(name), &json!(adopted)));
+        }
+        assert_eq!(models[2]["missing"], json!([[0, 29]]));
+    }
 }

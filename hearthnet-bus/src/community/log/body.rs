@@ -11,6 +11,7 @@ use serde_bytes::ByteArray;
 use strum::VariantNames as _;
 
 use super::adoption::Adoption;
+use super::gave::Gave;
 use super::measured::Measured;
 use crate::community::invite::{JoinProof, JoinRequest, MAX_NAME_BYTES, fits_log, is_line};
 use crate::identity::{by_format, cbor, raw_keys};
@@ -161,6 +162,9 @@ pub enum Body {
         #[serde(serialize_with = "by_format::hash::serialize")]
         weights: [u8; 32],
     },
+    /// `node.gave`: what the author has given to other members, by its own count.
+    #[strum(serialize = "node.gave")]
+    NodeGave(Gave),
     /// `experimental.shard.advertised`: the author serves these layers. Ephemeral.
     #[strum(serialize = "experimental.shard.advertised")]
     ShardAdvertised(Box<Descriptor>),
@@ -254,6 +258,7 @@ impl Body {
             Self::Admitted { request, .. } => (fits_log(&request.name), NODE_NAME),
             Self::Named { name } => (fits_log(name), NODE_NAME),
             Self::ModelAdopted(adoption) => return adoption.check().map_err(malformed),
+            Self::NodeGave(gave) => return gave.check().map_err(malformed),
             Self::NodeMeasured(measured) => return measured.check().map_err(malformed),
             Self::ShardAdvertised(descriptor) => return descriptor.validate().map_err(Into::into),
             Self::ShardWithdrawn { shard_id } => (
@@ -401,6 +406,7 @@ impl Body {
             | Self::Named { .. }
             | Self::ModelAdopted(_)
             | Self::ModelDropped { .. }
+            | Self::NodeGave(_)
             | Self::NodeMeasured(_)
             | Self::ShardAdvertised(_)
             | Self::ShardWithdrawn { .. }
@@ -523,6 +529,8 @@ enum Record {
         #[serde(with = "by_format::hash")]
         weights: [u8; 32],
     },
+    #[serde(rename = "node.gave")]
+    NodeGave(Gave),
     #[serde(rename = "experimental.shard.advertised")]
     ShardAdvertised(Box<Descriptor>),
     #[serde(rename = "experimental.shard.withdrawn")]

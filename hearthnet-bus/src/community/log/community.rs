@@ -13,6 +13,7 @@ use unicode_security::skeleton;
 use super::adoption::Adoption;
 use super::body::{Body, Level, Policy};
 use super::event::EventHash;
+use super::gave::Gave;
 use super::measured::Measured;
 use crate::identity::cbor;
 use crate::identity::raw_keys::{self, RawKey};
@@ -30,6 +31,9 @@ pub struct Member {
     /// need their room.
     #[serde(with = "raw_keys::option")]
     pub by: Option<NodeId>,
+    /// What the member gave to others, by its own count; `None` if it has announced nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gave: Option<Gave>,
     /// Display name, given when the node joined or later. Empty for a founder that has set none.
     pub name: String,
     pub level: Level,
@@ -493,6 +497,7 @@ mod tests {
                     since_ms: 0,
                     invite: None,
                     by: None,
+                    gave: None,
                 };
                 durable.members.insert(node(seed), member);
             }

@@ -8,6 +8,7 @@
 //! | kinds of events and their bodies | [`Body`] | `body.rs` |
 //! | models that a community adopts | [`Adoption`] | `adoption.rs` |
 //! | measurements of a node | [`Measured`] | `measured.rs` |
+//! | what a member gave to others | [`Gave`] | `gave.rs` |
 //! | which events are kept | [`Quotas`] | `merge.rs`, in memory: `view.rs` |
 //! | membership, by the durable events | [`NoEffect`] | `fold/` |
 //! | the view for the rest of the program | [`Community`] | `community.rs` |
@@ -44,6 +45,7 @@ mod early;
 mod error;
 mod event;
 mod fold;
+mod gave;
 mod heads;
 mod measured;
 mod merge;
@@ -68,6 +70,7 @@ pub use event::{
     Event, EventHash, EventId, Lane, MAX_AHEAD_MS, MAX_EVENT_BYTES, MAX_LIFE_MS, Position,
 };
 pub use fold::{MAX_INVITES, MAX_MEMBERS, MAX_MODELS, NoEffect};
+pub use gave::{Gave, day_of};
 pub use heads::{ForkHead, Head, Heads, MAX_HEADS_BYTES, MAX_SLOTS, SlotHead};
 pub use measured::{LinkSpeed, MAX_LINK_SPEEDS, MAX_MODEL_SPEEDS, Measured, ModelSpeed};
 pub use merge::{Compacted, Quotas};

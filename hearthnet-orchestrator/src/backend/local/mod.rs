@@ -342,6 +342,7 @@ impl Backend for LocalBackend {
             layers: (shared.layers.start, shared.layers.end.saturating_sub(1)),
             memory_mb: (shared.weight_bytes + kv_bytes) >> 20,
             arithmetic: ARITHMETIC.to_owned(),
+            policy: "".into(),
         }]
     }
 

@@ -207,8 +207,12 @@ impl ShardedBackend {
         let layers = hop.span.hi - hop.span.lo + 1;
         let (host, shard) = (hop.node(), &hop.span.link.descriptor.shard_id);
         let weights = self.model.weights;
-        self.health
-            .look(|all, now| all.answered(&host, (shard, weights), layers, round_trip, now));
+        let inside = u64::from(compute_us).saturating_add(u64::from(queue_us));
+        let way = round_trip.saturating_sub(Duration::from_micros(inside));
+        self.health.look(|all, now| {
+            all.answered(&host, (shard, weights), layers, round_trip, now);
+            all.travelled(&host, way, now);
+        });
         if hop.hop_timeout.record(round_trip, reference) && hop.may_move(now) {
             return Err(hop.late());
         }

@@ -20,10 +20,6 @@ const FREE_STREAMS: u32 = 2;
 pub struct Greedy;
 
 impl RoutePolicy for Greedy {
-    fn name(&self) -> &'static str {
-        "greedy"
-    }
-
     fn cover(
         &self,
         request: &RouteRequest<'_>,

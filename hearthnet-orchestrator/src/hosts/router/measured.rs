@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::hash::BuildHasher as _;
 
 use hearthnet_bus::NodeId;
+use hearthnet_bus::log::Community;
+use hearthnet_files::WeightsId;
 
 use super::policy::Usable;
 use super::request::{Candidate, RouteRequest, Span};
+use crate::placement::observed::observed;
 use crate::placement::plan::{Layers, Offer, shortest};
 
 /// Measurements of a host, as the caller sees it.
@@ -21,6 +24,28 @@ pub struct HostSpeed {
 
 /// Measurements by host.
 pub type Speeds = BTreeMap<NodeId, HostSpeed>;
+
+/// Speeds of the hosts that measured the model, for a caller that sends rows of `row_bytes` bytes.
+pub fn speeds(
+    state: &Community,
+    weights: WeightsId,
+    caller: NodeId,
+    row_bytes: u64,
+    now_ms: u64,
+) -> Speeds {
+    let community = observed(state, weights, now_ms);
+    let measured = state.measured(now_ms).filter(|(_, measured)| {
+        let mut models = measured.models.iter();
+        models.any(|model| model.weights == weights.0 && model.layer_us > 0)
+    });
+    let speed = |(node, _): (&NodeId, _)| {
+        let layer_us = u64::from(community.machine(*node)?.layer_us);
+        let (delay, wire) = community.way(caller, *node, row_bytes);
+        let hop_us = delay.saturating_add(wire).saturating_mul(2);
+        Some((*node, HostSpeed { layer_us, hop_us }))
+    };
+    measured.filter_map(speed).collect()
+}
 
 /// Cheapest route over the candidates that `takes` admits; `load` multiplies the time per layer. A
 /// host without measurements counts as slow and as far as the worst measured candidate. `None`

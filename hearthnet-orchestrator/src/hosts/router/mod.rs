@@ -2,7 +2,8 @@
 //!
 //! Pure: no clock, no network. [`pick`] filters the advertised candidates and covers the layers
 //! with spans of them, by a [`RoutePolicy`]:
-//! `greedy.rs` (the default), `planned.rs`, `petals_like.rs`.
+//! `greedy.rs` (the default), `planned.rs`, `petals_like.rs`. Speeds for the last two come from the
+//! members' measurements (`measured.rs`).
 //!
 //! # Worked example
 //! A model of 16 layers, shards `0-7`, `4-11`, `8-15`, all idle. The cursor
@@ -15,6 +16,7 @@ mod measured;
 mod petals_like;
 mod planned;
 mod policy;
+mod policy_name;
 mod request;
 
 use std::cmp::Reverse;
@@ -24,10 +26,11 @@ use std::hash::{BuildHasher as _, RandomState};
 use hearthnet_bus::NodeId;
 
 pub use self::greedy::Greedy;
-pub use self::measured::{HostSpeed, Speeds};
+pub use self::measured::{HostSpeed, Speeds, speeds};
 pub use self::petals_like::PetalsLike;
 pub use self::planned::Planned;
 pub use self::policy::{RoutePolicy, Usable};
+pub use self::policy_name::PolicyName;
 pub use self::request::{Candidate, RouteError, RouteRequest, Span};
 use crate::exact::Allowed;
 use crate::hosts::health::Standing;

@@ -15,10 +15,6 @@ pub struct PetalsLike<'a> {
 }
 
 impl RoutePolicy for PetalsLike<'_> {
-    fn name(&self) -> &'static str {
-        "petals_like"
-    }
-
     fn cover(
         &self,
         request: &RouteRequest<'_>,

@@ -16,10 +16,6 @@ pub struct Planned<'a> {
 }
 
 impl RoutePolicy for Planned<'_> {
-    fn name(&self) -> &'static str {
-        "planned"
-    }
-
     fn cover(
         &self,
         request: &RouteRequest<'_>,

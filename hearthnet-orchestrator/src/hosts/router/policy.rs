@@ -7,9 +7,6 @@ pub type Usable<'a> = (usize, &'a Candidate);
 
 /// Rule for covering layers with candidates that passed all tests of the request.
 pub trait RoutePolicy {
-    /// Name in the configuration and in traces.
-    fn name(&self) -> &'static str;
-
     /// Covers the layers of the request.
     ///
     /// # Errors

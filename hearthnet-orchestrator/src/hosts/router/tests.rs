@@ -526,16 +526,15 @@ fn without_measurements_all_policies_route_greedily() {
         shard("c", 8, 15, 0),
     ];
     let speeds = Speeds::new();
-    for policy in [
-        &Greedy as &dyn RoutePolicy,
-        &Planned { speeds: &speeds },
-        &PetalsLike { speeds: &speeds },
-    ] {
-        assert_eq!(
-            by(policy, &all),
-            [("a", 0, 7), ("c", 8, 15)],
-            "{}",
-            policy.name()
-        );
+    let (planned, petals_like) = (Planned { speeds: &speeds }, PetalsLike { speeds: &speeds });
+    let policies: [(&str, &dyn RoutePolicy); 3] = [
+        ("greedy", &Greedy),
+        ("planned", &planned),
+        ("petals_like", &petals_like),
+    ];
+    for (name, policy) in policies {
+        assert_eq!(by(policy, &all), [("a", 0, 7), ("c", 8, 15)], "{name}");
+        assert_eq!(name.parse::<PolicyName>().unwrap().as_str(), name);
     }
+    assert!("random".parse::<PolicyName>().is_err());
 }

@@ -69,9 +69,7 @@ pub fn predict(
     let mut memory = BTreeMap::from([(caller, model.caller_memory())]);
     for span in spans {
         let used = memory.entry(span.node).or_default();
-        for layer in span.layers.first..span.layers.end {
-            *used = used.saturating_add(model.layer_memory(layer));
-        }
+        *used = used.saturating_add(model.memory_of(span.layers));
     }
     let all = (0..model.layers()).map(|layer| model.layer_memory(layer));
     let whole = all.fold(model.head_bytes, u64::saturating_add);

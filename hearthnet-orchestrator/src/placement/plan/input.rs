@@ -62,6 +62,8 @@ pub struct Machine {
     pub node: NodeId,
     /// Memory for weights, keys and values.
     pub memory_bytes: u64,
+    /// True if the node may serve layers to others.
+    pub serves: bool,
     /// One row through one layer, batch 1; 0 if not measured.
     pub layer_us: u32,
     /// One of many rows through one layer; 0 if not measured.
@@ -133,8 +135,14 @@ impl Model {
         weights.unwrap_or(0).saturating_add(kv)
     }
 
+    /// Memory of the layers of a range.
+    pub fn memory_of(&self, layers: Layers) -> u64 {
+        let all = (layers.first..layers.end).map(|layer| self.layer_memory(layer));
+        all.fold(0, u64::saturating_add)
+    }
+
     /// Memory of a caller: head and private layers.
-    pub(super) fn caller_memory(&self) -> u64 {
+    pub fn caller_memory(&self) -> u64 {
         let hosted = self.hosted();
         let private = (0..self.layers()).filter(|&layer| !hosted.holds(layer));
         private.fold(self.head_bytes, |sum, layer| {
@@ -237,7 +245,7 @@ impl Community {
     }
 
     /// Delay of one way, and time of `bytes` on the wire. Zero between a node and itself.
-    pub(super) fn way(&self, caller: NodeId, host: NodeId, bytes: u64) -> (u64, u64) {
+    pub fn way(&self, caller: NodeId, host: NodeId, bytes: u64) -> (u64, u64) {
         if caller == host {
             return (0, 0);
         }
@@ -264,6 +272,9 @@ impl Community {
 
     /// Memory for hosted layers on `machine`.
     pub(super) fn free(&self, model: &Model, machine: &Machine) -> u64 {
+        if !machine.serves {
+            return 0;
+        }
         let own = if machine.chats {
             model.caller_memory()
         } else {

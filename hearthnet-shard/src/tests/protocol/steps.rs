@@ -20,6 +20,24 @@ fn rows_come_back_as_the_engine_made_them() {
 }
 
 #[test]
+fn rows_of_other_nodes_are_counted_in_each_layer_and_own_rows_are_not() {
+    let (mut host, mut caller) = with_streams(1);
+    caller.ask(&mut host, step(1, 0, &rows(3)));
+    let StreamOpen { lo, hi, .. } = open_for(1, 1, 256);
+    let given = 3 * u64::from(hi - lo + 1);
+    assert_eq!(host.stats().given_layer_rows, given);
+    let mut own = host.caller_as(CallerId {
+        node: owner(),
+        party: owner(),
+        session: SessionId::of_token(&[1]),
+    });
+    own.open(&mut host, 1);
+    own.ask(&mut host, step(1, 0, &rows(3)));
+    assert_eq!(host.stats().given_layer_rows, given);
+    assert_eq!(host.stats().steps, 2);
+}
+
+#[test]
 fn the_caller_gets_the_rows_that_it_wants_and_no_others() {
     let (mut host, mut caller) = with_streams(1);
     // Long enough to be cut into chunks.

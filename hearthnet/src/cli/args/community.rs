@@ -107,6 +107,9 @@ pub(crate) struct InviteArgs {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Only of `up`: a node starts here right after.
+    #[arg(skip)]
+    pub(crate) node_starts: bool,
 }
 
 #[derive(Debug, clap::Args)]

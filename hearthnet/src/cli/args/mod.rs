@@ -1,9 +1,12 @@
 //! Command-line arguments.
 
+mod bench;
 mod community;
 mod diagnose;
 mod engine;
+mod plan;
 mod private;
+mod pull;
 pub(crate) mod sampling;
 mod service;
 mod up;
@@ -17,12 +20,11 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use hearthnet_bus::NodeId;
-use hearthnet_engine::kernels::Isa;
-use hearthnet_files::Digest;
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::link::HostAddr;
 
+pub(crate) use bench::{BenchCommand, EngineArgs, MeshArgs};
 pub(crate) use community::{
     BackupArgs, CommunityCommand, CreateArgs, InviteArgs, JoinArgs, LeaveArgs, LevelArgs,
     LogCommand, PolicyArgs, RenewArgs, RestoreArgs, RevokeArgs, RunArgs,
@@ -31,7 +33,9 @@ pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use engine::{
     EngineCommand, EngineKind, HostEngineArgs, TorchArgs, parse_device, parse_dtype,
 };
+pub(crate) use plan::{PlanArgs, PlanFor};
 pub(crate) use private::PrivateArgs;
+pub(crate) use pull::PullArgs;
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use service::AnswerArgs;
 pub(crate) use up::UpArgs;
@@ -143,7 +147,10 @@ pub(crate) enum Command {
     Community(CommunityCommand),
     /// Run this node until stopped: in the community, for the layers it holds, and for programs here.
     Serve(RunArgs),
-    /// Print the address of this node's page.
+    /// Print the address of this node's page, and its link and QR code for phones.
+    ///
+    /// Phones reach the page if the node has a key (http.api_key_file) and listens beyond this
+    /// machine (http.listen). `hearthnet up --phone` sets both.
     Page {
         /// Open it in a browser.
         #[arg(long)]
@@ -166,6 +173,10 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show which node should hold which layers, and how fast answers would be.
+    ///
+    /// From what the nodes measured while `hearthnet up` or `serve` runs on them. Changes nothing.
+    Plan(PlanArgs),
     /// Show recent events of all reachable nodes in one timeline.
     Diagnose(DiagnoseArgs),
     /// Show, check or export the community's event log.
@@ -257,9 +268,10 @@ impl Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelCommand {
-    /// Fetch a model of the catalogue into the user's cache.
+    /// Fetch a model of the catalogue, or layers of an adopted one, into the user's cache.
     Pull {
-        /// Catalogue id, hf:OWNER/REPOSITORY/FILE.gguf, or an https address.
+        /// Catalogue id, hf:OWNER/REPOSITORY/FILE.gguf, or an https address; with --layers, the name
+        /// of an adopted model.
         #[arg(value_parser = model_ref())]
         model: ModelRef,
         #[command(flatten)]
@@ -339,19 +351,6 @@ pub(crate) enum ModelCommand {
         #[arg(long, short, value_name = "FILE")]
         output: PathBuf,
     },
-}
-
-#[derive(Debug, Default, clap::Args)]
-pub(crate) struct PullArgs {
-    /// Take the file from this path instead; it is checked like any other source.
-    #[arg(long, value_name = "FILE", value_parser = home_path(), conflicts_with_all = ["sha256", "force"])]
-    pub(crate) from: Option<PathBuf>,
-    /// SHA-256 of the whole file, for a model that no catalogue pins.
-    #[arg(long, value_name = "HEX")]
-    pub(crate) sha256: Option<Digest>,
-    /// Fetch it again even if it is here.
-    #[arg(long)]
-    pub(crate) force: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -466,89 +465,6 @@ pub(crate) struct DemoArgs {
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     /// Print one JSON object at the end instead of the text and the table.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum BenchCommand {
-    /// Tokens per second of prefill and decode.
-    Engine(EngineArgs),
-    /// Speed of one answer and of many over host processes, compared with this machine alone.
-    Mesh(MeshArgs),
-    /// Round trips and throughput between two processes on loopback, by size.
-    Transport {
-        /// Round trips per size.
-        #[arg(long, default_value_t = 2000)]
-        rounds: u32,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-        /// Run the echoing side (started by the command itself).
-        #[arg(long, hide = true, value_name = "NODEID")]
-        echo_for: Option<NodeId>,
-    },
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct EngineArgs {
-    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
-    pub(crate) model: Option<ModelRef>,
-    /// Thread counts to measure.
-    #[arg(long, value_delimiter = ',', default_value = "1,2")]
-    pub(crate) threads: Vec<usize>,
-    /// Tokens of prompt.
-    #[arg(long, value_delimiter = ',', default_value = "512")]
-    pub(crate) prefill: Vec<u32>,
-    /// Tokens to decode.
-    #[arg(long, default_value_t = 64)]
-    pub(crate) decode: u32,
-    /// Tokens that precede the measured ones.
-    #[arg(long, value_delimiter = ',', default_value = "0")]
-    pub(crate) depth: Vec<u32>,
-    /// Times to measure; the median is printed.
-    #[arg(long, default_value_t = 5)]
-    pub(crate) repetitions: u32,
-    /// Chats that decode at once, each number measured by itself.
-    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(crate) batch: Vec<u32>,
-    /// Instruction set of the exact engine's kernels: avx512, avxvnni, avx2 or portable. Default:
-    /// the best that this machine has. Results are identical with each.
-    #[arg(long)]
-    pub(crate) isa: Option<Isa>,
-    /// Engine that computes the layers. Embedding and logits always use the exact engine, as a
-    /// caller does.
-    #[arg(long, value_name = "ENGINE", value_enum, default_value_t = EngineKind::Exact)]
-    pub(crate) engine: EngineKind,
-    #[command(flatten)]
-    pub(crate) torch: TorchArgs,
-    /// Print JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct MeshArgs {
-    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
-    pub(crate) model: Option<ModelRef>,
-    /// Host processes, each with one thread, and with a core of its own if there are enough cores.
-    #[arg(long, default_value_t = 2)]
-    pub(crate) shards: u32,
-    /// Tokens of the long prompt.
-    #[arg(long, default_value_t = 512)]
-    pub(crate) prefill: u32,
-    /// Tokens of each answer, at most.
-    #[arg(long, default_value_t = 96)]
-    pub(crate) decode: u32,
-    /// Chats at the same time.
-    #[arg(long, default_value_t = 8)]
-    pub(crate) chats: usize,
-    #[command(flatten)]
-    pub(crate) private: PrivateArgs,
-    /// Times to measure; the median is printed.
-    #[arg(long, default_value_t = 5)]
-    pub(crate) repetitions: u32,
-    /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -30,6 +30,10 @@ pub(crate) struct UpArgs {
     /// http.listen, 127.0.0.1:7602].
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen)]
     pub(crate) http: Option<String>,
+    /// Open the page to phones in this network, with a key in its link and a QR code. Makes a key if
+    /// http.api_key_file names none.
+    #[arg(long, conflicts_with = "http")]
+    pub(crate) phone: bool,
     /// Do not open the page in a browser.
     #[arg(long)]
     pub(crate) no_open: bool,

@@ -241,7 +241,7 @@ pub(super) fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<
     }
     print(format!("{code}\n"))?;
     note(format!(
-        "anyone with this code becomes {wanted} in {:?}: {}, until {} ({}).\nThey type `hearthnet community join` and paste it.\n`hearthnet community invites` lists it as {}; `hearthnet community withdraw` takes it back.",
+        "anyone with this code becomes {wanted} in {:?}: {}, until {} ({}).\nThey run `hearthnet up` and paste it.\n`hearthnet community invites` lists it as {}; `hearthnet community withdraw` takes it back.",
         state.name,
         match args.uses {
             1 => "one node".to_owned(),
@@ -251,7 +251,7 @@ pub(super) fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<
         span(expires_ms.saturating_sub(now)),
         id.short(),
     ));
-    if !live {
+    if !live && !args.node_starts {
         note(
             "No node of the community runs here now. Start one before they join: \
              `hearthnet serve`, or `hearthnet shard serve`.",

@@ -1,17 +1,17 @@
 //! `hearthnet model adopt` and `hearthnet model drop`: which models the community runs together.
 
 use hearthnet_bus::invite::MAX_NAME_BYTES;
-use hearthnet_bus::log::{Adoption, Community};
+use hearthnet_bus::log::Adoption;
 use hearthnet_files::part::{Part, PartError, identity_of};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::{ModelEntry, Source};
 use serde_json::json;
 
-use crate::cli::{Failure, Progress, bytes, failure, note, print_result};
+use crate::cli::{Failure, Progress, bytes, note, print_result};
 use crate::commands::community::change::{change, is_anchor, signs_as_root};
 use crate::config::Context;
 use crate::home::Home;
-use crate::models::adopted::parts_dir;
+use crate::models::adopted::{find, parts_dir};
 use crate::models::catalogue::{catalogue, pin};
 use crate::models::find::resolve_or_pull;
 use crate::models::open_file::{changed, model_failure, open_file};
@@ -147,25 +147,4 @@ pub(super) fn drop_model(
     print_result(as_json, &found, || {
         format!("{:?} no longer runs {}\n", home.state().name, dropped.name)
     })
-}
-
-/// Adopted model by name, or by the first digits of its weights id.
-fn find(text: &str, state: &Community) -> Result<Adoption, Failure> {
-    let models = state.models();
-    let is_named = |model: &&Adoption| model.name == text;
-    let begins =
-        |model: &&Adoption| text.len() >= 6 && hex::encode(model.weights).starts_with(text);
-    let mut found: Vec<&Adoption> = models.iter().copied().filter(is_named).collect();
-    if found.is_empty() {
-        found = models.iter().copied().filter(begins).collect();
-    }
-    match found.as_slice() {
-        [model] => Ok((*model).clone()),
-        [] => Err(failure!(BadRequest, "{:?} has adopted no model {text:?}", state.name)
-            .code("model_unknown")
-            .hint("`hearthnet model list` shows the adopted models")),
-        _ => Err(failure!(BadRequest, "{text:?} names several adopted models")
-            .code("model_unknown")
-            .hint("name it by the first digits of its weights id, as `hearthnet model list` shows them")),
-    }
 }

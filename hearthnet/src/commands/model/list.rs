@@ -3,12 +3,15 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use hearthnet_bus::log::Community;
 use hearthnet_files::manifest::{FileState, Pinned, file_state};
 use hearthnet_files::{Digest, Gguf, TextId, WeightsId};
 use hearthnet_hub::catalogue::{Catalogue, ModelEntry, Shape};
 use serde::Serialize;
 
+use super::adopted;
 use crate::cli::{Failure, bytes, note, print, print_json, table};
+use crate::home::now_ms;
 use crate::models::local_files::{State, bytes_here, fetched, named, state};
 use crate::models::{Availability, Capacity, models_dir, other_text};
 
@@ -41,6 +44,14 @@ struct Row {
     runs_here: Option<bool>,
     /// Availability in the community, if this node is in one.
     community: Option<Availability>,
+}
+
+/// Row of the list as JSON.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Listed<'a> {
+    Adopted(&'a adopted::Row),
+    Row(&'a Row),
 }
 
 impl Row {
@@ -79,8 +90,15 @@ impl Row {
     }
 }
 
-pub(super) fn list(catalogue: &Catalogue, capacity: &Capacity, json: bool) -> Result<(), Failure> {
+/// `state` is that of this node's community, if it is in one.
+pub(super) fn list(
+    catalogue: &Catalogue,
+    capacity: &Capacity,
+    state: Option<&Community>,
+    json: bool,
+) -> Result<(), Failure> {
     let models = models_dir()?;
+    let adopted = state.map_or_else(Vec::new, |state| adopted::rows(state, now_ms()));
     let known: Vec<Row> = catalogue
         .models()
         .map(|entry| {
@@ -97,9 +115,13 @@ pub(super) fn list(catalogue: &Catalogue, capacity: &Capacity, json: bool) -> Re
         .map(|path| Row::of(named(&path, &models), path, None, capacity))
         .collect();
     if json {
-        return print_json(&known.iter().chain(&fetched).collect::<Vec<_>>());
+        let rows = known.iter().chain(&fetched).map(Listed::Row);
+        let adopted = adopted.iter().map(Listed::Adopted);
+        return print_json(&adopted.chain(rows).collect::<Vec<_>>());
     }
-    print(listing(&known, &fetched, capacity))?;
+    let name = state.map_or("", |state| &state.name);
+    let adopted = adopted::listing(name, &adopted);
+    print(adopted + &listing(&known, &fetched, capacity))?;
     for row in known.iter().chain(&fetched) {
         if !row.other_text.is_empty() {
             note(other_text(&row.model, &row.other_text));

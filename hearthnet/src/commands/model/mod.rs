@@ -1,7 +1,9 @@
 //! `hearthnet model`: pulls, lists, inspects, verifies and converts models.
 
 pub(super) mod adopt;
+mod adopted;
 mod list;
+mod part;
 mod remove;
 mod verify;
 
@@ -18,6 +20,8 @@ use serde::Serialize;
 use crate::cli::args::ModelCommand;
 use crate::cli::{Failure, Kind, Progress, cancel_on_interrupt, failure, print, print_result};
 use crate::config::Context;
+use crate::models::adopted::named;
+use crate::models::capacity::community;
 use crate::models::catalogue::catalogue;
 use crate::models::open_file::open_file;
 use crate::models::{Capacity, import, pull_model, resolve, weight_type};
@@ -26,23 +30,36 @@ use crate::node::open_home;
 pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
     match command {
         ModelCommand::Pull { model, options } => {
+            if let Some(layers) = options.layers {
+                return part::pull(&model, layers, cx);
+            }
             let path = pull_model(&cx.global, &catalogue(&cx.global)?, &model, options)?;
             print(format!("{}\n", path.display()))
         }
-        ModelCommand::List { json } => list::list(&catalogue(&cx.global)?, &Capacity::of(cx), json),
+        ModelCommand::List { json } => {
+            let state = community(&cx.global).map(|home| home.state());
+            let (catalogue, capacity) = (catalogue(&cx.global)?, Capacity::of(cx));
+            list::list(&catalogue, &capacity, state.as_deref(), json)
+        }
         ModelCommand::Adopt { model, json } => adopt::run(&model, &open_home(cx)?, cx, json),
         ModelCommand::Drop { model, json } => adopt::drop_model(&model, &open_home(cx)?, cx, json),
-        ModelCommand::Rm { model, yes } => remove::remove(&catalogue(&cx.global)?, &model, yes),
+        ModelCommand::Rm { model, yes } => match named(&cx.global, &model) {
+            Some(adopted) => part::remove(&adopted, cx, yes),
+            None => remove::remove(&catalogue(&cx.global)?, &model, yes),
+        },
         ModelCommand::Verify {
             model,
             accept,
             json,
-        } => verify::verify(
-            &catalogue(&cx.global)?,
-            &resolve(&cx.global, &model)?.path,
-            accept,
-            json,
-        ),
+        } => match named(&cx.global, &model) {
+            Some(adopted) => part::verify(&adopted, accept, json),
+            None => verify::verify(
+                &catalogue(&cx.global)?,
+                &resolve(&cx.global, &model)?.path,
+                accept,
+                json,
+            ),
+        },
         ModelCommand::Inspect { model, json } => {
             let resolved = resolve(&cx.global, &model)?;
             let file = match open_model(&resolved.path) {

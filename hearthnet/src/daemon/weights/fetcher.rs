@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use hearthnet_bus::log::Adoption;
+use hearthnet_bus::node::Node;
 use hearthnet_files::part::Part;
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::parts::{
@@ -16,7 +17,7 @@ use hearthnet_hub::pull::PullOptions;
 use tokio::runtime::Handle;
 
 use super::neighbour::Neighbour;
-use crate::cli::{Failure, bytes, failure, note};
+use crate::cli::{self, Failure, bytes, failure, note};
 use crate::home::{Home, now_ms};
 use crate::models::adopted::{identity, parts_dir};
 use crate::node::{DaemonNode, Download};
@@ -29,9 +30,20 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// Fetches pieces of one model. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Fetcher {
-    pub(super) home: Home,
-    pub(super) node: Arc<DaemonNode>,
-    pub(super) model: Arc<Adoption>,
+    pub(crate) home: Home,
+    pub(crate) node: Node,
+    /// Daemon that shows the download and waits for sources. `None` in a command, which fails
+    /// without them.
+    pub(crate) daemon: Option<Arc<DaemonNode>>,
+    pub(crate) model: Arc<Adoption>,
+}
+
+/// Whether the same fetch may succeed later.
+fn may_pass(error: &FetchError) -> bool {
+    matches!(
+        error,
+        FetchError::NoSource { .. } | FetchError::NoObject { .. } | FetchError::DiskFull { .. }
+    )
 }
 
 /// Stops a fetch when the future that waits for it is dropped.
@@ -45,8 +57,8 @@ impl Drop for StopOnDrop {
 
 impl Fetcher {
     /// Opens the part of this model; fetches head, manifest and piece list if there is none yet.
-    /// Waits until a source has them.
-    pub(super) async fn part(&self) -> Result<Arc<Part>, Failure> {
+    /// A daemon waits until a source has them.
+    pub(crate) async fn part(&self) -> Result<Arc<Part>, Failure> {
         let (parts, identity) = (parts_dir()?, identity(&self.model));
         let part = self
             .until_done(move |sources, stop, news| {
@@ -56,7 +68,8 @@ impl Fetcher {
         Ok(Arc::new(part))
     }
 
-    /// Fetches the pieces of a part that are wanted and missing. Waits until sources have them.
+    /// Fetches the pieces of a part that are wanted and missing. A daemon waits until sources
+    /// have them.
     pub(crate) async fn fetch(
         &self,
         part: &Arc<Part>,
@@ -68,11 +81,17 @@ impl Fetcher {
         }
         let name = self.model.name.clone();
         note(format!("fetching {} of {name}", bytes(missing)));
-        let told = self.node.download(Download {
-            name: name.clone(),
-            done: 0,
-            total: missing,
+        let told = self.daemon.as_ref().map(|daemon| {
+            daemon.download(Download {
+                name: name.clone(),
+                done: 0,
+                total: missing,
+            })
         });
+        let bar = self
+            .daemon
+            .is_none()
+            .then(|| cli::Progress::new("fetching"));
         let (part, seed) = (Arc::clone(part), self.seed());
         let report = self
             .until_done(move |sources, stop, news| {
@@ -83,7 +102,13 @@ impl Fetcher {
                 let tell = |progress: Progress<'_>| {
                     if let Progress::Bytes { done, total } = progress {
                         // An earlier attempt may have fetched some.
-                        told.set(missing.saturating_sub(total - done));
+                        let done = missing.saturating_sub(total - done);
+                        if let Some(told) = &told {
+                            told.set(done);
+                        }
+                        if let Some(bar) = &bar {
+                            bar.set(done, missing);
+                        }
                     }
                     news(progress);
                 };
@@ -144,7 +169,7 @@ impl Fetcher {
         let work = Arc::new(work);
         // The first attempt may come before this node is linked with its neighbours.
         let (mut said, mut attempts) = (String::new(), 0);
-        let mut links = self.node.node.changes();
+        let mut links = self.node.changes();
         loop {
             let sources = self.sources().await;
             let (work, stop) = (Arc::clone(&work), Arc::clone(&stop));
@@ -157,11 +182,7 @@ impl Fetcher {
             });
             let why = match done.await.map_err(Failure::internal)? {
                 Ok(done) => return Ok(done),
-                Err(
-                    error @ (FetchError::NoSource { .. }
-                    | FetchError::NoObject { .. }
-                    | FetchError::DiskFull { .. }),
-                ) => error.to_string(),
+                Err(error) if self.daemon.is_some() && may_pass(&error) => error.to_string(),
                 Err(error) => {
                     return Err(failure!(Model, "{}: {error}", self.model.name).code(error.code()));
                 }
@@ -178,7 +199,7 @@ impl Fetcher {
 
     /// Members that can be reached, and the hub.
     async fn sources(&self) -> Vec<Arc<dyn PieceSource>> {
-        let (node, state) = (&self.node.node, self.home.state());
+        let (node, state) = (&self.node, self.home.state());
         let peers = node.peers().into_iter();
         let peers = peers.filter(|peer| peer.level.is_some() && peer.link.is_some());
         let reached = join_all(peers.map(|peer| async move {

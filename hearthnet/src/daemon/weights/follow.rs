@@ -145,7 +145,8 @@ impl Follower {
     fn fetcher(&self, model: Arc<Adoption>) -> Fetcher {
         Fetcher {
             home: self.home.clone(),
-            node: Arc::clone(&self.node),
+            node: self.node.node.clone(),
+            daemon: Some(Arc::clone(&self.node)),
             model,
         }
     }

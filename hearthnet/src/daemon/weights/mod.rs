@@ -13,6 +13,6 @@ mod follow;
 mod neighbour;
 mod store;
 
-pub(super) use self::fetcher::Fetcher;
+pub(crate) use self::fetcher::Fetcher;
 pub(super) use self::follow::Follower;
 pub(super) use self::store::Parts;

@@ -122,6 +122,17 @@ impl HostEngine {
     }
 }
 
+/// Error if the memory for weights is too small for a layer of a model.
+pub(crate) fn no_layer_fits(model: &str, layer_bytes: Option<u64>, config: &Config) -> Failure {
+    failure!(
+        Host,
+        "not one layer of {model} ({} each) fits into the memory for weights ({})",
+        bytes(layer_bytes.unwrap_or_default()),
+        bytes(weights_budget(config)),
+    )
+    .hint("manners.memory_percent, or research.distributed_inference.host.memory_budget_mb, sets this memory")
+}
+
 /// Checks that explicitly named layers fit into `memory_budget_mb`. Without a setting there is no
 /// limit.
 pub(crate) fn named_layers_fit(

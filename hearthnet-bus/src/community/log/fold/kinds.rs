@@ -129,6 +129,7 @@ impl Fold {
                             since_ms: event.time_ms,
                             invite: None,
                             by: None,
+                            gave: None,
                         },
                     );
                 }
@@ -234,6 +235,7 @@ impl Fold {
                         since_ms: event.time_ms,
                         invite: Some(request.invite),
                         by: (*level <= Level::Member).then_some(by),
+                        gave: None,
                     },
                 );
             }
@@ -286,6 +288,15 @@ impl Fold {
                 at_least(ANCHOR)?;
                 let dropped = self.state.models.remove(&ByteArray::new(*weights));
                 dropped.ok_or(NoEffect::ModelNotAdopted)?;
+            }
+            Body::NodeGave(gave) => {
+                let member = self.state.members.get_mut(&event.author);
+                let member = member.ok_or(NoEffect::NotMember(event.author))?;
+                let before = member.gave.as_ref();
+                if !gave.follows(before, member.since_ms, event.time_ms) {
+                    return Err(NoEffect::GaveNothingNew(event.author));
+                }
+                member.gave = Some(*gave);
             }
             Body::Revoked { .. }
             | Body::LevelChanged { .. }

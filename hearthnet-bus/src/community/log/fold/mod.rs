@@ -58,7 +58,7 @@ pub const MAX_MODELS: usize = 16;
 
 /// Version of the effects of kinds. It rises when a kind gets an effect, because snapshots of older
 /// programs lack the effects of such events.
-const RULES: u32 = 1;
+const RULES: u32 = 2;
 
 /// Maximum number of repetitions of step 3. Each reads all events.
 const MAX_REPEATS: u8 = 3;

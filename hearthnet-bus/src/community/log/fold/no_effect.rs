@@ -61,6 +61,10 @@ pub enum NoEffect {
     TooManyModels,
     #[error("the community has not adopted this model")]
     ModelNotAdopted,
+    /// Counters of what a member gave fall or stay, do not fit into their days, or are of a day that
+    /// was counted before or has not come.
+    #[error("the counters of what {0} gave do not continue its earlier ones")]
+    GaveNothingNew(NodeId),
     /// The kind has no effect on the durable state.
     #[error("this kind of event does not change the community")]
     Nothing,

@@ -2,6 +2,7 @@
 
 mod attacks;
 mod disk;
+mod gave;
 mod models;
 mod month;
 mod order;
@@ -311,6 +312,16 @@ fn dropped(n: u8) -> Body {
     Body::ModelDropped { weights: [n; 32] }
 }
 
+/// Counters at the end of the day that began `after` days after [`NOW`].
+fn gave(after: u64) -> Gave {
+    Gave {
+        day: NOW / DAY + after,
+        tokens: 1000 * after,
+        minutes: 60 * after,
+        weights_bytes: 5000 * after,
+    }
+}
+
 fn named(name: &str) -> Body {
     Body::Named { name: name.into() }
 }
@@ -416,9 +427,18 @@ fn the_example_of_the_specification_is_what_this_code_makes() {
     });
     let body = adoption.encode().unwrap();
     log.append(&key(2), adoption, time_ms).unwrap();
-    assert_eq!(blocks, [hex(&raw), hex(&heads), hex(&body)]);
     let adopted = log.state().state_hash();
-    for hash in [EventHash::of(&raw).unwrap().0, first, adopted] {
+    let gave = Body::NodeGave(Gave {
+        day: day_of(time_ms),
+        tokens: 700,
+        minutes: 1440,
+        weights_bytes: 5_000_000_000,
+    });
+    let given = gave.encode().unwrap();
+    log.append(&key(2), gave, time_ms).unwrap();
+    assert_eq!(blocks, [hex(&raw), hex(&heads), hex(&body), hex(&given)]);
+    let gave = log.state().state_hash();
+    for hash in [EventHash::of(&raw).unwrap().0, first, adopted, gave] {
         assert!(spec.contains(&hex(&hash)), "{}", hex(&hash));
     }
 }

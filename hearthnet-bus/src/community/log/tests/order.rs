@@ -27,7 +27,7 @@ fn level() -> impl Strategy<Value = Level> {
 fn step() -> impl Strategy<Value = Step> {
     (
         0..6u8,
-        0..12u8,
+        0..13u8,
         1..6u8,
         level(),
         0..5u64,
@@ -67,6 +67,11 @@ fn body(step: &Step) -> Body {
             ..adoption(invite)
         }),
         11 => dropped(invite),
+        12 => Body::NodeGave(Gave {
+            day: NOW / DAY - 1 + step.gap.min(2),
+            minutes: step.number,
+            ..gave(step.number)
+        }),
         _ => Body::InviteWithdrawn {
             invite: key(invite).id(),
             // No list, an empty one, or some nodes that may have joined by the invite.

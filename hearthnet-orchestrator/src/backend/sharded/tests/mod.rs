@@ -24,6 +24,7 @@ use crate::backend::tests::run_rows;
 use crate::exact::{Arithmetics, Exact};
 use crate::hosts::health::{FailureKind, ShardHealth, Standing};
 use crate::hosts::link::{HostAddr, HostLink};
+use crate::hosts::router::PolicyName;
 use crate::hosts::{Choice, HostPool, Search};
 use crate::tests::{descriptor, layer, node};
 
@@ -463,6 +464,7 @@ impl Stage {
             own_id: node("nobody"),
             allow_self: false,
             exact: self.exact,
+            policy: PolicyName::default(),
             health: self.health.clone(),
         }
     }
@@ -1095,6 +1097,7 @@ impl Backend for Here {
             layers: (0, 3),
             memory_mb: 0,
             arithmetic: ARITHMETIC.into(),
+            policy: "".into(),
         }]
     }
 }

@@ -33,6 +33,7 @@ pub(super) fn machine(n: usize, layers: u64, layer_us: u32) -> Machine {
     Machine {
         node: node(n),
         memory_bytes: layers * 100 * MIB,
+        serves: true,
         layer_us,
         prefill_row_us: layer_us / 4 + 1,
         head_us: 2_000,

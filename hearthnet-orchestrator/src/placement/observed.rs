@@ -1,0 +1,134 @@
+//! Input of the planner from the log: measurements, served layers and rights of the members.
+
+use std::collections::BTreeMap;
+
+use hearthnet_bus::NodeId;
+use hearthnet_bus::log::{self, Advert, Level, Measured};
+use hearthnet_files::WeightsId;
+
+use super::plan::{Community, Layers, Link, Machine};
+
+/// Time since a node was last unreachable, in seconds. The log does not tell it, and an announced
+/// node was reachable within the last two minutes.
+const PRESENT_S: u32 = 120;
+
+/// Members with unexpired measurements, as the planner sees them for the model `weights`.
+pub fn observed(state: &log::Community, weights: WeightsId, now_ms: u64) -> Community {
+    let text = weights.to_string();
+    let mut served: BTreeMap<NodeId, &Advert> = BTreeMap::new();
+    for advert in state.shards(now_ms) {
+        if advert.descriptor.weights_sha256 != text {
+            continue;
+        }
+        // A host may still advertise a range that it has left; the larger range counts.
+        let kept = served.entry(advert.author).or_insert(advert);
+        if length(advert) > length(kept) {
+            *kept = advert;
+        }
+    }
+    let busy = |node: &NodeId| {
+        let mut own = state.shards(now_ms).filter(|advert| advert.author == *node);
+        own.any(|advert| advert.descriptor.queue_depth > 0)
+    };
+    let machine = |(node, measured): (&NodeId, &Measured)| {
+        let mut models = measured.models.iter();
+        let speed = models.find(|model| model.weights == weights.0);
+        let range = served.get(node).map(|advert| advert.descriptor.layer_range);
+        Machine {
+            node: *node,
+            memory_bytes: measured.memory_bytes,
+            serves: state.level(node) >= Some(Level::Trusted),
+            layer_us: speed.map_or(0, |model| model.layer_us),
+            prefill_row_us: speed.map_or(0, |model| model.prefill_row_us),
+            head_us: speed.map_or(0, |model| model.head_us),
+            online_permille: measured.online_permille,
+            present_s: PRESENT_S,
+            // Only callers load the head.
+            chats: speed.is_some_and(|model| model.head_us > 0),
+            is_answering: busy(node),
+            holds: range.map(|(lo, hi)| Layers::new(lo, hi.saturating_add(1))),
+        }
+    };
+    let links = state.measured(now_ms).flat_map(|(node, measured)| {
+        let links = measured.links.iter();
+        links.map(|link| {
+            let measured = Link {
+                delay_us: link.delay_us,
+                kbit_s: link.kbit_s,
+            };
+            ((*node, link.node), measured)
+        })
+    });
+    Community::new(state.measured(now_ms).map(machine), links)
+}
+
+fn length(advert: &Advert) -> u32 {
+    let (lo, hi) = advert.descriptor.layer_range;
+    hi.saturating_sub(lo)
+}
+
+#[cfg(test)]
+mod tests {
+    use hearthnet_bus::log::{Body, LinkSpeed, ModelSpeed};
+    use hearthnet_bus::testing::{self, Home, id, key};
+    use hearthnet_bus::{Descriptor, now_ms};
+
+    use super::*;
+
+    const WEIGHTS: WeightsId = WeightsId([7; 32]);
+
+    fn measured(layer_us: u32, peer: u8) -> Measured {
+        Measured {
+            links: vec![LinkSpeed {
+                node: id(peer),
+                kbit_s: 0,
+                delay_us: 250,
+            }],
+            models: vec![ModelSpeed {
+                head_us: 900,
+                weights: WEIGHTS.0,
+                layer_us,
+                prefill_row_us: 80,
+            }],
+            memory_bytes: 5 << 30,
+            online_permille: 700,
+        }
+    }
+
+    #[test]
+    fn measurements_and_advertisements_become_machines_and_links() {
+        let home = Home::founded(key(1), true);
+        home.append(Body::NodeMeasured(measured(400, 2)));
+        let advert = Descriptor {
+            weights_sha256: WEIGHTS.to_string(),
+            queue_depth: 1,
+            ..testing::descriptor(id(1))
+        };
+        home.append(Body::ShardAdvertised(Box::new(advert)));
+        let now = now_ms();
+        let found = observed(&home.log.state(), WEIGHTS, now);
+        let machine = found.machine(id(1)).unwrap();
+        assert_eq!(machine.memory_bytes, 5 << 30);
+        assert_eq!((machine.layer_us, machine.head_us), (400, 900));
+        assert_eq!(machine.holds, Some(Layers::new(0, 8)));
+        assert!(machine.chats && machine.is_answering);
+        assert_eq!(found.way(id(2), id(1), 0), (250, 0));
+        // Of another model, neither speeds nor layers are known.
+        let other = observed(&home.log.state(), WeightsId([8; 32]), now);
+        let machine = other.machine(id(1)).unwrap();
+        assert_eq!((machine.head_us, machine.holds), (0, None));
+        assert!(!machine.chats);
+    }
+
+    #[test]
+    fn a_member_without_the_right_to_serve_is_no_host() {
+        let home = Home::founded(key(1), true);
+        home.admit(id(2), Level::Member);
+        let now = now_ms();
+        let body = Body::NodeMeasured(measured(400, 1));
+        home.log.append(&key(2), body, now).unwrap();
+        let found = observed(&home.log.state(), WEIGHTS, now_ms());
+        let machine = found.machine(id(2)).unwrap();
+        assert_eq!((machine.serves, machine.layer_us), (false, 400));
+    }
+}

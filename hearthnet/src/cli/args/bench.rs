@@ -1,0 +1,93 @@
+//! Arguments of `hearthnet bench`.
+
+use clap::Subcommand;
+use hearthnet_bus::NodeId;
+use hearthnet_engine::kernels::Isa;
+use hearthnet_hub::ModelRef;
+
+use super::engine::{EngineKind, TorchArgs};
+use super::private::PrivateArgs;
+use super::values::{MODEL_OR_DEFAULT, model_ref};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Tokens per second of prefill and decode.
+    Engine(EngineArgs),
+    /// Speed of one answer and of many over host processes, compared with this machine alone.
+    Mesh(MeshArgs),
+    /// Round trips and throughput between two processes on loopback, by size.
+    Transport {
+        /// Round trips per size.
+        #[arg(long, default_value_t = 2000)]
+        rounds: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+        /// Run the echoing side (started by the command itself).
+        #[arg(long, hide = true, value_name = "NODEID")]
+        echo_for: Option<NodeId>,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct EngineArgs {
+    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
+    pub(crate) model: Option<ModelRef>,
+    /// Thread counts to measure.
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    pub(crate) threads: Vec<usize>,
+    /// Tokens of prompt.
+    #[arg(long, value_delimiter = ',', default_value = "512")]
+    pub(crate) prefill: Vec<u32>,
+    /// Tokens to decode.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) decode: u32,
+    /// Tokens that precede the measured ones.
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    pub(crate) depth: Vec<u32>,
+    /// Times to measure; the median is printed.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) repetitions: u32,
+    /// Chats that decode at once, each number measured by itself.
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) batch: Vec<u32>,
+    /// Instruction set of the exact engine's kernels: avx512, avxvnni, avx2 or portable. Default:
+    /// the best that this machine has. Results are identical with each.
+    #[arg(long)]
+    pub(crate) isa: Option<Isa>,
+    /// Engine that computes the layers. Embedding and logits always use the exact engine, as a
+    /// caller does.
+    #[arg(long, value_name = "ENGINE", value_enum, default_value_t = EngineKind::Exact)]
+    pub(crate) engine: EngineKind,
+    #[command(flatten)]
+    pub(crate) torch: TorchArgs,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct MeshArgs {
+    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
+    pub(crate) model: Option<ModelRef>,
+    /// Host processes, each with one thread, and with a core of its own if there are enough cores.
+    #[arg(long, default_value_t = 2)]
+    pub(crate) shards: u32,
+    /// Tokens of the long prompt.
+    #[arg(long, default_value_t = 512)]
+    pub(crate) prefill: u32,
+    /// Tokens of each answer, at most.
+    #[arg(long, default_value_t = 96)]
+    pub(crate) decode: u32,
+    /// Chats at the same time.
+    #[arg(long, default_value_t = 8)]
+    pub(crate) chats: usize,
+    #[command(flatten)]
+    pub(crate) private: PrivateArgs,
+    /// Times to measure; the median is printed.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) repetitions: u32,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

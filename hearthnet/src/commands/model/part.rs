@@ -1,0 +1,225 @@
+//! Parts of adopted models: `hearthnet model pull --layers`, and `verify` and `rm` of a part.
+
+use std::fs;
+use std::sync::Arc;
+
+use hearthnet_bus::log::Adoption;
+use hearthnet_bus::node::Node;
+use hearthnet_files::WeightsId;
+use hearthnet_files::part::{Part, PartError};
+use hearthnet_hub::ModelRef;
+use hearthnet_orchestrator::coverage::held_by_others;
+use hearthnet_orchestrator::placement::{choose, room, runs_text};
+use serde_json::json;
+
+use crate::cli::args::{HostEngineArgs, Layers};
+use crate::cli::{
+    Failure, Kind, Progress, Stop, ask, block_on, bytes, failure, note, print, print_result,
+};
+use crate::config::Context;
+use crate::daemon::weights::Fetcher;
+use crate::home::{Home, Lock, now_ms};
+use crate::hosting::host_engine::{HostEngine, no_layer_fits};
+use crate::models::adopted::{find, held_layers, identity, part_folder};
+use crate::models::open_file::model_failure;
+use crate::node::{open_home, sync_log, transient};
+
+/// Fetches layers of an adopted model, with a node for the duration of the command.
+pub(super) fn pull(model: &ModelRef, layers: Layers, cx: &Context) -> Result<(), Failure> {
+    let home = open_home(cx)?;
+    home.level()?;
+    if Lock::is_held(&home.dir) {
+        return Err(failure!(
+            Host,
+            "a node runs on this machine: it fetches the layers that it serves itself"
+        )
+        .code("node_runs")
+        .hint("`hearthnet status` shows them; to fetch others, stop it first"));
+    }
+    let (path, fetched) = block_on(async {
+        let stop = Stop::listen(false)?;
+        let node = transient::start(&home, &cx.config).await?;
+        let fetched = tokio::select! {
+            fetched = fetch(&home, &node, model, layers, cx) => fetched,
+            () = stop.asked() => {
+                let why = Failure::new(Kind::Interrupted, "stopped; the fetched pieces stay");
+                Err(why.hint("the same command fetches the others"))
+            }
+        };
+        node.shutdown().await;
+        fetched
+    })?;
+    note(format!("layers {fetched} of {model} are on this machine"));
+    print(format!("{path}\n"))
+}
+
+/// Returns the path of the part, and the layers.
+async fn fetch(
+    home: &Home,
+    node: &Node,
+    model: &ModelRef,
+    layers: Layers,
+    cx: &Context,
+) -> Result<(String, String), Failure> {
+    sync_log(node, home).await;
+    let fetcher = Fetcher {
+        home: home.clone(),
+        node: node.clone(),
+        daemon: None,
+        model: Arc::new(find(&model.to_string(), &home.state())?),
+    };
+    let part = fetcher.part().await?;
+    let (lo, hi) = match layers {
+        Layers::Range(lo, hi) if hi >= fetcher.model.layers => {
+            let last = fetcher.model.layers.saturating_sub(1);
+            return Err(failure!(
+                BadRequest,
+                "layers {lo}-{hi} do not exist: {model} has layers 0-{last}"
+            )
+            .hint("--layers auto chooses what the community lacks"));
+        }
+        Layers::Range(lo, hi) => (lo, hi),
+        Layers::Auto => chosen(home, &fetcher.model, &part, cx)?,
+    };
+    let wanted = part.table().of_layers(lo, hi);
+    fetcher.fetch(&part, wanted).await?;
+    let path = part.path().display().to_string();
+    Ok((path, runs_text(&[(lo, hi)])))
+}
+
+/// Layers that this node would serve.
+fn chosen(
+    home: &Home,
+    model: &Adoption,
+    part: &Arc<Part>,
+    cx: &Context,
+) -> Result<(u32, u32), Failure> {
+    let file = part.model_file();
+    let file = file.map_err(|e| model_failure(&part.path(), e))?;
+    let engine = HostEngine::of(&HostEngineArgs::default(), &cx.config)?;
+    let each = engine.layer_bytes(&file)?;
+    let room = room(engine.auto_budget(&file, &cx.config)?, &each);
+    let (state, own) = (home.state(), home.key.id());
+    let weights = WeightsId(model.weights).to_string();
+    let others = held_by_others(state.shards(now_ms()), own, &weights, model.layers);
+    choose(model.layers, room, &others)
+        .ok_or_else(|| no_layer_fits(&model.name, each.first().copied(), &cx.config))
+}
+
+/// Reads all pieces that are held, and compares them with the adoption.
+pub(super) fn verify(model: &Adoption, accept: bool, as_json: bool) -> Result<(), Failure> {
+    let name = &model.name;
+    if accept {
+        return Err(failure!(
+            BadRequest,
+            "{name} is adopted by the community, so its file cannot be another one"
+        )
+        .hint("an anchor adopts another file with `hearthnet model adopt`"));
+    }
+    let folder = part_folder(model).ok_or_else(|| not_here(model))?;
+    let part = Part::open_reading(&folder).map_err(|e| unusable(&folder.display(), &e))?;
+    if *part.identity() != identity(model) {
+        return Err(unusable(
+            &folder.display(),
+            &"this is a part of another file than the adopted one",
+        ));
+    }
+    let claimed = part.held();
+    let all = part.table().bytes(&claimed);
+    let read = Progress::during("reading the part", |set| {
+        let mut done = 0;
+        let mut damaged = 0_u32;
+        for index in claimed.iter().cloned().flatten() {
+            match part.read(index)? {
+                Some(piece) => done += piece.len() as u64,
+                None => damaged += 1,
+            }
+            set(done, all);
+        }
+        Ok::<_, std::io::Error>(damaged)
+    });
+    let damaged = read.map_err(|e| Failure::file("read", &part.path(), &e))?;
+    let held = part.held();
+    let count: u32 = held.iter().map(ExactSizeIterator::len).map(to_u32).sum();
+    let (path, pieces) = (part.path().display().to_string(), part.table().len());
+    let (size, layers) = (part.table().bytes(&held), held_layers(&part, model.layers));
+    let found = json!({
+        "path": path,
+        "weights": part.identity().weights,
+        "compared_with": "adopted_model",
+        "pieces": pieces,
+        "pieces_held": count,
+        "pieces_damaged": damaged,
+        "bytes": size,
+        "model_bytes": model.file_bytes,
+        "layers_held": layers,
+    });
+    if damaged > 0 {
+        return Err(failure!(
+            Model,
+            "{damaged} pieces of {name} were damaged on the disk and are given up; {count} of {pieces} are good"
+        )
+        .code("model_changed")
+        .hint("`hearthnet up`, or `hearthnet model pull` with --layers, fetches them again")
+        .beside(found));
+    }
+    print_result(as_json, &found, || {
+        format!(
+            "{path}\n  pieces   {count} of {pieces} are here and were read: they match the adopted model\n  \
+             bytes    {} of {}\n  layers   {}\n  weights  {}\n",
+            bytes(size),
+            bytes(model.file_bytes),
+            match layers.as_slice() {
+                [] => "none is whole".to_owned(),
+                whole => runs_text(whole),
+            },
+            part.identity().weights,
+        )
+    })
+}
+
+fn to_u32(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// Removes the part of an adopted model from this machine.
+pub(super) fn remove(model: &Adoption, cx: &Context, yes: bool) -> Result<(), Failure> {
+    let name = &model.name;
+    let dir = cx.global.dir()?;
+    let folder = part_folder(model).ok_or_else(|| not_here(model))?;
+    if Lock::is_held(&dir) {
+        return Err(failure!(
+            Host,
+            "the node that runs on this machine uses its part of {name}"
+        )
+        .code("node_runs")
+        .hint(format!(
+            "stop it first; an anchor drops the model for all homes with `hearthnet model drop {name}`"
+        )));
+    }
+    let part = match Part::open(&folder) {
+        Err(error @ PartError::InUse(_)) => return Err(unusable(&name, &error)),
+        opened => opened.ok(),
+    };
+    let size = bytes(part.as_ref().map_or(0, Part::disk_bytes));
+    let question = format!("Remove this machine's part of {name} ({size})?");
+    if !yes && !ask(&question, None)? {
+        return Err(Failure::new(Kind::Interrupted, "nothing was removed"));
+    }
+    // Locked until the folder is gone, so that no other process fetches into it.
+    fs::remove_dir_all(&folder).map_err(|e| Failure::file("remove", &folder, &e))?;
+    drop(part);
+    note(format!("removed {} ({size})", folder.display()));
+    note("the community has adopted the model: `hearthnet up` fetches a part of it again");
+    Ok(())
+}
+
+fn not_here(model: &Adoption) -> Failure {
+    failure!(Model, "no part of {} is on this machine", model.name)
+        .hint("`hearthnet model list` shows what is")
+}
+
+fn unusable(what: &dyn std::fmt::Display, error: &dyn std::fmt::Display) -> Failure {
+    failure!(Model, "{what}: {error}")
+        .hint("`hearthnet model rm` removes a part; `hearthnet up` fetches it again")
+}

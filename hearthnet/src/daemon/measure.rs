@@ -1,0 +1,337 @@
+//! Measures this node and announces it to members (`node.measured`), for plans and routes.
+//!
+//! | number | source |
+//! |---|---|
+//! | memory | what `[manners]` and the settings of hosts give, and what is held |
+//! | share of the time online | hours in which the daemon ran (`home/online.rs`) |
+//! | time per layer | the host's own turns, else a benchmark of held layers |
+//! | time per prefill row | that benchmark |
+//! | time of the head | three rows through it |
+//! | delay of a link | this node's chats over the host |
+//!
+//! Benchmarks run while nobody is answered. Those of layers are kept in the data directory.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::log::{
+    Body, LinkSpeed, MAX_LINK_SPEEDS, MAX_MODEL_SPEEDS, Measured, ModelSpeed,
+};
+use hearthnet_engine::EngineOptions;
+use hearthnet_engine::bench::time_layers;
+use hearthnet_files::{ModelFile, WeightsId};
+use hearthnet_orchestrator::Service;
+use hearthnet_orchestrator::service::ServedModel;
+use hearthnet_platform::machine::stand_back;
+use hearthnet_platform::regular_file;
+use hearthnet_platform::whole_file::{self, Access};
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+
+use super::layers::LayerHost;
+use super::news::is_news;
+use crate::cli::Stop;
+use crate::cli::args::EngineKind;
+use crate::config::Config;
+use crate::home::{Home, Online, now_ms};
+use crate::models::{given_bytes, share_of_free};
+use crate::node::{DaemonNode, wait_until_synced};
+
+/// Interval of measurements.
+const INTERVAL: Duration = Duration::from_secs(40);
+/// Life of an announcement.
+const LIFE: Duration = Duration::from_secs(120);
+/// Work of the benchmark of layers.
+const BENCHMARK: Duration = Duration::from_millis(200);
+/// Lowest priority.
+const NICENESS: i32 = 19;
+/// Weights that a benchmark runs through, where the layers suffice: more than most caches hold.
+const BENCHMARK_BYTES: u64 = 64 << 20;
+/// Largest share of the free memory for a benchmark, in per cent.
+const BENCHMARK_PERCENT: u64 = 25;
+
+const TIMES_FILE: &str = "layer_times.json";
+/// Longest file in bytes, and most entries.
+const MAX_BYTES: u64 = 64 << 10;
+const MAX_TIMES: usize = 64;
+
+const HOUR_MS: u64 = 3_600_000;
+
+/// Times of an average layer in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Times {
+    layer_us: u32,
+    prefill_row_us: u32,
+}
+
+/// What measuring needs.
+pub(super) struct Measurer {
+    pub(super) home: Home,
+    pub(super) config: Config,
+    pub(super) node: Arc<DaemonNode>,
+    pub(super) layer_host: Arc<LayerHost>,
+    pub(super) chats: Option<Service>,
+}
+
+/// Results that are not measured again.
+struct Known {
+    heads: BTreeMap<WeightsId, u32>,
+    /// By weights, instruction set and threads.
+    layers: BTreeMap<String, Times>,
+    /// Models whose benchmark failed.
+    failed: Vec<WeightsId>,
+}
+
+impl Measurer {
+    /// Measures and announces until a stop.
+    pub(super) async fn run(self, stop: Stop) {
+        tokio::select! {
+            () = stop.asked() => {}
+            () = self.announce() => {}
+        }
+    }
+
+    async fn announce(&self) {
+        wait_until_synced(&self.node.node).await;
+        let dir = &self.home.dir;
+        let mut online = Online::read(dir);
+        let mut known = Known {
+            heads: BTreeMap::new(),
+            layers: read_times(dir),
+            failed: Vec::new(),
+        };
+        let mut said: Option<(Instant, Measured)> = None;
+        loop {
+            if online.note(now_ms() / HOUR_MS)
+                && let Err(error) = online.write(dir)
+            {
+                tracing::debug!(%error, "the hours online are not stored");
+            }
+            if self.home.require_research(&self.config).is_ok() {
+                let now = self.measure(&mut known, online.permille()).await;
+                let is_due = said.as_ref().is_none_or(|(at, before)| {
+                    at.elapsed() + INTERVAL >= LIFE || is_news(before, &now)
+                });
+                let body = Body::NodeMeasured(now.clone());
+                if is_due {
+                    match self.home.append(&self.home.key, body) {
+                        Ok(()) => said = Some((Instant::now(), now)),
+                        // The disk may be full for a while.
+                        Err(error) => tracing::debug!("measurements are not announced: {error}"),
+                    }
+                }
+            }
+            tokio::time::sleep(INTERVAL).await;
+        }
+    }
+
+    async fn measure(&self, known: &mut Known, online_permille: u16) -> Measured {
+        let models = self.chats.as_ref().map_or_else(Vec::new, Service::models);
+        let mut held = 0u64;
+        let mut speeds: BTreeMap<[u8; 32], ModelSpeed> = BTreeMap::new();
+        for model in models.iter().take(MAX_MODEL_SPEEDS) {
+            held = held.saturating_add(model.file.head_bytes());
+            let times = self.layer_times(known, model).await;
+            let speed = ModelSpeed {
+                head_us: self.head_us(known, model).await,
+                weights: model.weights.0,
+                layer_us: times.map_or(0, |times| times.layer_us),
+                prefill_row_us: times.map_or(0, |times| times.prefill_row_us),
+            };
+            speeds.insert(model.weights.0, speed);
+        }
+        for host in self.layer_host.served.all() {
+            held = held.saturating_add(host.weights_mb.saturating_mul(1 << 20));
+            let Ok(WeightsId(weights)) = host.weights_sha256.parse::<WeightsId>() else {
+                continue;
+            };
+            let (lo, hi) = host.layer_range;
+            let layers = f64::from(hi.saturating_sub(lo).saturating_add(1));
+            let layer_us = whole_us(f64::from(host.ms_per_token) * 1e3 / layers);
+            if layer_us == 0 || (speeds.len() >= MAX_MODEL_SPEEDS && !speeds.contains_key(&weights))
+            {
+                continue;
+            }
+            let speed = speeds.entry(weights).or_insert(ModelSpeed {
+                head_us: 0,
+                weights,
+                layer_us,
+                prefill_row_us: 0,
+            });
+            speed.layer_us = layer_us;
+        }
+        let own = self.home.key.id();
+        let delays = self.node.health.delays().into_iter();
+        let links = delays.filter(|(node, _)| *node != own);
+        let links = links.take(MAX_LINK_SPEEDS).map(|(node, delay)| LinkSpeed {
+            node,
+            kbit_s: 0,
+            delay_us: whole_us(delay.as_secs_f64() * 1e6),
+        });
+        Measured {
+            links: links.collect(),
+            models: speeds.into_values().collect(),
+            memory_bytes: given_bytes(&self.config, held),
+            online_permille,
+        }
+    }
+
+    /// Whether a benchmark would disturb an answer, or be disturbed by one.
+    fn is_busy(&self) -> bool {
+        let chats = self.chats.as_ref();
+        let answers = chats.is_some_and(|chats| chats.load().running > 0);
+        answers || self.layer_host.is_computing()
+    }
+
+    /// Time of a caller's head; 0 if it is not known yet.
+    async fn head_us(&self, known: &mut Known, model: &Arc<ServedModel>) -> u32 {
+        if let Some(us) = known.heads.get(&model.weights) {
+            return *us;
+        }
+        if self.is_busy() {
+            return 0;
+        }
+        let served = Arc::clone(model);
+        match spawn_blocking(move || served.text.head.measure()).await {
+            Ok(Ok(took)) => {
+                let us = whole_us(took.as_secs_f64() * 1e6).max(1);
+                known.heads.insert(model.weights, us);
+                us
+            }
+            _ => 0,
+        }
+    }
+
+    /// Times of a layer of the model, from the benchmark.
+    async fn layer_times(&self, known: &mut Known, model: &Arc<ServedModel>) -> Option<Times> {
+        // Layers for others run on another engine.
+        if self.config.research.distributed_inference.backend != EngineKind::Exact {
+            return None;
+        }
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let options = self
+            .config
+            .engine_options(Some(self.config.host_threads(cores)));
+        let (isa, threads) = (options.isa.name(), options.threads);
+        let key = format!("{} {isa} {threads}", model.weights);
+        if let Some(times) = known.layers.get(&key) {
+            return Some(*times);
+        }
+        if self.is_busy() || known.failed.contains(&model.weights) {
+            return None;
+        }
+        let layers = sample(&model.file, share_of_free(BENCHMARK_PERCENT))?;
+        let Some(times) = benchmark(Arc::clone(&model.file), layers, options).await else {
+            known.failed.push(model.weights);
+            return None;
+        };
+        if known.layers.len() >= MAX_TIMES {
+            known.layers.clear();
+        }
+        known.layers.insert(key, times);
+        if let Err(error) = write_times(&self.home.dir, &known.layers) {
+            tracing::debug!(%error, "the times of layers are not stored");
+        }
+        Some(times)
+    }
+}
+
+/// Half-open range of held layers for a benchmark, of at most `budget` bytes.
+fn sample(file: &ModelFile, budget: u64) -> Option<std::ops::Range<u32>> {
+    let longest = file
+        .held_layers()
+        .into_iter()
+        .max_by_key(|(lo, hi)| hi - lo);
+    let (lo, hi) = longest?;
+    let (mut end, mut taken) = (lo, 0u64);
+    while end <= hi && taken < BENCHMARK_BYTES {
+        taken = taken.saturating_add(file.layer_bytes(end));
+        if taken > budget {
+            break;
+        }
+        end += 1;
+    }
+    (lo < end).then_some(lo..end)
+}
+
+/// Times layers in a thread of the lowest priority, which the engine's threads inherit.
+async fn benchmark(
+    file: Arc<ModelFile>,
+    layers: std::ops::Range<u32>,
+    options: EngineOptions,
+) -> Option<Times> {
+    let (done, times) = oneshot::channel();
+    let work = move || {
+        stand_back(NICENESS);
+        let timed = time_layers(&file, layers, &options, BENCHMARK);
+        let timed = timed.map_err(|error| error.to_string());
+        // The daemon may have stopped.
+        let _ = done.send(timed);
+    };
+    let started = thread::Builder::new().name("measure".into()).spawn(work);
+    if let Err(error) = started {
+        tracing::debug!(%error, "no benchmark of layers");
+        return None;
+    }
+    match times.await.ok()? {
+        Ok(times) => Some(Times {
+            layer_us: whole_us(times.row.as_secs_f64() * 1e6).max(1),
+            prefill_row_us: whole_us(times.prefill_row.as_secs_f64() * 1e6).max(1),
+        }),
+        Err(error) => {
+            tracing::debug!("no benchmark of layers: {error}");
+            None
+        }
+    }
+}
+
+/// Microseconds, rounded up. (Numbers beyond the range, and NaN, become its ends.)
+fn whole_us(us: f64) -> u32 {
+    us.ceil() as u32
+}
+
+/// Stored times; none if the file is missing or damaged.
+fn read_times(dir: &Path) -> BTreeMap<String, Times> {
+    let bytes = regular_file::read(&dir.join(TIMES_FILE), MAX_BYTES);
+    bytes
+        .ok()
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .unwrap_or_default()
+}
+
+fn write_times(dir: &Path, times: &BTreeMap<String, Times>) -> std::io::Result<()> {
+    let json = serde_json::to_vec(times)?;
+    whole_file::replace(&dir.join(TIMES_FILE), &json, Access::Owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_survive_in_their_directory_and_damage_forgets_them() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read_times(dir.path()), BTreeMap::new());
+        let times = Times {
+            layer_us: 700,
+            prefill_row_us: 90,
+        };
+        let all = BTreeMap::from([("07 avx2 4".to_owned(), times)]);
+        write_times(dir.path(), &all).unwrap();
+        assert_eq!(read_times(dir.path()), all);
+        std::fs::write(dir.path().join(TIMES_FILE), "{").unwrap();
+        assert_eq!(read_times(dir.path()), BTreeMap::new());
+    }
+
+    #[test]
+    fn microseconds_are_rounded_up_and_bounded() {
+        assert_eq!(whole_us(0.0), 0);
+        assert_eq!(whole_us(0.2), 1);
+        assert_eq!(whole_us(f64::NAN), 0);
+        assert_eq!(whole_us(1e30), u32::MAX);
+    }
+}
