@@ -52,6 +52,7 @@ fn tiny() -> ServedModel {
             context: file.spec().context,
             sampling: SamplingChoice::GREEDY,
         },
+        hosted: 0..file.spec().layers,
         file,
         open: Box::new(opener),
         exact: Exact::default(),

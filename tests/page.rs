@@ -214,6 +214,58 @@ fn the_page_and_the_commands_pause_the_same_node() {
 }
 
 #[test]
+fn the_page_tells_the_plan_and_keeps_the_quiet_hours_that_it_sets() {
+    let host = "research.distributed_inference.host";
+    let (on, all) = (
+        format!("{host}.serve_shards=true"),
+        format!("{host}.serve_layers=\"0-29\""),
+    );
+    let hours = "manners.quiet_hours=\"03:00-03:01\"";
+    let settings = ["--set", &on, "--set", &all, "--set", hours];
+    let (founder, node) = community::founded(&settings);
+    let at = http::address(&node);
+    let words = || {
+        let state = http::get_json(&at, "/hearthnet/v1/state");
+        state["models"][0]["plan"]["words"].to_string()
+    };
+    // At first the node has no measurements, and says so.
+    until("a plan", || words().contains("words per second"));
+    let words = words();
+    assert!(
+        words.contains("This computer alone would be at least as fast"),
+        "{words}"
+    );
+
+    let set = |at: &str, body| http::post_json(at, "/hearthnet/v1/quiet-hours", &body);
+    let shown = |hours: &str, is_own: bool| {
+        let configured = "03:00-03:01";
+        json!({"hours": hours, "configured": configured, "is_own": is_own})
+    };
+    let (status, quiet) = set(&at, json!({"hours": "00:00-23:59"}));
+    assert_eq!((status, quiet), (200, shown("00:00-23:59", true)));
+    // If it is 23:59, they begin in a minute.
+    until("quiet hours", || {
+        let state = http::get_json(&at, "/hearthnet/v1/state");
+        state["pause_reason"] == "quiet hours until 23:59"
+    });
+    drop(node);
+    let node = community::serve(&founder, &settings);
+    let at = http::address(&node);
+    let state = http::get_json(&at, "/hearthnet/v1/state");
+    assert_eq!(state["quiet_hours"], shown("00:00-23:59", true));
+    assert_eq!(set(&at, json!({"hours": ""})), (200, shown("", true)));
+    let configured = (200, shown("03:00-03:01", false));
+    assert_eq!(set(&at, json!({"hours": null})), configured);
+    for (body, code) in [
+        (json!({"hours": "22:00"}), "invalid_value"),
+        (json!({"from": "22:00"}), "invalid_json"),
+    ] {
+        let (status, error) = set(&at, body);
+        assert_eq!((status, &error["error"]["code"]), (400, &json!(code)));
+    }
+}
+
+#[test]
 fn an_anchor_changes_levels_on_the_page_but_makes_and_removes_no_anchor() {
     let (founder, node) = community::founded(&[]);
     let member = community::join_as("member", &founder, &node).node_id();
@@ -286,10 +338,12 @@ fn a_program_without_a_community_says_so() {
         (status, &error["error"]["code"]),
         (403, &json!("not_a_member"))
     );
-    assert!(state["paused"].is_null());
-    let (status, error) = http::post_json(&at, "/hearthnet/v1/pause", &json!({}));
-    assert_eq!(
-        (status, &error["error"]["code"]),
-        (501, &json!("not_available"))
-    );
+    assert!(state["paused"].is_null() && state["quiet_hours"].is_null());
+    for path in ["/hearthnet/v1/pause", "/hearthnet/v1/quiet-hours"] {
+        let (status, error) = http::post_json(&at, path, &json!({}));
+        assert_eq!(
+            (status, &error["error"]["code"]),
+            (501, &json!("not_available"))
+        );
+    }
 }

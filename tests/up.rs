@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::time::{Duration, Instant};
 
 use hearthnet_testkit::TinyLlama;
 use serde_json::Value;
@@ -108,6 +109,39 @@ fn homes_with_empty_disks_fetch_only_their_parts_and_answer_as_the_whole_file() 
 }
 
 #[test]
+fn layers_of_a_killed_home_are_served_by_a_spare_one_within_seconds() {
+    let (attic, first, file) = founded(ALL);
+    assert_eq!(attic.until_serving(&first), (0, 2));
+    let bakery = Household::new(ALL, &[&first.address]);
+    let second = bakery.up(&["--join", first.code()]);
+    assert_eq!(bakery.until_serving(&second), (3, 5));
+    let cellar = Household::new(ALL, &[&first.address, &second.address]);
+    let third = cellar.up(&["--join", first.code()]);
+    let spare = cellar.until_serving(&third);
+    assert_eq!(spare, (0, 1));
+    until("all homes are linked", || {
+        let status = cellar.json(&["status", "--json"]);
+        let peers = status["node"]["running"]["peers"].as_array().cloned();
+        let peers = peers.unwrap_or_default().into_iter();
+        peers.filter(|peer| peer["connected"] == true).count() == 2
+    });
+
+    let killed = Instant::now();
+    second.kill();
+    let moved = || cellar.serving().is_some_and(|range| range != spare);
+    while !moved() {
+        let waited = killed.elapsed();
+        assert!(waited < Duration::from_secs(30), "{}", third.said());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // Before it withdrew its layers, it fetched those of the killed home.
+    let said = third.said();
+    let (fetched, left) = (said.rfind("fetched "), said.rfind("moving to layers"));
+    assert!(fetched.is_some() && fetched < left, "{said}");
+    assert_eq!(together(&attic), attic.alone(&QUESTION, &file));
+}
+
+#[test]
 fn a_later_up_asks_nothing_and_serves_again_without_fetching() {
     let (attic, first, _) = founded(ALL);
     let cellar = Household::new(ALL, &[&first.address]);
@@ -144,8 +178,11 @@ fn up_without_a_terminal_and_without_answers_names_the_flags() {
 #[test]
 fn up_beside_a_running_daemon_prints_its_addresses() {
     let (attic, first, _) = founded(ALL);
-    let said = succeeded(&attic.run(&["up", "--no-open"]));
+    let output = attic.run(&["up", "--no-open", "--join", "hearth1another"]);
+    let said = succeeded(&output);
     assert_contains(&said, &[&first.address, &first.http]);
+    // A code of another community is not ignored in silence.
+    assert_complains(&output, "--join without effect");
 }
 
 /// Code in the JSON object of a command that fails.

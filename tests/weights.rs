@@ -319,3 +319,63 @@ fn two_homes_that_fetch_from_each_other_serve_only_genuine_pieces() {
     let sent = first.sent() + ups.iter().map(Up::sent).sum::<u64>();
     assert!(sent * 100 <= needed * 102, "{sent} for {needed}");
 }
+
+#[test]
+fn a_part_of_a_model_that_was_dropped_meanwhile_is_removed_at_the_next_start() {
+    let model = TinyLlama {
+        layers: 4,
+        ..TinyLlama::default()
+    };
+    let (attic, first) = founded(&model);
+    let file = attic.home.path().join("tiny-q4_1-1.gguf");
+    assert!(file.is_file());
+    let cellar = Household::new(ALL, &[&first.address]);
+    let second = cellar.up(&["--join", first.code()]);
+    cellar.until_serving(&second);
+    second.stop();
+    let part = cellar.parts().pop().expect("a part");
+    let name = part.file_name().and_then(|name| name.to_str());
+    let name = name.expect("a weights id");
+    // A part that another home uses.
+    let other = part.with_file_name("ab".repeat(32));
+    std::fs::create_dir(&other).expect("a folder");
+
+    succeeded(&attic.run(&["model", "drop", name]));
+    until("the founder removes its part", || attic.parts().is_empty());
+    assert!(file.is_file(), "the file of the user is gone");
+    // A command learns of it, so that the daemon does not follow the model.
+    let pulled = cellar.run(&["model", "pull", name, "--layers", "0-0"]);
+    let said = String::from_utf8_lossy(&pulled.stderr).into_owned();
+    assert_contains(&said, &["has adopted no model"]);
+    assert_eq!(cellar.parts().len(), 2);
+
+    let _second = cellar.up(&[]);
+    until("the part is removed", || cellar.parts() == [other.clone()]);
+}
+
+#[test]
+fn a_daemon_with_the_whole_file_offers_it_to_neighbours() {
+    let (_attic, first) = founded(&medium(3));
+    let cellar = Household::new(ALL, &[&first.address]);
+    let join = ["community", "join", "--research", "on", first.code()];
+    succeeded(&cellar.run(&join));
+    let file = medium(3).write(cellar.home.path());
+    let second = cellar.serve(&["--model", file.to_str().expect("UTF-8")]);
+    until("its file is a part", || {
+        let part = cellar.part();
+        part.is_some_and(|part| part.missing(&[part.table().all()]).is_empty())
+    });
+    let code = first.code().to_owned();
+    first.kill();
+
+    let shed = Household::new(ALL, &[&second.address]);
+    let third = shed.up(&["--join", &code]);
+    shed.until_serving(&third);
+    let (needed, sent) = (needed(&shed, 2), second.sent());
+    assert!(
+        sent >= needed && sent * 100 <= needed * 102,
+        "{sent} for {needed}"
+    );
+    assert!(cellar.part().expect("a part").is_shared());
+    genuine(&shed);
+}

@@ -19,7 +19,7 @@ use hearthnet_orchestrator::hosts::{
 };
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
-use hearthnet_orchestrator::router::PolicyName;
+use hearthnet_orchestrator::router::{PolicyName, Speeds};
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
@@ -305,6 +305,7 @@ impl Fleet {
             allow_self: false,
             exact: Exact::Require,
             policy: PolicyName::default(),
+            speeds: Speeds::new(),
             health: SharedHealth::default(),
         }
     }

@@ -60,6 +60,7 @@ pub(crate) fn service_of(name: &str) -> Result<Service> {
             context: file.spec().context,
             sampling: SamplingChoice::GREEDY,
         },
+        hosted: 0..file.spec().layers,
         file,
         open: Box::new(move |_, _| Ok(Box::new(engine.open()?))),
         exact: Exact::default(),

@@ -30,6 +30,7 @@ mod tests;
 mod times;
 
 pub use api::{bus, http};
+pub use backend::events::failovers;
 pub use backend::{Backend, fallback, local, private_layers, sharded};
 pub use error::ChatError;
 pub use hearthnet_bus::calls::Cancel;

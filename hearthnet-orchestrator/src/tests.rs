@@ -106,6 +106,7 @@ where
     ServedModel {
         id: "tiny".into(),
         weights: file.manifest(&mut |_, _| {}).weights_id(),
+        hosted: 0..file.spec().layers,
         file: Arc::new(file),
         text,
         open: Box::new(move |exact, _| open(&engine, exact)),

@@ -68,9 +68,18 @@ export async function invite(level, uses) {
   return (await call('/hearthnet/v1/invite', { json: { level, uses } })).json();
 }
 
-// Pauses the node, or ends that.
-export async function pause(paused) {
-  await call(`/hearthnet/v1/${paused ? 'pause' : 'resume'}`, { json: {} });
+// Pauses the node until a time in ms since 1970; null: until `resume`.
+export async function pause(until) {
+  await call('/hearthnet/v1/pause', { json: { until_ms: until } });
+}
+
+export async function resume() {
+  await call('/hearthnet/v1/resume', { json: {} });
+}
+
+// Sets the quiet hours, as "22:00-07:00" or "" for none; null: as configured.
+export async function quietHours(hours) {
+  await call('/hearthnet/v1/quiet-hours', { json: { hours } });
 }
 
 // Changes the level of a member.

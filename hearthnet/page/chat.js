@@ -8,6 +8,9 @@ import { $, copy, el, list, say } from './dom.js';
 // Shortest time between two drawings, and between two saves, of an answer that grows, in ms.
 const DRAW = 80;
 const SAVE = 1000;
+// A speed is shown from so many tokens and so much time on, in ms.
+const FIRST_TOKENS = 8;
+const FIRST_TIME = 1000;
 
 export class Chat {
   // `mesh` names hosts; `changed` is called after each change of the conversation.
@@ -72,7 +75,10 @@ export class Chat {
   }
 
   progress(message) {
-    if (message.content) return message.news ?? '';
+    if (message.content) {
+      const rate = pace(this.running);
+      return [rate && `${rate.toFixed(1)} tokens per second`, message.news].filter(Boolean).join(' · ');
+    }
     const read = this.running.read;
     return message.news ?? (read ? `Reading the conversation: ${Math.round(read * 100)} %` : 'Thinking…');
   }
@@ -136,7 +142,7 @@ export class Chat {
     const sent = turns(messages);
     const message = { role: 'assistant', content: '' };
     messages.push(message);
-    const running = { message, abort: new AbortController(), read: 0, hosts: new Map(), failovers: 0 };
+    const running = { message, abort: new AbortController(), read: 0, hosts: new Map(), tokens: 0, began: 0 };
     this.running = running;
     this.draw();
     this.keep(conversation);
@@ -150,12 +156,15 @@ export class Chat {
       const follow = atEnd();
       this.fill(article, message, at);
       toEnd(follow);
+      if (this.running === running) this.mesh.pace(pace(running));
     };
     let saved = Date.now();
     try {
       for await (const part of api.answer(this.mesh.model(), sent, running.abort.signal)) {
         if (part.text) {
           message.content += part.text;
+          running.tokens += 1;
+          running.began ||= Date.now();
           aloud.hear(part.text);
         }
         if (part.trace) this.trace(running, part.trace);
@@ -175,6 +184,7 @@ export class Chat {
     clearTimeout(drawing);
     aloud.end(message);
     this.running = null;
+    this.mesh.answered(message.speed ? message : null);
     this.keep(conversation);
     this.buttons();
     if (this.conversation === conversation) draw();
@@ -196,11 +206,9 @@ export class Chat {
       const left = data.host ? `${this.mesh.name(data.host)} left` : 'The other homes left';
       message.news = `${left}; ${took} took over after ${seconds} s.`;
       (message.moves ??= []).push(message.news);
-      this.mesh.failover();
     } else if (event === 'done') {
       message.by = unique(data.route.map((hop) => this.mesh.name(hop.host)));
       message.speed = data.timings.tokens_per_second;
-      this.mesh.answered(message);
     }
   }
 
@@ -227,6 +235,13 @@ function turns(messages) {
     else sent.push({ role, content });
   }
   return sent;
+}
+
+// Tokens per second since the first one, or null if it is too early to tell. The node sends a piece of
+// text for nearly every token.
+function pace({ tokens, began }) {
+  const time = Date.now() - began;
+  return tokens >= FIRST_TOKENS && time >= FIRST_TIME ? ((tokens - 1) * 1000) / time : null;
 }
 
 function unique(names) {

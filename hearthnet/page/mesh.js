@@ -19,18 +19,28 @@ export class Mesh {
   constructor() {
     this.state = null;
     this.away = false;
-    this.failovers = 0;
     this.last = null;
+    // Homes that answer now, and tokens per second of the answer that grows.
+    this.now = null;
+    this.rate = null;
     this.chosen = null;
     this.wait = EVERY;
     this.timer = null;
     this.shown = '';
+    // Elements with the details of plans, by model, so that an open one stays open.
+    this.plans = new Map();
     document.addEventListener('visibilitychange', () => {
       if (!document.hidden) this.look();
     });
     addEventListener('online', () => this.look());
     $('model').onchange = () => { this.chosen = $('model').value; };
     $('pause').onclick = () => this.pause();
+    $('quiet-form').addEventListener('submit', (event) => {
+      event.preventDefault();
+      this.setHours(event.submitter, `${$('quiet-from').value}-${$('quiet-until').value}`);
+    });
+    $('quiet-none').onclick = (event) => this.setHours(event.currentTarget, '');
+    $('quiet-configured').onclick = (event) => this.setHours(event.currentTarget, null);
   }
 
   // Asks for the state now, and again later.
@@ -87,20 +97,29 @@ export class Mesh {
     this.draw();
   }
 
-  answered(message) {
-    this.now = null;
-    this.last = message;
-    this.draw();
+  // Tokens per second of the answer that grows, or null.
+  pace(rate) {
+    this.rate = rate;
+    if (this.state && !this.away) say($('speed'), this.speed());
   }
 
-  failover() {
-    this.failovers += 1;
+  // The answer has ended; `message` is null if it was stopped or failed.
+  answered(message) {
+    this.now = null;
+    this.rate = null;
+    this.last = message ?? this.last;
     this.draw();
   }
 
   async pause() {
-    await this.change($('pause'), $('pause-error'), () => api.pause(!this.state.paused));
+    const ask = () => (this.state.paused ? api.resume() : api.pause(pauseEnd($('pause-until').value)));
+    await this.change($('pause'), $('pause-error'), ask);
     $('pause').focus();
+  }
+
+  async setHours(button, hours) {
+    await this.change(button, $('quiet-error'), () => api.quietHours(hours));
+    (button.hidden ? $('quiet-now') : button).focus();
   }
 
   // Changes the level of a member; its button is drawn anew.
@@ -149,17 +168,17 @@ export class Mesh {
     say($('community'), state.community?.name ?? 'HearthNet');
     say($('now'), answers.long);
     say($('welcome-who'), answers.long);
-    const busy = state.chats.running + state.chats.waiting;
-    const speed = this.last?.speed ? ` The last answer came at ${this.last.speed.toFixed(1)} tokens per second.` : '';
-    const now = this.now ? `${list(this.now)} ${this.now.length > 1 ? 'are' : 'is'} answering.` : '';
-    say($('speed'), (now || (busy ? `${count(busy, 'answer is', 'answers are')} being given.` : 'Nobody is asking.')) + speed);
-    $('failovers').hidden = !this.failovers;
-    say($('failovers'), `${count(this.failovers, 'home', 'homes')} left during an answer, and others took over.`);
+    say($('speed'), this.speed());
+    const { failovers } = state.chats;
+    $('failovers').hidden = !failovers;
+    say($('failovers'), `Since this node started, a home left during an answer ${count(failovers, 'time', 'times')}, and others took over.`);
     $('not-serving').hidden = !state.pause_reason;
     const why = state.pause_reason;
     say($('not-serving'), why ? `This computer computes nothing for the others: ${why}.` : '');
-    $('pause').hidden = state.paused == null;
+    $('pausing').hidden = state.paused == null;
+    $('pause-until').hidden = !!state.paused;
     say($('pause'), state.paused ? 'Resume' : 'Pause this computer');
+    this.quiet(state.quiet_hours);
     say($('version'), `HearthNet ${state.version}`);
     $('invite').hidden = !state.may_invite.length;
     // Redrawn only if it differs, so that the focus and a screen reader's place stay.
@@ -173,6 +192,31 @@ export class Mesh {
     this.members(state);
   }
 
+  // Who is answering, and how fast.
+  speed() {
+    const { chats } = this.state;
+    const busy = chats.running + chats.waiting;
+    const who = this.now ? `${list(this.now)} ${this.now.length > 1 ? 'are' : 'is'} answering`
+      : busy ? `${count(busy, 'answer is', 'answers are')} being given` : 'Nobody is asking';
+    // The state may be older than the answer.
+    if (this.rate) return `${this.now ? `${who}. ` : ''}Your answer comes at ${this.rate.toFixed(1)} tokens per second.`;
+    return this.last?.speed ? `${who}. The last answer came at ${this.last.speed.toFixed(1)} tokens per second.` : `${who}.`;
+  }
+
+  // Quiet hours. The fields change only with the node's hours, so that a time being typed stays.
+  quiet(quiet) {
+    $('quiet').hidden = !quiet;
+    if (!quiet) return;
+    const hours = (text) => (text ? text.replace('-', ' to ') : 'none');
+    say($('quiet-now'), `Quiet hours: ${hours(quiet.hours)}`);
+    say($('quiet-configured'), `As configured: ${hours(quiet.configured)}`);
+    $('quiet-configured').hidden = !quiet.is_own;
+    $('quiet-none').hidden = !quiet.hours;
+    if ($('quiet').dataset.hours === quiet.hours) return;
+    $('quiet').dataset.hours = quiet.hours;
+    [$('quiet-from').value, $('quiet-until').value] = (quiet.hours || '22:00-07:00').split('-');
+  }
+
   choices(models) {
     const select = $('model');
     const before = this.model();
@@ -182,6 +226,7 @@ export class Mesh {
   }
 
   models(state) {
+    const focused = $('models').contains(document.activeElement) ? document.activeElement : null;
     const known = new Set(state.models.map((it) => it.weights_sha256));
     const alone = state.chats.models.filter((it) => !known.has(it.weights_sha256)).map((it) =>
       el('div', { class: 'model' }, el('h3', {}, it.id),
@@ -189,9 +234,24 @@ export class Mesh {
           ? 'No home offers parts of it. This computer answers alone.'
           : 'This computer holds all of it.')));
     const shared = state.models.map((it) => el('div', { class: 'model' },
-      el('h3', {}, it.name ?? 'A model'), el('p', { class: 'soft' }, coverage(it)), bars(it)));
+      el('h3', {}, it.name ?? 'A model'), el('p', { class: 'soft' }, coverage(it)), bars(it), ...this.plan(it)));
     $('models').replaceChildren(...shared, ...alone);
+    focused?.focus({ preventScroll: true });
     if (!shared.length && !alone.length) $('models').append(el('p', { class: 'soft' }, 'None yet.'));
+  }
+
+  // How the homes should share a model, in sentences of the node; the numbers are folded away.
+  plan({ weights_sha256: id, name, plan }) {
+    if (!plan) return [];
+    const folded = this.plans.get(id) ?? el('details', { class: 'plan' }, el('summary', {}), el('ul', {}));
+    this.plans.set(id, folded);
+    const [summary, lines] = folded.children;
+    say(summary, `Numbers of the plan for ${name ?? 'this model'}`);
+    lines.replaceChildren(...plan.details.map((line) => el('li', { class: 'soft' }, line)));
+    return [
+      el('div', { class: 'plan' }, el('h4', {}, 'The plan'), ...plan.words.map((words) => el('p', { class: 'soft' }, words))),
+      ...(plan.details.length ? [folded] : []),
+    ];
   }
 
   members(state) {
@@ -242,6 +302,15 @@ export class Mesh {
   }
 }
 
+// End of a pause in ms since 1970, by the clock of this browser; null if it lasts until it is ended.
+function pauseEnd(choice) {
+  if (choice === 'hour') return Date.now() + 3600e3;
+  if (choice !== 'morning') return null;
+  const end = new Date();
+  end.setDate(end.getDate() + 1);
+  return end.setHours(7, 0, 0, 0);
+}
+
 // How far a download is, and how long it takes from here on at the speed so far.
 function progress({ done, total }, began) {
   const text = `${Math.floor((100 * done) / Math.max(1, total))} % of ${size(total)}`;
@@ -259,7 +328,7 @@ function given({ tokens, minutes, weights_bytes: bytes }) {
   const parts = [];
   if (tokens) parts.push(count(tokens, 'token', 'tokens'));
   if (minutes) parts.push(minutes < 120 ? count(minutes, 'minute', 'minutes') : `${Math.round(minutes / 60)} hours`);
-  if (bytes) parts.push(bytes < 1e9 ? `${Math.ceil(bytes / 1e6)} MB of models` : `${(bytes / 1e9).toFixed(1)} GB of models`);
+  if (bytes) parts.push(`${size(bytes)} of models`);
   return `gave ${list(parts)}`;
 }
 
@@ -316,10 +385,11 @@ function bars(model) {
     bar.style.width = `${((hi - lo + 1) / model.layers) * 100}%`;
     const state = it.connected ? '' : ', away';
     const speed = it.ms_per_token > 0 ? `, ${it.ms_per_token.toFixed(1)} ms per token` : '';
-    return el('li', { class: it.connected ? null : 'gone', title: `Layers ${lo} to ${hi}${speed}` },
+    const layers = `Layers ${lo} to ${hi}${speed}`;
+    return el('li', { class: it.connected ? null : 'gone', title: layers },
       el('span', { class: 'name' }, it.name),
       el('span', { class: 'bar-line', 'aria-hidden': 'true' }, bar),
-      el('span', { class: 'soft' }, `${share} %${state}`));
+      el('span', { class: 'soft' }, `${share} %${state}`, el('span', { class: 'hidden' }, `. ${layers}`)));
   }));
 }
 

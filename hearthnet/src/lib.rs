@@ -15,6 +15,7 @@
 //! | `models` | models on this machine |
 //! | `node` | node of the daemon or of one command; local API; writer of the log |
 //! | `hosting` | hosts of layers |
+//! | `planning` | plan of a model's placement, in numbers and words |
 //! | `page` | page for browsers, and its calls |
 //! | `answering` | chats, over hosts or on this machine |
 //! | `daemon` | daemon of a home; its sandbox |
@@ -30,6 +31,7 @@ mod hosting;
 mod models;
 mod node;
 mod page;
+mod planning;
 
 use std::alloc::System;
 use std::ffi::OsString;

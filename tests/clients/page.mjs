@@ -8,7 +8,7 @@
 // | failover | an answer during which a host is killed: prints a line when it may be killed |
 // | key | the page with the key in its link |
 // | invite | an invite; prints its code |
-// | pause | pause and resume; a download, and a model that is not here yet |
+// | pause | pause and resume, quiet hours; a download, a model that is not here yet, and its plan |
 
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
@@ -232,6 +232,8 @@ async function failover() {
   await ended(page);
   assert.equal(await last(page).locator('.error').innerText(), '');
   assert.match(await last(page).locator('.facts').innerText(), /Answered by .*took over after/);
+  await page.waitForSelector('#failovers:not([hidden])');
+  assert.match(await page.locator('#failovers').innerText(), /a home left during an answer \d times?, and/);
   await view.close();
 }
 
@@ -282,6 +284,26 @@ async function pause() {
   await page.getByRole('button', { name: 'Resume' }).click();
   await page.waitForSelector('#not-serving', { state: 'hidden' });
   await page.getByRole('button', { name: 'Pause this computer' }).waitFor();
+  // For a time, of which the reason tells the end.
+  await page.selectOption('#pause-until', 'morning');
+  await page.click('#pause');
+  await page.waitForFunction(() => /paused by you until .*0?7:00/.test(document.querySelector('#not-serving').textContent));
+  assert.ok(await page.isHidden('#pause-until'));
+  await page.getByRole('button', { name: 'Resume' }).click();
+  await page.waitForSelector('#not-serving', { state: 'hidden' });
+
+  const quiet = (hours) => page.waitForFunction(
+    (text) => document.querySelector('#quiet-now').textContent === text, `Quiet hours: ${hours}`);
+  await quiet('none');
+  await page.click('#quiet-now');
+  await page.fill('#quiet-from', '01:30');
+  await page.fill('#quiet-until', '04:00');
+  await page.press('#quiet-until', 'Enter');
+  await quiet('01:30 to 04:00');
+  await accessible(page, 'with quiet hours');
+  await page.getByRole('button', { name: 'As configured: none' }).click();
+  await quiet('none');
+  assert.ok(await page.isHidden('#quiet-configured'));
 
   // The node of the test has its model, so the state is replaced.
   let done = 25e6;
@@ -289,7 +311,8 @@ async function pause() {
     const response = await route.fetch();
     const state = await response.json();
     state.chats.models = [];
-    state.models = [{ name: 'tiny', weights_sha256: '00', layers: 30, missing: [[0, 29]], hosts: [], adopted: true }];
+    const plan = { words: [`Ana would run ${done / 1e6} % of the model.`], details: ['Ana: holds layers 0-29'] };
+    state.models = [{ name: 'tiny', weights_sha256: '00', layers: 30, missing: [[0, 29]], hosts: [], adopted: true, plan }];
     state.downloads = done < 100e6 ? [{ name: 'tiny', done, total: 100e6 }] : [];
     await route.fulfill({ response, json: state });
   });
@@ -299,6 +322,10 @@ async function pause() {
   assert.match(await page.locator('#download-list').innerText(), /tiny\s+25 % of 100 MB$/);
   assert.match(await page.locator('#now').innerText(), /cannot answer yet\. .*download is complete/);
   assert.match(await page.locator('#models').innerText(), /tiny\s+Getting ready/);
+  assert.match(await page.locator('#models').innerText(), /Ana would run 25 % of the model\./);
+  assert.ok(await page.isHidden('.plan li'));
+  await page.click('.plan summary');
+  assert.equal(await page.locator('.plan li').innerText(), 'Ana: holds layers 0-29');
   assert.ok(await page.isDisabled('#send'));
   await accessible(page, 'during a download');
   // The bar moves, and is not drawn anew.
@@ -306,6 +333,10 @@ async function pause() {
   done = 50e6;
   await page.waitForFunction(() => document.querySelector('#download-list progress').position === 0.5);
   assert.equal(await bar.getAttribute('data-marked'), 'yes');
+  // So does the plan, whose numbers stay open, with the focus.
+  assert.match(await page.locator('#models').innerText(), /Ana would run 50 %/);
+  assert.ok(await page.isVisible('.plan li'));
+  assert.ok(await page.locator('.plan summary').evaluate((it) => it === document.activeElement));
   assert.match(await page.locator('#download-list').innerText(), /50 % of 100 MB, about a minute to go$/);
   done = 100e6;
   await page.waitForSelector('#downloads', { state: 'hidden' });

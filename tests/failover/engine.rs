@@ -4,6 +4,7 @@ use rustix::process::kill_process;
 
 use super::*;
 use crate::support::community::{founded, json, says};
+use crate::support::memory_group::Group;
 
 /// Ends a process as the kernel does when memory is short.
 pub(super) fn kill(id: u32) {
@@ -26,6 +27,32 @@ fn a_host_replaces_a_killed_engine_and_serves_the_next_answer() {
     for (host, before) in fleet.0.iter().zip(before) {
         assert_ne!(engine(host), before);
     }
+}
+
+#[test]
+fn a_kernel_without_memory_ends_the_engine_and_not_its_node() {
+    let Some(group) = Group::or_skip("engine", 512 << 20) else {
+        return;
+    };
+    let scene = Scene::new();
+    let host = scene.caller.host("0-29", &[]);
+    let (daemon, old) = (host.process.child.id(), engine(&host));
+    // The next engine is in the group of the process that starts it.
+    let starter = children_of(daemon)[0];
+    [daemon, starter].into_iter().for_each(|it| group.take(it));
+    let ask = |what| scene.ask(std::slice::from_ref(&host.address), false, what, |_, _| {});
+    kill(old);
+    ask("in the group");
+
+    // More than there is, and less than there is without the engine.
+    let first = engine(&host);
+    let mut hog = group.hog(group.available() + (32 << 20));
+    wait_for_end(first);
+    assert_eq!(children_of(daemon), [starter]);
+    assert!(hog.process.try_wait().expect("our own process").is_none());
+    drop(hog);
+    ask("afterwards");
+    assert_ne!(engine(&host), first);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use hearthnet_orchestrator::hosts::{Choice, GRACE, HostSource, Patience, RoutedS
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::local::{EngineOnDemand, LocalBackend, SharedEngine};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
-use hearthnet_orchestrator::router::PolicyName;
+use hearthnet_orchestrator::router::{PolicyName, Speeds};
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Backend, Cancel, ChatError};
 use hearthnet_testkit::one_thread;
@@ -189,6 +189,7 @@ impl Caller {
             allow_self: false,
             exact: Exact::Require,
             policy: PolicyName::default(),
+            speeds: Speeds::new(),
             // Fresh for each conversation, because tests hit the same hosts repeatedly.
             health: SharedHealth::default(),
         }

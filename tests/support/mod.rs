@@ -5,6 +5,7 @@ pub(crate) mod caller;
 pub(crate) mod community;
 pub(crate) mod gauges;
 pub(crate) mod http;
+pub(crate) mod memory_group;
 pub(crate) mod up;
 
 use std::fs::File;

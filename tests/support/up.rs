@@ -60,18 +60,20 @@ impl Household {
     }
 
     pub(crate) fn up_at(&self, listen: &str, args: &[&str]) -> Up {
-        let up = [
-            "up",
-            "--no-open",
-            "--http",
-            "127.0.0.1:0",
-            "--listen",
-            listen,
-        ];
+        self.start(&[&["up", "--no-open"][..], args].concat(), listen)
+    }
+
+    /// Starts `serve` of a home that is in a community.
+    pub(crate) fn serve(&self, args: &[&str]) -> Up {
+        self.start(&[&["serve"][..], args].concat(), "127.0.0.1:0")
+    }
+
+    fn start(&self, args: &[&str], listen: &str) -> Up {
+        let addresses = ["--http", "127.0.0.1:0", "--listen", listen];
         let [out, log] = ["stdout", "stderr"].map(|name| self.home.path().join(name));
         let mut appending = File::options();
         appending.append(true).create(true);
-        let mut command = self.command(&[&up[..], args].concat());
+        let mut command = self.command(&[args, &addresses[..]].concat());
         // Files, because the test does not read on while the daemon runs.
         command.stdout(File::create(&out).expect("a file"));
         command.stderr(appending.open(&log).expect("a file"));

@@ -271,7 +271,10 @@ impl ModelFile {
         if self.part.is_some() {
             return path.is_some_and(|path| !path.exists());
         }
-        path.is_some_and(|path| self.stamp.is_none() || stamp(path) != self.stamp)
+        path.is_some_and(|path| match (&self.stamp, stamp(path)) {
+            (Some(then), Some(now)) => !then.has_contents_of(&now),
+            _ => true,
+        })
     }
 
     /// Container, for metadata such as the tokenizer's.

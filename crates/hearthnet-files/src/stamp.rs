@@ -21,6 +21,20 @@ pub(crate) struct Stamp {
     inode: Option<u64>,
 }
 
+impl Stamp {
+    /// Whether this is the same file with the same content, as far as its owner does not hide a
+    /// change. A second name of the file, as parts have, changes only the time of the inode.
+    pub(crate) fn has_contents_of(&self, other: &Self) -> bool {
+        Self {
+            changed_ns: None,
+            ..*self
+        } == Self {
+            changed_ns: None,
+            ..*other
+        }
+    }
+}
+
 /// Current state of a file; `None` if it is missing.
 pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     let info = fs::metadata(path).ok()?;

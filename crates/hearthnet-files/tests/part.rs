@@ -10,6 +10,7 @@ use std::sync::Arc;
 use hearthnet_files::manifest::VerifyError;
 use hearthnet_files::part::{
     Identity, MAX_HEAD_BYTES, PIECE_BYTES, Part, PartError, identity_of, open_model, piece_count,
+    stored_identity,
 };
 use hearthnet_files::{Digest, Manifest, ModelError, ModelFile, WeightsId};
 use hearthnet_testkit::{TinyLlama, assert_matches};
@@ -103,7 +104,13 @@ fn pieces_are_cut_from_each_tensor_in_the_order_of_names() {
     }
     assert_eq!(adopted.list, list);
     assert_eq!(adopted.identity.pieces, Digest::of(&list));
-    assert_eq!(piece_count(&adopted.manifest), Some(places.len() as u32));
+    let count = |file_bytes| piece_count(&adopted.manifest, file_bytes);
+    assert_eq!(
+        count(adopted.identity.file_bytes),
+        Some(places.len() as u32)
+    );
+    // A file must have room for all full pieces.
+    assert_eq!(count(0), None);
     let part = adopted.create().unwrap();
     let table = part.table();
     let found = table.all().map(|index| table.piece(index).unwrap());
@@ -403,6 +410,47 @@ fn a_part_of_a_whole_file_shares_its_bytes_and_never_harms_it() {
     let part = of_file(&adopted, &own).unwrap();
     assert_eq!(part.held(), all);
     assert_eq!(fs::read(part.path()).unwrap(), adopted.file);
+}
+
+#[test]
+fn a_users_own_file_is_never_written() {
+    let adopted = Adopted::new(&large());
+    let path = adopted.folder.path().join("whole.gguf");
+    fs::write(&path, &adopted.file).unwrap();
+    let whole = ModelFile::open(&path).unwrap();
+    let manifest = adopted.manifest.encode();
+    let linked = |model: &ModelFile| {
+        let parts = adopted.folder.path();
+        Part::of_linked_file(parts, &adopted.identity, model, &manifest, &adopted.list)
+    };
+    let part = linked(&whole).unwrap();
+    assert!(part.is_shared() && !whole.is_replaced());
+    let piece = part.table().piece(3).unwrap();
+    overwrite(&adopted, piece.offset);
+    let changed = fs::read(&path).unwrap();
+    assert_eq!(part.read(3).unwrap(), None);
+    let error = part.write(3, adopted.bytes(&part, 3)).unwrap_err();
+    assert_matches!(error, PartError::Shared(_));
+    let held = part.held();
+    drop(part);
+    // A file without a second name leaves the part as it is.
+    assert_matches!(linked(&adopted.model), Err(PartError::File(_)));
+    assert_eq!(Part::open(&adopted.path()).unwrap().held(), held);
+    assert_eq!(stored_identity(&adopted.path()).unwrap(), adopted.identity);
+    // The part of another head gets a file of its own.
+    let mut second = Adopted::new(&large());
+    let name = second
+        .file
+        .windows(4)
+        .position(|window| window == b"Tiny")
+        .unwrap();
+    second.file[name] = b'S';
+    second.identity.head = Digest::of(second.head());
+    second.folder = adopted.folder;
+    let part = second.create().unwrap();
+    assert!(!part.is_shared() && part.held().is_empty());
+    second.fetch(&part, &[0..4]);
+    assert_eq!(fs::read(&path).unwrap(), changed);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! lines.
 
 use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde::Deserialize;
 
@@ -53,6 +54,19 @@ impl Source {
             } => Some(format!("{hub}/{repository}/resolve/{revision}/{file}")),
             Self::Url { url } => Some(url.clone()),
             Self::Pypi { .. } | Self::File { .. } => None,
+        }
+    }
+
+    /// Whether other machines may be told to fetch from here: over TLS, and not from themselves or
+    /// their own network. Else a member could let all homes send requests to their own services.
+    pub fn is_public(&self) -> bool {
+        match self {
+            Self::Hf { .. } | Self::Pypi { .. } => true,
+            Self::Url { url } => url.strip_prefix("https://").is_some_and(|rest| {
+                let authority = rest.split(['/', '?', '#']).next();
+                authority.is_some_and(is_public_host)
+            }),
+            Self::File { .. } => false,
         }
     }
 
@@ -151,4 +165,108 @@ fn is_loopback(authority: &str) -> bool {
         let ip = host.parse::<std::net::IpAddr>();
         host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
     })
+}
+
+/// Last labels of names that networks give to their own machines.
+const PRIVATE_NAMES: [&str; 6] = ["localhost", "local", "internal", "lan", "home", "arpa"];
+
+/// Whether `HOST` or `HOST:PORT` may be a machine of the public Internet. Of a name, only its form is
+/// known: a TLS certificate proves that the server has the name.
+fn is_public_host(authority: &str) -> bool {
+    if let Some(rest) = authority.strip_prefix('[') {
+        let ip = rest.split(']').next().map(str::parse::<Ipv6Addr>);
+        // All unicast addresses that are assigned for public use.
+        return matches!(ip, Some(Ok(ip)) if ip.segments()[0] & 0xe000 == 0x2000);
+    }
+    let host = authority.split(':').next().unwrap_or(authority);
+    if let Ok(ip) = host.parse::<Ipv4Addr>() {
+        return is_public_ip(ip);
+    }
+    let host = host.strip_suffix('.').unwrap_or(host);
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || b"-.".contains(&c);
+    let Some((_, last)) = host.rsplit_once('.') else {
+        return false;
+    };
+    // Resolvers take `127.1` and `0x7f.1` for addresses.
+    host.bytes().all(allowed)
+        && last.starts_with(|c: char| c.is_ascii_alphabetic())
+        && !PRIVATE_NAMES
+            .iter()
+            .any(|name| last.eq_ignore_ascii_case(name))
+}
+
+fn is_public_ip(ip: Ipv4Addr) -> bool {
+    let [first, second, ..] = ip.octets();
+    // 100.64.0.0/10 lies between providers and their customers.
+    let is_shared = first == 100 && second & 0xc0 == 64;
+    !(ip.is_loopback()
+        || ip.is_private()
+        || ip.is_link_local()
+        || ip.is_multicast()
+        || ip.is_broadcast()
+        || first == 0
+        || is_shared)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_that_all_homes_are_told_of_is_public_and_uses_tls() {
+        let is_public = |url: &str| {
+            Source::Url {
+                url: url.to_owned(),
+            }
+            .is_public()
+        };
+        for url in [
+            "https://example.org/m.gguf",
+            "https://models.example.org:8443/m.gguf?download=true",
+            "https://example.xn--p1ai/m.gguf",
+            "https://203.0.113.7/m.gguf",
+            "https://[2001:db8::1]:443/m.gguf",
+        ] {
+            assert!(is_public(url), "{url}");
+        }
+        for url in [
+            "http://example.org/m.gguf",
+            "http://127.0.0.1:8080/m.gguf",
+            "https://127.0.0.1/m.gguf",
+            "https://127.0.0.1?x/m.gguf",
+            "https://127.1/m.gguf",
+            "https://0x7f.0.0.1/m.gguf",
+            "https://0x7f.0x1/m.gguf",
+            "https://2130706433/m.gguf",
+            "https://0.0.0.0/m.gguf",
+            "https://10.1.2.3/m.gguf",
+            "https://172.16.0.1/m.gguf",
+            "https://192.168.1.1:443/m.gguf",
+            "https://100.64.0.1/m.gguf",
+            "https://169.254.169.254/m.gguf",
+            "https://224.0.0.1/m.gguf",
+            "https://[::1]/m.gguf",
+            "https://[::ffff:127.0.0.1]/m.gguf",
+            "https://[fe80::1]/m.gguf",
+            "https://[fd00::1]:443/m.gguf",
+            "https://[64:ff9b::7f00:1]/m.gguf",
+            "https://localhost/m.gguf",
+            "https://LOCALHOST./m.gguf",
+            "https://a.localhost/m.gguf",
+            "https://nas.local/m.gguf",
+            "https://router.home.arpa/m.gguf",
+            "https://router/m.gguf",
+            "https://%31%32%37.example.org/m.gguf",
+        ] {
+            assert!(!is_public(url), "{url}");
+        }
+        let hub = Source::Hf {
+            repository: "owner/name".to_owned(),
+            revision: "main".to_owned(),
+            file: "m.gguf".to_owned(),
+        };
+        assert!(hub.is_public());
+        let path = "~/m.gguf".to_owned();
+        assert!(!Source::File { path }.is_public());
+    }
 }

@@ -4,6 +4,7 @@
 //! No event contains any text of a prompt or an answer.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use hearthnet_bus::NodeId;
@@ -18,8 +19,22 @@ use crate::exact::Arithmetics;
 use crate::frames::Frame;
 use crate::times::whole_ms;
 
+static FAILOVERS: AtomicU64 = AtomicU64::new(0);
+
+/// Number of times that other hosts, or this machine, took over layers in the middle of an answer,
+/// since the start of this process.
+pub fn failovers() -> u64 {
+    FAILOVERS.load(Ordering::Relaxed)
+}
+
 /// Writes an event to the flight record and increments its metric, if there is one.
 pub(crate) fn report_event(event: Event) {
+    // Without hosts at the start of an answer, nothing is taken over.
+    if let Event::FailedOver { host, replayed, .. } = &event
+        && (host.is_some() || *replayed > 0)
+    {
+        FAILOVERS.fetch_add(1, Ordering::Relaxed);
+    }
     let counter = match &event {
         Event::HostPreempted { .. } => counter!("distributed_inference_preemptions_total"),
         Event::StaleAnswer { .. } => counter!("distributed_inference_stale_answers_total"),
@@ -110,7 +125,28 @@ fn bounded(names: &mut BTreeSet<String>, name: String) -> String {
 
 #[cfg(test)]
 mod tests {
+    use hearthnet_bus::NodeKey;
+
     use super::*;
+
+    #[test]
+    fn layers_that_others_take_over_in_the_middle_of_an_answer_are_counted() {
+        let event = |host, replayed| Event::FailedOver {
+            pipeline: PipelineId::draw(),
+            host,
+            shard: "model:0-1".into(),
+            code: Code::LEAVING,
+            replacements: 1,
+            replayed,
+            ms: 1,
+        };
+        let host = NodeKey::from_secret(&[1; 32]).id();
+        // Other tests may count as well.
+        let before = failovers();
+        report_event(event(Some(host), 0));
+        report_event(event(None, 4));
+        assert!(failovers() >= before + 2);
+    }
 
     #[test]
     fn the_number_of_shard_metrics_is_bounded() {

@@ -295,7 +295,7 @@ impl CommunityHosts {
         let (choice, model) = (&self.choice, &self.choice.model);
         let speeds = match choice.policy {
             PolicyName::Greedy => Speeds::new(),
-            PolicyName::Planned | PolicyName::PetalsLike => {
+            PolicyName::Auto | PolicyName::Planned | PolicyName::PetalsLike => {
                 let row = model.width * model.boundary.bytes_per_value();
                 speeds(&self.log.state(), model.weights, own, row as u64, now_ms())
             }
@@ -364,13 +364,20 @@ impl CommunityHosts {
         awaited: &mut Awaited,
     ) -> Result<(Vec<RoutedSpan>, Vec<Instant>), Unopened> {
         let (mut route, mut missing) = (Vec::new(), Vec::new());
-        for Span { candidate, lo, hi } in spans.iter().copied() {
-            let Some(advert) = adverts.get(candidate) else {
+        for span in spans {
+            let (lo, hi) = (span.lo, span.hi);
+            let Some(advert) = adverts.get(span.candidate) else {
                 continue;
             };
             let why = match self.session(advert, awaited) {
                 Ok(Ok(link)) if is_as_advertised(&link, advert, lo, hi) => {
-                    route.push(RoutedSpan { link, lo, hi });
+                    let policy = span.policy;
+                    route.push(RoutedSpan {
+                        link,
+                        lo,
+                        hi,
+                        policy,
+                    });
                     continue;
                 }
                 Err(since) => {

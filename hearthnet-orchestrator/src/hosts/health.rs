@@ -191,6 +191,8 @@ impl DecayingCount {
 #[derive(Debug, Clone)]
 struct StepTimes {
     weights: WeightsId,
+    /// Layers that the latest step ran.
+    layers: u32,
     recent: VecDeque<Duration>,
     at_ms: u64,
 }
@@ -303,6 +305,7 @@ impl ShardHealthTracker {
         }
         let fresh = || StepTimes {
             weights,
+            layers,
             recent: VecDeque::new(),
             at_ms: now_ms,
         };
@@ -311,7 +314,7 @@ impl ShardHealthTracker {
         if now_ms.saturating_sub(steps.at_ms) >= STALE_MS || steps.weights != weights {
             *steps = fresh();
         }
-        steps.at_ms = now_ms;
+        (steps.at_ms, steps.layers) = (now_ms, layers);
         if steps.recent.len() == WINDOW {
             steps.recent.pop_front();
         }
@@ -390,6 +393,21 @@ impl ShardHealthTracker {
     /// Median time of a decode step through one layer of a shard, in milliseconds. If the shard was
     /// not measured, that of the host's latest measured shard.
     pub fn ms_per_layer(&self, host: &NodeId, shard_id: &str, now_ms: u64) -> Option<f64> {
+        Some(self.steps(host, shard_id, now_ms)?.quantile(50))
+    }
+
+    /// Layers of the steps that [`Self::ms_per_layer`] is computed from, if they had these weights.
+    pub(crate) fn step_layers(
+        &self,
+        host: &NodeId,
+        (shard_id, weights): (&str, WeightsId),
+        now_ms: u64,
+    ) -> Option<u32> {
+        let steps = self.steps(host, shard_id, now_ms)?;
+        (steps.weights == weights).then_some(steps.layers)
+    }
+
+    fn steps(&self, host: &NodeId, shard_id: &str, now_ms: u64) -> Option<&StepTimes> {
         let one = self.hosts.get(host)?;
         let known = |steps: &&StepTimes| steps.is_known(now_ms);
         let own = one.shards.get(shard_id).filter(known);
@@ -397,7 +415,7 @@ impl ShardHealthTracker {
             let all = one.shards.values().filter(known);
             all.max_by_key(|steps| steps.at_ms)
         };
-        Some(own.or_else(any)?.quantile(50))
+        own.or_else(any)
     }
 
     /// Median time per row and layer of the other hosts with these weights.
@@ -550,6 +568,9 @@ mod tests {
         // The other shard is unmeasured: the host's speed is used.
         assert_eq!(all.ms_per_layer(&node("a"), "m:10-19", 0), Some(2.0));
         assert_eq!(all.ms_per_layer(&node("b"), "m:0-9", 0), None);
+        let layers = |weights| all.step_layers(&node("a"), ("m:0-9", weights), 0);
+        assert_eq!(layers(WEIGHTS), Some(10));
+        assert_eq!(layers(WeightsId([8; 32])), None);
         assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", STALE_MS), None);
         // A single step is not enough after the measurements expired.
         steps(&mut all, "a", 1, 10, STALE_MS);

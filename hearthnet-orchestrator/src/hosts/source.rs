@@ -16,7 +16,7 @@ use crate::exact::Exact;
 use crate::hosts::health::SharedHealth;
 use crate::hosts::link::HostLink;
 use crate::hosts::router::{
-    Candidate, PetalsLike, Planned, PolicyName, RouteError, RouteRequest, Span, Speeds, pick,
+    Auto, Candidate, PetalsLike, Planned, PolicyName, RouteError, RouteRequest, Span, Speeds, pick,
     pick_by,
 };
 
@@ -76,6 +76,8 @@ pub struct RoutedSpan {
     pub lo: u32,
     /// Last layer.
     pub hi: u32,
+    /// Policy that chose the host.
+    pub policy: PolicyName,
 }
 
 /// How long a search waits for hosts that are offline or do not answer.
@@ -158,6 +160,8 @@ pub struct Choice {
     /// Rule for the arithmetics of the hosts.
     pub exact: Exact,
     pub policy: PolicyName,
+    /// Measurements of hosts known by address. Members of a community announce theirs in its log.
+    pub speeds: Speeds,
     /// Behaviour of hosts in all calls of this process.
     pub health: SharedHealth,
 }
@@ -194,10 +198,13 @@ impl Choice {
                 let Descriptor { host, shard_id, .. } = &one.descriptor;
                 one.standing = all.standing(host, now);
                 one.ms_per_layer = all.ms_per_layer(host, shard_id, now);
+                let shard = (shard_id.as_str(), self.model.weights);
+                one.seen_layers = all.step_layers(host, shard, now).unwrap_or_default();
                 one.streams = all.streams(host);
             }
         });
         match self.policy {
+            PolicyName::Auto => pick_by(&Auto { speeds }, &request, &candidates),
             PolicyName::Greedy => pick(&request, &candidates),
             PolicyName::Planned => pick_by(&Planned { speeds }, &request, &candidates),
             PolicyName::PetalsLike => pick_by(&PetalsLike { speeds }, &request, &candidates),
@@ -220,12 +227,16 @@ impl Choice {
         };
         let candidates = links.iter().map(candidate).collect();
         let layers = search.layers.clone();
-        // Members announce measurements in their log, and these hosts are known by address.
-        let speeds = Speeds::new();
-        let spans = self.pick(candidates, layers, search.exclude, search.before, &speeds)?;
-        let routed = spans.into_iter().map(|Span { candidate, lo, hi }| {
-            let link = Arc::clone(links.get(candidate)?);
-            Some(RoutedSpan { link, lo, hi })
+        let (exclude, before) = (search.exclude, search.before);
+        let spans = self.pick(candidates, layers, exclude, before, &self.speeds)?;
+        let routed = spans.into_iter().map(|span| {
+            let link = Arc::clone(links.get(span.candidate)?);
+            Some(RoutedSpan {
+                link,
+                lo: span.lo,
+                hi: span.hi,
+                policy: span.policy,
+            })
         });
         let route: Option<Vec<RoutedSpan>> = routed.collect();
         route.ok_or_else(|| ChatError::Engine("a route names an unknown host".into()))

@@ -1,7 +1,7 @@
 //! Selection of layers for a host with `--layers auto`.
 //!
 //! Pure: computes a range from the advertised ranges, the memory of this machine and the model's
-//! size. The rules, also in `specs/distributed-inference.md`:
+//! size. The rules, also in `specs/shard-host.md` 7:
 //!
 //! 1. *Number.* The fair share is the model divided by the number of hosts, this one included, and
 //!    by at least two, so that no host takes a whole model. If other hosts serve and layers are
@@ -17,9 +17,10 @@
 //! By rule 3, the first-ranked host of a layer stays. Moves thus never uncover a layer, even when
 //! several hosts move at once. A host that moves takes missing layers, so the moves end.
 //!
-//! Coverage of models by a community: [`coverage`]. Placement by measurements: [`plan`], whose input
-//! [`observed`] takes from the log.
+//! Moves of a running host, by these rules or by a plan: [`auto`]. Coverage of models by a community:
+//! [`coverage`]. Placement by measurements: [`plan`], whose input [`observed`] takes from the log.
 
+pub mod auto;
 pub mod coverage;
 pub mod observed;
 pub mod plan;
@@ -124,44 +125,6 @@ pub fn settle(total: u32, room: u32, mine: Held, others: &[Held]) -> Option<(u32
     choose(total, room, others).filter(|&range| range != mine.range)
 }
 
-/// Time after an advertisement in which hosts that started together may not have seen each other.
-const TOGETHER_MS: u64 = 15_000;
-/// How long a proposed move must hold within that time: other advertisements may be on their way.
-const SOON_MS: u64 = 1_500;
-/// How long it must hold later: a restarting host is back by then.
-const LATER_MS: u64 = 20_000;
-
-/// Debounces moving a host to other layers. Pure.
-#[derive(Debug)]
-pub struct WaitLimits {
-    advertised_ms: u64,
-    wished: Option<(u64, (u32, u32))>,
-}
-
-impl WaitLimits {
-    /// Creates the debouncer of a host that advertised at `now_ms`.
-    pub fn new(now_ms: u64) -> Self {
-        Self {
-            advertised_ms: now_ms,
-            wished: None,
-        }
-    }
-
-    /// Takes the current proposal of [`settle`]. Returns the range once a move has been proposed
-    /// for long enough; the range may have changed meanwhile.
-    pub fn look(&mut self, now_ms: u64, wish: Option<(u32, u32)>) -> Option<(u32, u32)> {
-        let Some(range) = wish else {
-            self.wished = None;
-            return None;
-        };
-        let since = self.wished.map_or(now_ms, |(since, _)| since);
-        self.wished = Some((since, range));
-        let together = since.saturating_sub(self.advertised_ms) < TOGETHER_MS;
-        let wait = if together { SOON_MS } else { LATER_MS };
-        (now_ms.saturating_sub(since) >= wait).then_some(range)
-    }
-}
-
 /// Number of layers that fit into `budget` bytes, each counted as large as the largest.
 pub fn room(budget: u64, layer_bytes: &[u64]) -> u32 {
     let largest = layer_bytes.iter().copied().max().unwrap_or(0).max(1);
@@ -255,21 +218,6 @@ mod tests {
         assert_eq!(settle(30, 99, replica, &[a]), Some((15, 29)));
         // The only host of a layer never leaves it.
         assert_eq!(settle(30, 99, replica, &[b]), None);
-    }
-
-    #[test]
-    fn a_host_moves_soon_after_its_start_and_slowly_later_and_never_on_a_passing_wish() {
-        let there = Some((15, 29));
-        let mut early = WaitLimits::new(1000);
-        assert_eq!(early.look(2000, there), None);
-        assert_eq!(early.look(3499, there), None);
-        assert_eq!(early.look(3500, there), there);
-        let mut late = WaitLimits::new(1000);
-        assert_eq!(late.look(60_000, there), None);
-        assert_eq!(late.look(70_000, None), None);
-        assert_eq!(late.look(71_000, there), None);
-        assert_eq!(late.look(90_999, there), None);
-        assert_eq!(late.look(91_000, Some((20, 29))), Some((20, 29)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Input of the planner from the log: measurements, served layers and rights of the members.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{self, Advert, Level, Measured};
@@ -8,15 +8,26 @@ use hearthnet_files::WeightsId;
 
 use super::plan::{Community, Layers, Link, Machine};
 
-/// Time since a node was last unreachable, in seconds. The log does not tell it, and an announced
-/// node was reachable within the last two minutes.
-const PRESENT_S: u32 = 120;
-
 /// Members with unexpired measurements, as the planner sees them for the model `weights`.
 pub fn observed(state: &log::Community, weights: WeightsId, now_ms: u64) -> Community {
+    observed_for(None, state, weights, now_ms)
+}
+
+/// [`observed`], with `caller` among the nodes of the plan if it has measured. Other nodes may see
+/// another community if it is too large for a plan.
+pub fn observed_for(
+    caller: Option<NodeId>,
+    state: &log::Community,
+    weights: WeightsId,
+    now_ms: u64,
+) -> Community {
     let text = weights.to_string();
     let mut served: BTreeMap<NodeId, &Advert> = BTreeMap::new();
+    let mut busy: BTreeSet<NodeId> = BTreeSet::new();
     for advert in state.shards(now_ms) {
+        if advert.descriptor.queue_depth > 0 {
+            busy.insert(advert.author);
+        }
         if advert.descriptor.weights_sha256 != text {
             continue;
         }
@@ -26,10 +37,6 @@ pub fn observed(state: &log::Community, weights: WeightsId, now_ms: u64) -> Comm
             *kept = advert;
         }
     }
-    let busy = |node: &NodeId| {
-        let mut own = state.shards(now_ms).filter(|advert| advert.author == *node);
-        own.any(|advert| advert.descriptor.queue_depth > 0)
-    };
     let machine = |(node, measured): (&NodeId, &Measured)| {
         let mut models = measured.models.iter();
         let speed = models.find(|model| model.weights == weights.0);
@@ -42,10 +49,10 @@ pub fn observed(state: &log::Community, weights: WeightsId, now_ms: u64) -> Comm
             prefill_row_us: speed.map_or(0, |model| model.prefill_row_us),
             head_us: speed.map_or(0, |model| model.head_us),
             online_permille: measured.online_permille,
-            present_s: PRESENT_S,
+            present_s: measured.running_s,
             // Only callers load the head.
             chats: speed.is_some_and(|model| model.head_us > 0),
-            is_answering: busy(node),
+            is_answering: busy.contains(node),
             holds: range.map(|(lo, hi)| Layers::new(lo, hi.saturating_add(1))),
         }
     };
@@ -59,7 +66,28 @@ pub fn observed(state: &log::Community, weights: WeightsId, now_ms: u64) -> Comm
             ((*node, link.node), measured)
         })
     });
-    Community::new(state.measured(now_ms).map(machine), links)
+    Community::for_caller(caller, state.measured(now_ms).map(machine), links)
+}
+
+/// [`observed`], if each of these hosts has measured the model.
+pub fn observed_by_all(
+    state: &log::Community,
+    weights: WeightsId,
+    hosts: &BTreeSet<NodeId>,
+    now_ms: u64,
+) -> Option<Community> {
+    let measured = state.measured(now_ms).filter(|(_, measured)| {
+        let mut models = measured.models.iter();
+        models.any(|model| model.weights == weights.0 && model.layer_us > 0)
+    });
+    let measured: BTreeSet<NodeId> = measured.map(|(node, _)| *node).collect();
+    if !hosts.is_subset(&measured) {
+        return None;
+    }
+    let community = observed(state, weights, now_ms);
+    // Of a large community, not all nodes are planned.
+    let is_complete = hosts.iter().all(|node| community.machine(*node).is_some());
+    is_complete.then_some(community)
 }
 
 fn length(advert: &Advert) -> u32 {
@@ -90,6 +118,7 @@ mod tests {
                 layer_us,
                 prefill_row_us: 80,
             }],
+            running_s: 30,
             memory_bytes: 5 << 30,
             online_permille: 700,
         }
@@ -112,12 +141,31 @@ mod tests {
         assert_eq!((machine.layer_us, machine.head_us), (400, 900));
         assert_eq!(machine.holds, Some(Layers::new(0, 8)));
         assert!(machine.chats && machine.is_answering);
+        assert_eq!(machine.present_s, 30);
         assert_eq!(found.way(id(2), id(1), 0), (250, 0));
         // Of another model, neither speeds nor layers are known.
         let other = observed(&home.log.state(), WeightsId([8; 32]), now);
         let machine = other.machine(id(1)).unwrap();
         assert_eq!((machine.head_us, machine.holds), (0, None));
         assert!(!machine.chats);
+    }
+
+    #[test]
+    fn hosts_plan_only_if_all_of_them_have_measured_the_model() {
+        let home = Home::founded(key(1), true);
+        home.admit(id(2), Level::Trusted);
+        home.append(Body::NodeMeasured(measured(400, 2)));
+        let both = BTreeSet::from([id(1), id(2)]);
+        let all = |weights, hosts: &BTreeSet<NodeId>| {
+            observed_by_all(&home.log.state(), weights, hosts, now_ms()).is_some()
+        };
+        assert!(all(WEIGHTS, &BTreeSet::from([id(1)])) && !all(WEIGHTS, &both));
+        let body = Body::NodeMeasured(measured(0, 1));
+        home.log.append(&key(2), body, now_ms()).unwrap();
+        assert!(!all(WEIGHTS, &both));
+        let body = Body::NodeMeasured(measured(300, 1));
+        home.log.append(&key(2), body, now_ms()).unwrap();
+        assert!(all(WEIGHTS, &both) && !all(WeightsId([8; 32]), &both));
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod slow_reader;
 pub(crate) mod tests;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -103,6 +104,8 @@ pub struct ServedModel {
     pub id: String,
     pub weights: WeightsId,
     pub file: Arc<ModelFile>,
+    /// Layers that hosts run. This process runs the others for its chats.
+    pub hosted: Range<u32>,
     /// Tokenizer, embedding and output head.
     pub text: TextModel,
     /// Opens a backend for the blocks.

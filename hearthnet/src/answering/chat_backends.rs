@@ -15,6 +15,7 @@ use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{Choice, CommunityHosts, HostPool, Links, ModelOnWire};
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
+use hearthnet_orchestrator::router::Speeds;
 use hearthnet_orchestrator::sharded::PumpSettings;
 use tokio::runtime::Handle;
 
@@ -80,6 +81,7 @@ pub(crate) fn choice(model: &OpenModel, own_id: NodeId, config: &Config) -> Choi
         allow_self: inference.allow_self_as_shard,
         exact: inference.exact,
         policy: inference.routing_policy,
+        speeds: Speeds::new(),
         health: SharedHealth::default(),
     }
 }

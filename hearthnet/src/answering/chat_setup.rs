@@ -76,6 +76,7 @@ fn served(
         id: model.id.clone(),
         weights: model.weights,
         file: Arc::clone(&model.file),
+        hosted: model.private.hosted(),
         text: text_model(model, head)?,
         open,
         exact: config.research.distributed_inference.exact,

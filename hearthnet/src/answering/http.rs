@@ -55,7 +55,7 @@ pub(crate) fn unless_taken(
     match opened {
         Ok(server) => Ok(Some(server)),
         Err(failure) if !named && failure.kind == Kind::Host => {
-            note(format!("no {what}: {failure}"));
+            note(format!("no {what}: {}", failure.with_hint()));
             Ok(None)
         }
         Err(failure) => Err(failure),

@@ -210,6 +210,14 @@ impl Failure {
         self.hint.as_deref()
     }
 
+    /// Message with the hint, for one line of text.
+    pub(crate) fn with_hint(&self) -> String {
+        match &self.hint {
+            Some(hint) => format!("{} ({hint})", self.message),
+            None => self.message.clone(),
+        }
+    }
+
     /// Failure of an answer, from a service. `None` if the error concerns the call, or if the
     /// service cancelled without a request from here.
     pub(crate) fn of_answer(error: &CallError, cancel: &Cancel) -> Option<Self> {
@@ -329,5 +337,18 @@ impl From<std::io::Error> for Failure {
             std::io::ErrorKind::BrokenPipe => Self::new(Kind::OutputClosed, "output closed"),
             _ => Self::internal(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_text_has_the_hint_behind_the_message() {
+        let failure = Failure::new(Kind::Host, "the disk is full");
+        assert_eq!(failure.with_hint(), "the disk is full");
+        let failure = failure.hint("free some space");
+        assert_eq!(failure.with_hint(), "the disk is full (free some space)");
     }
 }

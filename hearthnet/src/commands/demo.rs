@@ -14,7 +14,7 @@ use crate::answering::chat_backends::pooled_hosts;
 use crate::answering::chat_setup::{converse, hosted_model, local_model};
 use crate::answering::private_layers;
 use crate::answering::stream::{Print, print_text, stream_answer};
-use crate::cli::args::DemoArgs;
+use crate::cli::args::{DemoArgs, HostLayers};
 use crate::cli::{Failure, bytes, note, output, print_result, runtime, table, watch_interrupt};
 use crate::config::Context;
 use crate::hosting::host_process::{
@@ -59,10 +59,11 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let plan = HostPlan {
         model: &model,
         config,
-        threads,
         streams: 1,
     };
-    let mut hosts = HostProcesses::start(&plan, &ranges, &cancel)?;
+    let host = |layers| HostLayers { layers, threads };
+    let assigned: Vec<HostLayers> = ranges.into_iter().map(host).collect();
+    let mut hosts = HostProcesses::start(&plan, &assigned, &cancel)?;
     if !args.json {
         for own in own_layers(&model) {
             note(format!("  layers {own} on this machine (private layers)"));

@@ -8,6 +8,7 @@ pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod diagnose;
 pub(crate) mod engine;
+mod handover;
 pub(crate) mod id;
 pub(crate) mod init;
 pub(crate) mod log;

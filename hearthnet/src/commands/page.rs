@@ -5,14 +5,17 @@ use std::io::{self, IsTerminal as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use super::handover::Handover;
 use crate::answering::http::read_key;
 use crate::cli::args::Global;
 use crate::cli::qr::Qr;
-use crate::cli::{Failure, block_on, failure, note, print, print_bytes};
+use crate::cli::{Failure, block_on, failure, no_thread, note, print, print_bytes};
 use crate::home::Lock;
 use crate::node::addresses::reachable;
 use crate::node::{NODE_STATUS, Running, local_api};
@@ -20,17 +23,26 @@ use crate::node::{NODE_STATUS, Running, local_api};
 /// Time limit of `--wait`: loading a model may take as long.
 const STARTING: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// Time in which a browser must ask for the page.
+const BROWSER_STARTS: Duration = Duration::from_secs(60);
+const BROWSER_POLL: Duration = Duration::from_millis(20);
 
 pub(crate) fn run(open: bool, wait: bool, global: &Global) -> Result<(), Failure> {
     let (listen, running) = block_on(find(global, wait))?;
-    if open {
-        // Without the key: other users of this machine can read the command line of a browser.
-        return open_browser(&link(on_this_machine(listen), None));
-    }
+    let at = on_this_machine(listen);
     let key = running.key_file.as_deref().map(Path::new);
-    let key = key.map(read_key).transpose()?;
+    let key = key.map(read_key).transpose();
+    if open {
+        let without = link(at, None);
+        return match key {
+            Ok(Some((_, key))) => open_with_key(&link(at, Some(key.as_str())), &without),
+            // Without a key that can be read, the page asks for it.
+            _ => open_browser(&without),
+        };
+    }
+    let key = key?;
     let key = key.as_ref().map(|(_, key)| key.as_str());
-    let here = link(on_this_machine(listen), key);
+    let here = link(at, key);
     print(format!("{here}\n"))?;
     match key {
         Some(key) if !listen.ip().is_loopback() => show_to_phones(listen, key),
@@ -75,7 +87,9 @@ pub(super) fn show_to_phones(listen: SocketAddr, key: &str) -> Result<(), Failur
         return Ok(());
     };
     let link = link(at, Some(key));
-    note("for a phone in this network; anyone with this link can chat, invite and pause:");
+    note(
+        "for a phone in this network; anyone with this link can chat, invite and pause, and on an anchor change levels:",
+    );
     print(format!("{link}\n"))?;
     match Qr::of(&link) {
         // Its escape sequences would be removed from text.
@@ -137,8 +151,37 @@ fn open_browser(url: &str) -> Result<(), Failure> {
         .status();
     match opener {
         Ok(status) if status.success() => Ok(()),
-        _ => Err(failure!(Host, "no browser could be opened").hint(format!("open {url} yourself"))),
+        _ => Err(no_browser(url)),
     }
+}
+
+fn no_browser(url: &str) -> Failure {
+    failure!(Host, "no browser could be opened").hint(format!("open {url} yourself"))
+}
+
+/// Opens `link`, without its key in a command line. `without` is the link without the key.
+fn open_with_key(link: &str, without: &str) -> Result<(), Failure> {
+    let handover = Handover::new()?;
+    let (url, (failed, fails)) = (handover.url(), mpsc::channel());
+    // The opener may run for as long as the browser.
+    let open = move || {
+        if open_browser(&url).is_err() {
+            let _ = failed.send(());
+        }
+    };
+    let opening = thread::Builder::new().name("browser".into()).spawn(open);
+    opening.map_err(|error| no_thread(&error))?;
+    let until = Instant::now() + BROWSER_STARTS;
+    while Instant::now() < until {
+        if handover.answer(link, without) {
+            return Ok(());
+        }
+        if fails.try_recv().is_ok() {
+            break;
+        }
+        thread::sleep(BROWSER_POLL);
+    }
+    Err(no_browser(without))
 }
 
 #[cfg(test)]

@@ -34,7 +34,10 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     let (running, hosts) = block_on(async {
         // If no node runs, the log is as old as the last command that synced.
         if let Err(failure) = with_synced_node(&home, &cx.config, async |_| Ok(())).await {
-            note(format!("other members could not be asked: {failure}"));
+            note(format!(
+                "other members could not be asked: {}",
+                failure.with_hint()
+            ));
         }
         let params = json!({ "hosts": true });
         let running: Option<Running> =

@@ -46,8 +46,8 @@ pub(crate) fn run(args: &UpArgs, global: Global) -> Result<(), Failure> {
         false => None,
     };
     let named = answers.as_ref().map(|answers| answers.name.as_str());
-    let memory = answers.as_ref().and_then(|answers| answers.memory);
-    init::make(&global, || Ok(true), named, memory)?;
+    let asked = answers.as_ref().and_then(|answers| answers.memory);
+    init::make(&global, || Ok(true), named, asked)?;
     let loaded = Loaded::load(global.config.as_deref(), &global.set)?;
     let cx = Context {
         global,
@@ -71,7 +71,17 @@ pub(crate) fn run(args: &UpArgs, global: Global) -> Result<(), Failure> {
         adopt_first(args, &home, &cx);
         invite_neighbours(&home, &cx)?;
     }
+    if !is_new {
+        tell_unused(args, &home);
+    }
     drop(home);
+    let memory = args.memory.map(u64::from).or(asked);
+    let memory = memory.filter(|percent| *percent != cx.config.manners.memory_percent.0);
+    if let Some(percent) = memory {
+        note(format!(
+            "this run gives {percent} % of the free memory; to keep that, set manners.memory_percent (`hearthnet config show` names the file)"
+        ));
+    }
     let phone = match args.phone {
         true if Lock::is_held(&dir) => {
             note("this node runs already; stop it before `hearthnet up --phone`");
@@ -80,7 +90,32 @@ pub(crate) fn run(args: &UpArgs, global: Global) -> Result<(), Failure> {
         true => Some(open_to_phones(&cx)?),
         false => None,
     };
-    become_daemon(args, phone, &cx)
+    become_daemon(args, memory, phone, &cx)
+}
+
+/// Reports options that only a new node takes, and a first model that could not be adopted.
+fn tell_unused(args: &UpArgs, home: &Home) {
+    let state = home.state();
+    let given = [
+        ("--found", args.found.is_some()),
+        ("--join", args.join.is_some()),
+        ("--name", args.name.is_some()),
+        ("--model", args.model.is_some()),
+    ];
+    let unused: Vec<&str> = given.iter().filter(|it| it.1).map(|it| it.0).collect();
+    if !unused.is_empty() {
+        note(format!(
+            "{} without effect: this node is in {:?} already; `hearthnet community leave` leaves it",
+            unused.join(", "),
+            state.name
+        ));
+    }
+    if state.models().is_empty() && state.level(&home.key.id()) == Some(Level::Anchor) {
+        note(format!(
+            "{:?} has adopted no model; `hearthnet model adopt MODEL` chooses one",
+            state.name
+        ));
+    }
 }
 
 /// Listener of the page that phones reach, and the file with its key.
@@ -267,8 +302,10 @@ fn adopt_first(args: &UpArgs, home: &Home, cx: &Context) {
         .or_else(|| cx.config.model.default.clone());
     let model = configured.unwrap_or_else(|| ModelRef::Id(FALLBACK.to_owned()));
     if let Err(why) = adopt::adopt(&model, home, cx, true) {
-        let hint = why.hint_text().map_or(String::new(), |h| format!(" ({h})"));
-        note(format!("the community has no model yet: {why}{hint}"));
+        note(format!(
+            "the community has no model yet: {}",
+            why.with_hint()
+        ));
         note("`hearthnet model adopt MODEL` chooses one");
     }
 }
@@ -288,7 +325,12 @@ fn invite_neighbours(home: &Home, cx: &Context) -> Result<(), Failure> {
 
 /// Replaces this process by the daemon. A new program starts with one thread, which the sandbox
 /// needs (`../daemon/isolation.rs`).
-fn become_daemon(args: &UpArgs, phone: Option<Phone>, cx: &Context) -> Result<(), Failure> {
+fn become_daemon(
+    args: &UpArgs,
+    memory: Option<u64>,
+    phone: Option<Phone>,
+    cx: &Context,
+) -> Result<(), Failure> {
     if !args.no_open && page::can_open() {
         let mut opener = this_program();
         opener
@@ -302,7 +344,7 @@ fn become_daemon(args: &UpArgs, phone: Option<Phone>, cx: &Context) -> Result<()
     }
     let mut serve = this_program();
     serve.args(cx.global.to_args()).args(["serve", "--up"]);
-    if let Some(percent) = args.memory {
+    if let Some(percent) = memory {
         serve
             .arg("--set")
             .arg(format!("manners.memory_percent={percent}"));

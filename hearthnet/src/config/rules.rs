@@ -1,6 +1,8 @@
 //! Rules of single settings: each reads a value, or refuses it with a text that continues a
 //! sentence beginning with the setting's key.
 
+use std::fmt;
+
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::is_name;
 use hearthnet_hub::ModelRef;
@@ -134,23 +136,31 @@ impl QuietHours {
     }
 }
 
-/// Hours of the day, or nothing.
+impl fmt::Display for QuietHours {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.from, self.until)
+    }
+}
+
+/// Parses hours of the day, `22:00-07:00`; an empty text is none.
+pub(crate) fn parse_quiet_hours(hours: &str) -> Result<Option<QuietHours>, String> {
+    let form = "must be two times of day, for example \"22:00-07:00\", or \"\"";
+    if hours.is_empty() {
+        return Ok(None);
+    }
+    let (from, until) = hours.split_once('-').ok_or(form)?;
+    let time = |text: &str| parse_time_of_day(text.trim()).map_err(|_| form.to_owned());
+    let (from, until) = (time(from)?, time(until)?);
+    match from == until {
+        true => Err(form.to_owned()),
+        false => Ok(Some(QuietHours { from, until })),
+    }
+}
+
 pub(super) fn quiet_hours<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<QuietHours>, D::Error> {
-    let form = "must be two times of day, for example \"22:00-07:00\", or \"\"";
-    text(from, |hours| {
-        if hours.is_empty() {
-            return Ok(None);
-        }
-        let (from, until) = hours.split_once('-').ok_or(form)?;
-        let time = |text: &str| parse_time_of_day(text.trim()).map_err(|_| form.to_owned());
-        let (from, until) = (time(from)?, time(until)?);
-        match from == until {
-            true => Err(form.to_owned()),
-            false => Ok(Some(QuietHours { from, until })),
-        }
-    })
+    text(from, parse_quiet_hours)
 }
 
 /// Name of a model, or nothing.

@@ -229,7 +229,12 @@ impl Config {
     /// Layers to serve, if any.
     pub(crate) fn layers(&self) -> Option<Layers> {
         let host = &self.research.distributed_inference.host;
-        host.serve_shards.then_some(host.serve_layers)
+        host.serve_shards.then_some(self.serve_layers())
+    }
+
+    /// Layers for a daemon that serves layers, whatever `serve_shards` says.
+    pub(crate) fn serve_layers(&self) -> Layers {
+        self.research.distributed_inference.host.serve_layers
     }
 
     /// Engine options; `threads` overrides the thread count.

@@ -193,7 +193,8 @@ impl Contributions {
         }
     }
 
-    /// Writes the event of the day, if it is due. Tried again at the next tick if it fails.
+    /// Writes the event of the day, if it is due and a member is there. Tried again at the next tick
+    /// if it fails.
     async fn announce(&self) {
         let own = self.home.key.id();
         let state = self.home.state();
@@ -202,12 +203,22 @@ impl Contributions {
         };
         let counted = self.state.lock().counts.of(member).gave();
         let next = Gave::next(counted, member.gave.as_ref(), member.since_ms, now_ms());
-        let Some(next) = next.filter(|_| self.home.last_seq(&own) < MOST_EVENTS) else {
+        let may = || self.is_in_sync() && self.home.last_seq(&own) < MOST_EVENTS;
+        let Some(next) = next.filter(|_| may()) else {
             return;
         };
         if let Err(error) = self.node.append(&self.home, Body::NodeGave(next)).await {
             tracing::info!("what this node gave is not announced: {error}");
         }
+    }
+
+    /// Whether a member has compared its log with this one. Members may know later events of this
+    /// node, as after an old copy of its disk was restored, and a second history freezes its key.
+    /// They also contradict a wrong clock.
+    fn is_in_sync(&self) -> bool {
+        let peers = self.node.node.peers().into_iter();
+        let mut links = peers.filter_map(|peer| peer.link);
+        links.any(|link| link.progress.in_sync)
     }
 }
 

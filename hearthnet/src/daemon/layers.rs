@@ -4,30 +4,29 @@
 //!             right lost, pause                    other layers are needed more
 //!  suspended <------------- serving <----------------------------------+
 //!      |                      ^  |                                     |
-//!      +-- right, and give ---+  +-- withdraw, drain, choose anew -----+
+//!      +-- right, and give ---+  +-- fetch, withdraw, drain, load -----+
 //! ```
 //!
-//! `manners.rs` decides about pauses.
+//! `manners.rs` decides about pauses, `choose_layers.rs` about moves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, FutureExt, OptionFuture};
 use hearthnet_bus::calls::Served;
 use hearthnet_bus::log::{Body, Level};
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_engine::footprint;
 use hearthnet_files::part::Part;
 use hearthnet_http::Health;
-use hearthnet_orchestrator::coverage::held_by_others;
-use hearthnet_orchestrator::placement::{
-    Held, WaitLimits, choose, missing, room, runs_text, settle,
-};
+use hearthnet_orchestrator::placement::{missing, runs_text};
 use hearthnet_shard::{RunningHost, check_kv_budget};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
+use super::choose_layers::Chooser;
 use super::contributions::Computed;
 use super::manners::{Give, Why};
 use super::watch::{RELEASE_WITHIN, Watch, reason};
@@ -35,7 +34,7 @@ use super::weights::Fetcher;
 use crate::cli::args::Layers;
 use crate::cli::{Failure, Stop, failure, note, print_result};
 use crate::config::{Config, Host};
-use crate::home::{Home, now_ms};
+use crate::home::Home;
 use crate::hosting::host_config::{
     Ready, announcement, engine_failed, serve_config, shard_config, stopping,
 };
@@ -50,6 +49,10 @@ const HEARTBEAT: Duration = Duration::from_secs(30);
 const LOAD_NEWS: Duration = Duration::from_secs(5);
 /// Poll interval for the host's load and for other advertisements.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Time since the last step after which no answer runs, so that the host may move.
+const ANSWERED: Duration = Duration::from_secs(3);
+/// Time without moves after a fetch that failed.
+const RETRY: Duration = Duration::from_secs(60);
 
 /// Request to serve layers.
 #[derive(Clone)]
@@ -173,7 +176,6 @@ impl LayerHost {
         };
         self.leaving.store(false, Ordering::SeqCst);
         let serving = Serving {
-            room: room_here(&request, &self.config)?,
             own: self.home.key.id(),
             host: self,
             request,
@@ -223,21 +225,13 @@ enum Next {
     Pause(Why),
 }
 
-/// Number of layers that fit into memory; 0 for an explicit range.
-fn room_here(request: &LayerRequest, config: &Config) -> Result<u32, Failure> {
-    if request.layers != Layers::Auto {
-        return Ok(0);
-    }
-    let (file, engine) = (&request.model.file, &request.engine);
-    let budget = engine.auto_budget(file, config)?;
-    Ok(room(budget, &engine.layer_bytes(file)?))
-}
+/// Range to which this host moves, and the fetch of its layers.
+type Fetching<'a> = ((u32, u32), BoxFuture<'a, Result<(), Failure>>);
 
 struct Serving<'a> {
     host: &'a LayerHost,
     own: NodeId,
     request: LayerRequest,
-    room: u32,
     tell: EventSink,
     stop: Stop,
 }
@@ -247,19 +241,18 @@ impl Serving<'_> {
         self.request.model.file.spec().layers
     }
 
-    /// Ranges of this model that other hosts serve now.
-    fn others(&self) -> Vec<Held> {
-        let state = self.host.home.state();
-        held_by_others(
-            state.shards(now_ms()),
-            self.own,
-            &self.request.model.weights.to_string(),
-            self.total(),
-        )
-    }
-
     /// Serves ranges one after another, until a stop or an error.
     async fn run(&self) -> Result<(), Failure> {
+        let (host, asked) = (self.host, &self.request);
+        let on_disk = match &asked.fetch {
+            Some((fetcher, part)) if asked.layers == Layers::Auto => {
+                fetcher.layers_on_disk(part)?
+            }
+            _ => self.total(),
+        };
+        let (node, of) = (&host.daemon_node.node, (&asked.model, &asked.engine));
+        let layers = (asked.layers, on_disk);
+        let mut chooser = Chooser::new(&host.home, node, of, layers, &host.config)?;
         let mut chosen = None;
         loop {
             tokio::select! {
@@ -273,7 +266,7 @@ impl Serving<'_> {
             let range = match chosen.take() {
                 Some(range) => range,
                 None => tokio::select! {
-                    range = self.first_range() => range?,
+                    range = self.first_range(&mut chooser) => range?,
                     () = self.stop.asked() => return Ok(()),
                 },
             };
@@ -286,7 +279,7 @@ impl Serving<'_> {
             self.host.health.send_replace(Health::Serving);
             let rows = running.given_layer_rows();
             self.host.computed.begin(rows, self.total());
-            let next = self.serve(&running, range).await;
+            let next = self.serve(&running, range, &mut chooser).await;
             self.host.computing.store(false, Ordering::Relaxed);
             let ends = matches!(next, Ok(Next::Stop) | Err(_));
             self.host.leaving.store(ends, Ordering::SeqCst);
@@ -300,6 +293,7 @@ impl Serving<'_> {
             let mut within = Duration::from_secs(settings.drain_seconds.0);
             match &next {
                 Ok(Next::Move((lo, hi))) => {
+                    chooser.moves_to((*lo, *hi));
                     self.say(format!("moving to layers {lo}-{hi}, which are needed more"));
                 }
                 Ok(Next::Stop) => self.say(stopping(settings)),
@@ -335,8 +329,7 @@ impl Serving<'_> {
 
     fn suspended(&self, why: &Failure) {
         self.host.daemon_node.set_serving(Err(why.to_string()));
-        let hint = why.hint_text().map_or(String::new(), |h| format!(" ({h})"));
-        self.say(format!("no layers are served for now: {why}{hint}"));
+        self.say(format!("no layers are served for now: {}", why.with_hint()));
     }
 
     /// Waits for the right to serve. Returns an error if this node is no longer a member.
@@ -408,13 +401,14 @@ impl Serving<'_> {
         }
     }
 
-    async fn first_range(&self) -> Result<(u32, u32), Failure> {
+    async fn first_range(&self, chooser: &mut Chooser) -> Result<(u32, u32), Failure> {
         if let Layers::Range(lo, hi) = self.request.layers {
             return Ok((lo, hi));
         }
         self.say("looking at what the community serves");
         wait_until_synced(&self.host.daemon_node.node).await;
-        if let Some(range) = choose(self.total(), self.room, &self.others()) {
+        chooser.look();
+        if let Some(range) = chooser.first() {
             return Ok(range);
         }
         let layers = self.request.engine.layer_bytes(&self.request.model.file)?;
@@ -462,7 +456,12 @@ impl Serving<'_> {
     }
 
     /// Advertises and watches, until another range is needed more, or until a stop.
-    async fn serve(&self, running: &RunningHost, range: (u32, u32)) -> Result<Next, Failure> {
+    async fn serve(
+        &self,
+        running: &RunningHost,
+        range: (u32, u32),
+        chooser: &mut Chooser,
+    ) -> Result<Next, Failure> {
         self.advertise(running)?;
         let descriptor = running.descriptor();
         let address = format!("{}#{}", descriptor.endpoint, self.own);
@@ -472,18 +471,33 @@ impl Serving<'_> {
         (self.tell)(LayerEvent::Ready(Box::new(ready)));
         let mut lacking = None;
         let mut said = (Instant::now(), self.description(running));
-        let mut wait_limits = WaitLimits::new(now_ms());
+        let mut wait_limits = chooser.wait_limits();
+        let mut fetching: Option<Fetching<'_>> = None;
+        let mut moves_from = Instant::now();
         let mut changes = self.host.home.log.changes();
         let mut steps = 0;
         loop {
             let computed = running.stats().steps;
             let computing = computed != std::mem::replace(&mut steps, computed);
             self.host.computing.store(computing, Ordering::Relaxed);
-            self.tell_whole(range, &mut lacking);
+            if computing {
+                moves_from = moves_from.max(Instant::now() + ANSWERED);
+            }
+            chooser.look();
+            self.tell_whole(range, chooser.served_by_others(), &mut lacking);
+            let fetch = fetching.as_mut().map(|(_, done)| done);
             tokio::select! {
                 () = running.failed() => return Err(engine_failed()),
                 () = self.stop.asked() => return Ok(Next::Stop),
                 why = self.pause() => return Ok(Next::Pause(why)),
+                Some(fetched) = OptionFuture::from(fetch) => {
+                    fetching = None;
+                    if let Err(why) = fetched {
+                        let why = why.with_hint();
+                        self.say(format!("no move to other layers for now: {why}"));
+                        moves_from = Instant::now() + RETRY;
+                    }
+                }
                 _ = changes.changed() => {}
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
@@ -504,24 +518,40 @@ impl Serving<'_> {
                 }
                 said = (Instant::now(), now);
             }
-            if self.request.layers == Layers::Auto {
-                let mine = Held {
-                    node: self.own,
-                    range,
-                };
-                let move_to = settle(self.total(), self.room, mine, &self.others());
-                if let Some(next) = wait_limits.look(now_ms(), move_to) {
-                    return Ok(Next::Move(next));
-                }
+            match chooser.due(range, &mut wait_limits).await {
+                None => fetching = None,
+                Some(_) if Instant::now() < moves_from => {}
+                Some(next) if self.is_here(next) => return Ok(Next::Move(next)),
+                Some(next) if fetching.as_ref().is_some_and(|(to, _)| *to == next) => {}
+                Some(next) => fetching = self.fetching(next),
             }
         }
     }
 
-    /// Reports when the layers change that no host serves, given that this host serves `range`;
-    /// `said` is the last report.
-    fn tell_whole(&self, range: (u32, u32), said: &mut Option<Vec<(u32, u32)>>) {
-        let others = self.others().into_iter().map(|held| held.range);
-        let held: Vec<(u32, u32)> = others.chain([range]).collect();
+    /// Whether the weights of these layers are on this machine.
+    fn is_here(&self, (lo, hi): (u32, u32)) -> bool {
+        let Some((_, part)) = &self.request.fetch else {
+            return true;
+        };
+        part.missing(&part.table().of_layers(lo, hi)).is_empty()
+    }
+
+    /// Begins to fetch layers, while others are served. Dropping the result ends the fetch.
+    fn fetching(&self, range: (u32, u32)) -> Option<Fetching<'_>> {
+        let (fetcher, part) = self.request.fetch.as_ref()?;
+        let wanted = part.table().of_layers(range.0, range.1);
+        Some((range, fetcher.fetch(part, wanted).boxed()))
+    }
+
+    /// Reports when the layers change that no reachable host serves, given that this host serves
+    /// `range` and the others `held`; `said` is the last report.
+    fn tell_whole(
+        &self,
+        range: (u32, u32),
+        mut held: Vec<(u32, u32)>,
+        said: &mut Option<Vec<(u32, u32)>>,
+    ) {
+        held.push(range);
         let now = missing(self.total(), &held);
         if said.as_ref() == Some(&now) {
             return;

@@ -14,7 +14,7 @@ use hearthnet_platform::cpu_time::CpuTime;
 use hearthnet_platform::memory::SharedMemory;
 
 use crate::config::{Manners, QuietHours};
-use crate::home::Paused;
+use crate::home::{OwnHours, Paused};
 
 /// Time for which a cause of the machine must be gone before layers are served again.
 const CALM: Duration = Duration::from_secs(60);
@@ -47,6 +47,8 @@ pub(super) struct Reading {
     /// Local minute of the day, if known.
     pub(super) minute: Option<u16>,
     pub(super) paused: Option<Paused>,
+    /// The owner's quiet hours, if they replace the configured ones.
+    pub(super) own_hours: Option<OwnHours>,
     pub(super) on_battery: bool,
     pub(super) cpu: Option<CpuTime>,
     pub(super) memory: Vec<SharedMemory>,
@@ -105,7 +107,10 @@ impl Decision {
         let used = self.is_used(now);
         self.in_use.see(now.up, used);
         let paused = now.paused.filter(|paused| paused.holds_at(now.now_ms));
-        let quiet = self.manners.quiet_hours;
+        let quiet = match now.own_hours {
+            Some(OwnHours(hours)) => hours,
+            None => self.manners.quiet_hours,
+        };
         let quiet = quiet.filter(|hours| now.minute.is_some_and(|minute| hours.contain(minute)));
         let causes = [
             // First, because it allows the least time.
@@ -259,6 +264,10 @@ mod tests {
         };
         let hours = "quiet_hours=22:00-07:00";
         let quiet = decision(&[hours]).manners.quiet_hours.unwrap();
+        let own = |hours| Reading {
+            own_hours: Some(OwnHours(hours)),
+            ..night(at(0))
+        };
         for (sets, reading, expected) in [
             (&[][..], at(0), Give::Serve),
             (&[], night(at(0)), Give::Serve),
@@ -272,6 +281,9 @@ mod tests {
             (&[], paused(Some(0)), Give::Serve),
             (&[hours], at(0), Give::Serve),
             (&[hours], night(at(0)), Give::Pause(Why::QuietHours(quiet))),
+            (&[], own(Some(quiet)), Give::Pause(Why::QuietHours(quiet))),
+            // The owner's hours replace the configured ones.
+            (&[hours], own(None), Give::Serve),
             (&[], battery(), Give::Pause(Why::Battery)),
             (&["on_battery=true"], battery(), Give::Serve),
             (&["only_when_idle=true"], at(0), Give::Pause(Why::InUse)),

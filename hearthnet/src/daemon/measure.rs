@@ -2,42 +2,42 @@
 //!
 //! | number | source |
 //! |---|---|
-//! | memory | what `[manners]` and the settings of hosts give, and what is held |
+//! | memory | what `[manners]` and the settings of hosts give, and what is held; 0 while no layers are served |
 //! | share of the time online | hours in which the daemon ran (`home/online.rs`) |
 //! | time per layer | the host's own turns, else a benchmark of held layers |
 //! | time per prefill row | that benchmark |
 //! | time of the head | three rows through it |
-//! | delay of a link | this node's chats over the host |
+//! | delay of a link | this node's chats over the host, else three small requests (`links.rs`) |
+//! | bandwidth of a link | the best rate of weights from the member (`node/link_rates.rs`) |
 //!
 //! Benchmarks run while nobody is answered. Those of layers are kept in the data directory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{
     Body, LinkSpeed, MAX_LINK_SPEEDS, MAX_MODEL_SPEEDS, Measured, ModelSpeed,
 };
-use hearthnet_engine::EngineOptions;
-use hearthnet_engine::bench::time_layers;
-use hearthnet_files::{ModelFile, WeightsId};
+use hearthnet_files::WeightsId;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::service::ServedModel;
-use hearthnet_platform::machine::stand_back;
 use hearthnet_platform::regular_file;
 use hearthnet_platform::whole_file::{self, Access};
-use serde::{Deserialize, Serialize};
-use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use super::layers::LayerHost;
+use super::links::Probed;
+use super::manners::Give;
 use super::news::is_news;
 use crate::cli::Stop;
 use crate::cli::args::EngineKind;
 use crate::config::Config;
 use crate::home::{Home, Online, now_ms};
+use crate::hosting::layer_times::{Times, benchmark, sample, whole_us};
 use crate::models::{given_bytes, share_of_free};
 use crate::node::{DaemonNode, wait_until_synced};
 
@@ -45,12 +45,6 @@ use crate::node::{DaemonNode, wait_until_synced};
 const INTERVAL: Duration = Duration::from_secs(40);
 /// Life of an announcement.
 const LIFE: Duration = Duration::from_secs(120);
-/// Work of the benchmark of layers.
-const BENCHMARK: Duration = Duration::from_millis(200);
-/// Lowest priority.
-const NICENESS: i32 = 19;
-/// Weights that a benchmark runs through, where the layers suffice: more than most caches hold.
-const BENCHMARK_BYTES: u64 = 64 << 20;
 /// Largest share of the free memory for a benchmark, in per cent.
 const BENCHMARK_PERCENT: u64 = 25;
 
@@ -60,13 +54,6 @@ const MAX_BYTES: u64 = 64 << 10;
 const MAX_TIMES: usize = 64;
 
 const HOUR_MS: u64 = 3_600_000;
-
-/// Times of an average layer in microseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Times {
-    layer_us: u32,
-    prefill_row_us: u32,
-}
 
 /// What measuring needs.
 pub(super) struct Measurer {
@@ -84,18 +71,30 @@ struct Known {
     layers: BTreeMap<String, Times>,
     /// Models whose benchmark failed.
     failed: Vec<WeightsId>,
+    probed: Probed,
 }
 
 impl Measurer {
-    /// Measures and announces until a stop.
+    /// Measures and announces until a stop. Then withdraws the measurements, so that no plan counts on
+    /// a node that has stopped.
     pub(super) async fn run(self, stop: Stop) {
         tokio::select! {
             () = stop.asked() => {}
             () = self.announce() => {}
         }
+        let own = self.home.key.id();
+        let state = self.home.state();
+        if state.measured(now_ms()).any(|(node, _)| *node == own) {
+            let nothing = Body::NodeMeasured(Measured::default());
+            if let Err(error) = self.home.append(&self.home.key, nothing) {
+                tracing::debug!("measurements are not withdrawn: {error}");
+            }
+        }
     }
 
     async fn announce(&self) {
+        let started = Instant::now();
+        let mut give = self.layer_host.watch.give();
         wait_until_synced(&self.node.node).await;
         let dir = &self.home.dir;
         let mut online = Online::read(dir);
@@ -103,6 +102,7 @@ impl Measurer {
             heads: BTreeMap::new(),
             layers: read_times(dir),
             failed: Vec::new(),
+            probed: Probed::default(),
         };
         let mut said: Option<(Instant, Measured)> = None;
         loop {
@@ -112,7 +112,11 @@ impl Measurer {
                 tracing::debug!(%error, "the hours online are not stored");
             }
             if self.home.require_research(&self.config).is_ok() {
-                let now = self.measure(&mut known, online.permille()).await;
+                let mut now = self.measure(&mut known, online.permille()).await;
+                now.running_s = u32::try_from(started.elapsed().as_secs()).unwrap_or(u32::MAX);
+                if *give.borrow_and_update() != Give::Serve {
+                    now.memory_bytes = 0;
+                }
                 let is_due = said.as_ref().is_none_or(|(at, before)| {
                     at.elapsed() + INTERVAL >= LIFE || is_news(before, &now)
                 });
@@ -125,7 +129,11 @@ impl Measurer {
                     }
                 }
             }
-            tokio::time::sleep(INTERVAL).await;
+            // A pause counts at once.
+            tokio::select! {
+                () = tokio::time::sleep(INTERVAL) => {}
+                Ok(()) = give.changed() => {}
+            }
         }
     }
 
@@ -164,20 +172,34 @@ impl Measurer {
             });
             speed.layer_us = layer_us;
         }
-        let own = self.home.key.id();
-        let delays = self.node.health.delays().into_iter();
-        let links = delays.filter(|(node, _)| *node != own);
-        let links = links.take(MAX_LINK_SPEEDS).map(|(node, delay)| LinkSpeed {
-            node,
-            kbit_s: 0,
-            delay_us: whole_us(delay.as_secs_f64() * 1e6),
-        });
         Measured {
-            links: links.collect(),
+            links: self.links(known).await,
             models: speeds.into_values().collect(),
             memory_bytes: given_bytes(&self.config, held),
             online_permille,
+            ..Measured::default()
         }
+    }
+
+    /// Links whose delay is known: first those of this node's chats.
+    async fn links(&self, known: &mut Known) -> Vec<LinkSpeed> {
+        let own = self.home.key.id();
+        let mut delays = self.node.health.delays();
+        delays.retain(|(node, _)| *node != own);
+        let chatted: BTreeSet<NodeId> = delays.iter().map(|(node, _)| *node).collect();
+        // Requests wait behind the pieces of a transfer.
+        if !self.is_busy() && !self.node.is_downloading() {
+            known.probed.refresh(&self.node.node, &chatted).await;
+        }
+        let others = known.probed.delays();
+        delays.extend(others.filter(|(node, _)| !chatted.contains(node)));
+        delays.truncate(MAX_LINK_SPEEDS);
+        let link = |(node, delay): (NodeId, Duration)| LinkSpeed {
+            node,
+            kbit_s: self.node.link_rates.kbit_s(&node),
+            delay_us: whole_us(delay.as_secs_f64() * 1e6),
+        };
+        delays.into_iter().map(link).collect()
     }
 
     /// Whether a benchmark would disturb an answer, or be disturbed by one.
@@ -240,60 +262,6 @@ impl Measurer {
     }
 }
 
-/// Half-open range of held layers for a benchmark, of at most `budget` bytes.
-fn sample(file: &ModelFile, budget: u64) -> Option<std::ops::Range<u32>> {
-    let longest = file
-        .held_layers()
-        .into_iter()
-        .max_by_key(|(lo, hi)| hi - lo);
-    let (lo, hi) = longest?;
-    let (mut end, mut taken) = (lo, 0u64);
-    while end <= hi && taken < BENCHMARK_BYTES {
-        taken = taken.saturating_add(file.layer_bytes(end));
-        if taken > budget {
-            break;
-        }
-        end += 1;
-    }
-    (lo < end).then_some(lo..end)
-}
-
-/// Times layers in a thread of the lowest priority, which the engine's threads inherit.
-async fn benchmark(
-    file: Arc<ModelFile>,
-    layers: std::ops::Range<u32>,
-    options: EngineOptions,
-) -> Option<Times> {
-    let (done, times) = oneshot::channel();
-    let work = move || {
-        stand_back(NICENESS);
-        let timed = time_layers(&file, layers, &options, BENCHMARK);
-        let timed = timed.map_err(|error| error.to_string());
-        // The daemon may have stopped.
-        let _ = done.send(timed);
-    };
-    let started = thread::Builder::new().name("measure".into()).spawn(work);
-    if let Err(error) = started {
-        tracing::debug!(%error, "no benchmark of layers");
-        return None;
-    }
-    match times.await.ok()? {
-        Ok(times) => Some(Times {
-            layer_us: whole_us(times.row.as_secs_f64() * 1e6).max(1),
-            prefill_row_us: whole_us(times.prefill_row.as_secs_f64() * 1e6).max(1),
-        }),
-        Err(error) => {
-            tracing::debug!("no benchmark of layers: {error}");
-            None
-        }
-    }
-}
-
-/// Microseconds, rounded up. (Numbers beyond the range, and NaN, become its ends.)
-fn whole_us(us: f64) -> u32 {
-    us.ceil() as u32
-}
-
 /// Stored times; none if the file is missing or damaged.
 fn read_times(dir: &Path) -> BTreeMap<String, Times> {
     let bytes = regular_file::read(&dir.join(TIMES_FILE), MAX_BYTES);
@@ -325,13 +293,5 @@ mod tests {
         assert_eq!(read_times(dir.path()), all);
         std::fs::write(dir.path().join(TIMES_FILE), "{").unwrap();
         assert_eq!(read_times(dir.path()), BTreeMap::new());
-    }
-
-    #[test]
-    fn microseconds_are_rounded_up_and_bounded() {
-        assert_eq!(whole_us(0.0), 0);
-        assert_eq!(whole_us(0.2), 1);
-        assert_eq!(whole_us(f64::NAN), 0);
-        assert_eq!(whole_us(1e30), u32::MAX);
     }
 }

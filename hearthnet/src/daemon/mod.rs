@@ -5,12 +5,12 @@
 //! |---|---|
 //! | node, listener, local API | `../node/` |
 //! | chats | `chats.rs`, `../answering/` |
-//! | layers | `layers.rs` |
+//! | layers; their choice | `layers.rs`, `choose_layers.rs` |
 //! | weights of adopted models | `weights/` |
 //! | what this node gives to others | `contributions.rs` |
 //! | whether layers are served: decision, readings | `manners.rs`, `watch.rs` |
 //! | `hearthnet pause` and `resume` | `pause.rs` |
-//! | measurements for plans and routes, and when they are announced | `measure.rs`, `news.rs` |
+//! | measurements for plans and routes, and when they are announced | `measure.rs`, `links.rs`, `news.rs` |
 //! | changes of the community that commands request | `../node/log_writer.rs` |
 //! | use of a daemon that already runs | `attach.rs` |
 //! | sandbox | `isolation.rs` |
@@ -22,9 +22,11 @@
 
 mod attach;
 mod chats;
+mod choose_layers;
 mod contributions;
 pub(crate) mod isolation;
 pub(crate) mod layers;
+mod links;
 mod manners;
 mod measure;
 pub(crate) mod metrics_server;
@@ -55,7 +57,7 @@ use self::measure::Measurer;
 use self::metrics_server::MetricsServer;
 use self::pause::OwnersPause;
 use self::watch::Watch;
-use self::weights::{Follower, Parts};
+use self::weights::{Follower, Parts, offer_file, remove_dropped};
 use crate::answering::chat_setup::{most_chats, settings};
 use crate::answering::http::{close, count, key_file, open_http, unless_taken};
 use crate::answering::{local_service, private_layers};
@@ -144,7 +146,7 @@ impl Daemon {
                 fetch: None,
             }),
             (Err(why), Some(_)) if !args.for_layers => {
-                note(format!("no layers are served: {why}"));
+                note(format!("no layers are served: {}", why.with_hint()));
                 None
             }
             (Err(why), _) if args.for_layers => return Err(why.clone()),
@@ -254,7 +256,11 @@ impl Daemon {
                 let registry = self.daemon_node.node.call_server().registry();
                 local_service::offer_chats(registry, &service, config)?;
                 match model {
-                    Some(model) => add_model(&service, &self.daemon_node, home, &model, config)?,
+                    Some(model) => {
+                        add_model(&service, &self.daemon_node, home, &model, config)?;
+                        let (home, parts) = (home.clone(), Arc::clone(&parts));
+                        tokio::spawn(offer_file(home, parts, model, stop.clone()));
+                    }
                     None => {
                         let follower = Follower {
                             cx: cx.clone(),
@@ -274,9 +280,13 @@ impl Daemon {
             }
             // An explicit HTTP address requires chats.
             Err(why) if args.answers.http.is_some() => return Err(why),
-            Err(why) => note(format!("no chats for programs on this machine: {why}")),
+            Err(why) => note(format!(
+                "no chats for programs on this machine: {}",
+                why.with_hint()
+            )),
         }
         self.serve_parts(parts);
+        tokio::spawn(remove_dropped(home.clone(), Arc::clone(&self.daemon_node)));
         let measurer = Measurer {
             home: home.clone(),
             config: config.clone(),
@@ -337,7 +347,9 @@ impl Daemon {
                     match ended.map_err(Failure::internal).flatten() {
                         outcome if args.for_layers => break outcome,
                         Ok(()) => {}
-                        Err(why) => note(format!("layers are no longer served: {why}")),
+                        Err(why) => {
+                            note(format!("layers are no longer served: {}", why.with_hint()));
+                        }
                     }
                 }
             }

@@ -55,6 +55,7 @@ mod tests {
                 layer_us: 1_000,
                 prefill_row_us: 100,
             }],
+            running_s: 60,
             memory_bytes: 1 << 30,
             online_permille: 500,
         }

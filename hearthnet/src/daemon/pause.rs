@@ -1,5 +1,5 @@
 //! Pause by the owner: `hearthnet pause` and `resume`, with the calls of the local API by which they
-//! reach a running daemon, on both sides; and the pause of the page.
+//! reach a running daemon, on both sides; and the pause and the quiet hours of the page.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use super::manners::{Give, Why};
 use super::watch::{Watch, reason};
 use crate::cli::{Failure, Kind, block_on};
-use crate::home::{Home, Lock, Paused};
+use crate::home::{Home, Lock, OwnHours, Paused};
 use crate::node::DaemonNode;
 use crate::node::local_api::{self, Offer, answer};
-use crate::page::{Pause, PauseState};
+use crate::page::{Pause, PauseState, QuietState};
 
 /// Local API calls that pause serving layers, and end that.
 const NODE_PAUSE: &str = "node.pause@1.0";
@@ -44,7 +44,7 @@ pub(crate) fn request(home: &Home, paused: Option<Paused>) -> Result<(), Failure
     })
 }
 
-/// The owner's pause of a running daemon.
+/// The owner's pause and quiet hours of a running daemon.
 #[derive(Clone)]
 pub(super) struct OwnersPause {
     watch: Arc<Watch>,
@@ -80,6 +80,22 @@ impl Pause for OwnersPause {
         // In force even if the disk is full.
         self.watch.set_paused(request);
         Paused::write(request, &self.dir)
+    }
+
+    fn quiet_hours(&self) -> QuietState {
+        let (own, configured) = self.watch.quiet_hours();
+        let configured = OwnHours(configured);
+        QuietState {
+            hours: own.unwrap_or(configured).to_string(),
+            configured: configured.to_string(),
+            is_own: own.is_some(),
+        }
+    }
+
+    fn set_quiet_hours(&self, own: Option<OwnHours>) -> Result<(), Failure> {
+        // In force even if the disk is full.
+        self.watch.set_own_hours(own);
+        OwnHours::write(own, &self.dir)
     }
 }
 

@@ -17,8 +17,8 @@ use tokio::sync::watch;
 
 use super::manners::{Decision, Give, Reading, Why};
 use crate::cli::{Failure, Kind, no_thread};
-use crate::config::Manners;
-use crate::home::{Paused, now_ms};
+use crate::config::{Manners, QuietHours};
+use crate::home::{OwnHours, Paused, now_ms};
 
 /// Interval of readings. Together with [`RELEASE_WITHIN`] and the time in which a host ends, memory
 /// is free within 2 s after other programs ran short of it.
@@ -35,21 +35,25 @@ pub(super) const RELEASE_WITHIN: Duration = Duration::from_millis(750);
 pub(super) struct Watch {
     give: watch::Receiver<Give>,
     shared: Arc<Shared>,
+    configured_hours: Option<QuietHours>,
     _end: mpsc::Sender<()>,
 }
 
 /// State that other tasks set.
 struct Shared {
     paused: Mutex<Option<Paused>>,
+    /// The owner's quiet hours; `None`: as configured.
+    own_hours: Mutex<Option<OwnHours>>,
     /// Bytes that served layers hold, or held when they were withdrawn.
     held: AtomicU64,
 }
 
 impl Watch {
-    /// Starts with the request in the data directory.
+    /// Starts with the requests in the data directory.
     pub(super) fn start(dir: &Path, manners: &Manners) -> Result<Self, Failure> {
         let shared = Arc::new(Shared {
             paused: Mutex::new(Paused::read(dir)),
+            own_hours: Mutex::new(OwnHours::read(dir)),
             held: AtomicU64::new(0),
         });
         let mut decision = Decision::new(manners.clone());
@@ -73,6 +77,7 @@ impl Watch {
         Ok(Self {
             give,
             shared,
+            configured_hours: manners.quiet_hours,
             _end: end,
         })
     }
@@ -90,6 +95,16 @@ impl Watch {
     /// Sets or ends the request of the owner. It counts from the next reading on.
     pub(super) fn set_paused(&self, request: Option<Paused>) {
         *self.shared.paused.lock() = request;
+    }
+
+    /// The owner's quiet hours, and those of the configuration, which they replace.
+    pub(super) fn quiet_hours(&self) -> (Option<OwnHours>, Option<QuietHours>) {
+        (*self.shared.own_hours.lock(), self.configured_hours)
+    }
+
+    /// Sets the owner's quiet hours; `None`: as configured. They count from the next reading on.
+    pub(super) fn set_own_hours(&self, own: Option<OwnHours>) {
+        *self.shared.own_hours.lock() = own;
     }
 
     /// Reports the memory of served layers.
@@ -120,6 +135,7 @@ impl Readings {
             now_ms,
             minute: local_time(now_ms).map(|local| local.minute),
             paused: *self.shared.paused.lock(),
+            own_hours: *self.shared.own_hours.lock(),
             on_battery: self.on_battery,
             cpu,
             memory: shared_memory(),
@@ -140,7 +156,7 @@ pub(super) fn reason(why: &Why) -> Failure {
         Why::QuietHours(hours) => (
             "quiet_hours",
             format!("quiet hours until {}", hours.until),
-            "manners.quiet_hours sets them",
+            "manners.quiet_hours sets them, or the page (`hearthnet page`)",
         ),
         Why::Battery => (
             "on_battery",

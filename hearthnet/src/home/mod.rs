@@ -9,6 +9,7 @@
 //! | search for a member | `members.rs` |
 //! | validity of the node's key, its rights, and the clock | `key_status.rs` |
 //! | the owner's request to serve no layers | `pause.rs` |
+//! | the owner's quiet hours | `quiet_hours.rs` |
 //! | hours in which the node ran | `online.rs` |
 //! | the community's root key | `root_key.rs` |
 
@@ -20,6 +21,7 @@ pub(crate) mod membership;
 pub(crate) mod online;
 pub(crate) mod paths;
 pub(crate) mod pause;
+pub(crate) mod quiet_hours;
 pub(crate) mod root_key;
 
 pub(crate) use self::community::{
@@ -31,3 +33,4 @@ pub(crate) use self::membership::Membership;
 pub(crate) use self::online::Online;
 pub(crate) use self::paths::{close_folder, first_free, refuse_open_to_others, remove_file};
 pub(crate) use self::pause::{Paused, next_time};
+pub(crate) use self::quiet_hours::OwnHours;

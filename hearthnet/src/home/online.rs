@@ -1,4 +1,5 @@
-//! Hours of the last seven days in which this node ran: a bitmap in the data directory.
+//! Hours of the last seven days in which this node ran: the first hour and a bitmap, in the data
+//! directory.
 
 use std::io;
 use std::path::Path;
@@ -11,14 +12,26 @@ const ONLINE_FILE: &str = "online.bits";
 /// Hours of seven days.
 const HOURS: u64 = 7 * 24;
 const BITMAP: usize = HOURS as usize / 8;
-/// Bytes of the file: the latest hour, little-endian, and the bitmap.
-const BYTES: usize = 8 + BITMAP;
+/// Bytes of the file: the latest and the first hour, little-endian, and the bitmap.
+const BYTES: usize = 16 + BITMAP;
 
 /// One bit per hour since 1970, modulo seven days.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Online {
     latest: u64,
+    /// First hour ever; `u64::MAX` if there is none.
+    first: u64,
     bits: [u8; BITMAP],
+}
+
+impl Default for Online {
+    fn default() -> Self {
+        Self {
+            latest: 0,
+            first: u64::MAX,
+            bits: [0; BITMAP],
+        }
+    }
 }
 
 impl Online {
@@ -32,14 +45,18 @@ impl Online {
         }
         let is_new = self.latest != hour || !self.has(hour);
         self.latest = hour;
+        self.first = self.first.min(hour);
         self.set(hour, true);
         is_new
     }
 
-    /// Share of the last seven days, in thousandths.
+    /// Share of the last seven days, or of the time since the first hour if that is shorter, in
+    /// thousandths.
     pub(crate) fn permille(&self) -> u16 {
         let hours: u32 = self.bits.iter().map(|byte| byte.count_ones()).sum();
-        u16::try_from(u64::from(hours) * 1000 / HOURS).unwrap_or(1000)
+        let of = self.latest.saturating_sub(self.first).saturating_add(1);
+        let permille = u64::from(hours) * 1000 / of.min(HOURS);
+        u16::try_from(permille.min(1000)).unwrap_or(1000)
     }
 
     /// The file's content; a missing or damaged file is an empty bitmap.
@@ -52,14 +69,17 @@ impl Online {
     }
 
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
-        let bytes = [&self.latest.to_le_bytes()[..], &self.bits[..]].concat();
+        let hours = [self.latest.to_le_bytes(), self.first.to_le_bytes()].concat();
+        let bytes = [&hours[..], &self.bits[..]].concat();
         whole_file::replace(&dir.join(ONLINE_FILE), &bytes, Access::Owner)
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let (latest, bits) = bytes.split_first_chunk()?;
+        let (latest, rest) = bytes.split_first_chunk()?;
+        let (first, bits) = rest.split_first_chunk()?;
         Some(Self {
             latest: u64::from_le_bytes(*latest),
+            first: u64::from_le_bytes(*first),
             bits: bits.try_into().ok()?,
         })
     }
@@ -102,12 +122,18 @@ mod tests {
     #[test]
     fn only_the_last_seven_days_count() {
         assert_eq!(ran([]).permille(), 0);
-        assert_eq!(ran(490_000..490_084).permille(), 500);
         assert_eq!(ran(490_000..490_500).permille(), 1000);
         // Half of a week, then half of a week away, then back.
         assert_eq!(ran((0..84).chain([168])).permille(), 500);
         assert_eq!(ran((0..84).chain([251])).permille(), 1000 / 168);
         assert_eq!(ran((0..84).chain([9_999])).permille(), 1000 / 168);
+    }
+
+    #[test]
+    fn a_new_node_counts_from_its_first_hour() {
+        assert_eq!(ran([490_000]).permille(), 1000);
+        assert_eq!(ran([490_000, 490_003]).permille(), 500);
+        assert_eq!(ran(490_000..490_084).permille(), 1000);
     }
 
     #[test]
@@ -125,7 +151,7 @@ mod tests {
         );
         assert_eq!(
             ran((1000..1100).chain([u64::MAX, 1100])).permille(),
-            1000 / 168
+            1000 / 101
         );
     }
 

@@ -15,6 +15,7 @@ use hearthnet_platform::cores::{cores, on_core};
 use hearthnet_platform::process::resident_bytes_of_all;
 use hearthnet_platform::terminal::in_own_group;
 
+use crate::cli::args::HostLayers;
 use crate::cli::{Failure, Kind, failure};
 use crate::config::Config;
 use crate::hosting::host_config::Ready;
@@ -70,8 +71,6 @@ pub(crate) fn split(
 pub(crate) struct HostPlan<'a> {
     pub(crate) model: &'a OpenModel,
     pub(crate) config: &'a Config,
-    /// Compute threads of each host.
-    pub(crate) threads: usize,
     /// Most streams of each host.
     pub(crate) streams: usize,
 }
@@ -87,21 +86,21 @@ pub(crate) struct HostProcesses {
 }
 
 impl HostProcesses {
-    /// Starts one host for each range of layers, and waits until all of them serve.
+    /// Starts the hosts, and waits until all of them serve.
     pub(crate) fn start(
         plan: &HostPlan<'_>,
-        ranges: &[(u32, u32)],
+        hosts: &[HostLayers],
         cancel: &Cancel,
     ) -> Result<Self, Failure> {
         let key = Arc::new(NodeKey::generate().map_err(Failure::internal)?);
         let homes = tempfile::tempdir()
             .map_err(|e| failure!(Host, "cannot make a temporary directory: {e}"))?;
-        let cores = own_cores(ranges.len(), plan.threads);
+        let cores = own_cores(hosts);
         let pinned = cores.iter().all(Option::is_some);
         let mut all = Vec::new();
-        for (index, (&layers, core)) in ranges.iter().zip(cores).enumerate() {
+        for (index, (&host, core)) in hosts.iter().zip(cores).enumerate() {
             let home = homes.path().join(format!("host-{index}"));
-            all.push(HostProcess::spawn(plan, layers, core, &key, &home)?);
+            all.push(HostProcess::spawn(plan, host, core, &key, &home)?);
         }
         for host in &mut all {
             host.wait_until_ready(cancel)?;
@@ -135,10 +134,10 @@ pub(crate) fn different_answers(command: &str) -> Failure {
 }
 
 /// Assigns a core to each host, if hosts have one thread and there are enough cores.
-fn own_cores(hosts: usize, threads: usize) -> Vec<Option<usize>> {
+fn own_cores(hosts: &[HostLayers]) -> Vec<Option<usize>> {
     let cores = cores();
-    let enough = threads == 1 && cores.len() >= hosts;
-    (0..hosts)
+    let enough = hosts.iter().all(|host| host.threads == 1) && cores.len() >= hosts.len();
+    (0..hosts.len())
         .map(|host| cores.get(host).copied().filter(|_| enough))
         .collect()
 }
@@ -158,7 +157,7 @@ impl HostProcess {
     /// one core.
     fn spawn(
         plan: &HostPlan<'_>,
-        layers: (u32, u32),
+        host: HostLayers,
         core: Option<usize>,
         key: &NodeKey,
         home: &Path,
@@ -172,6 +171,7 @@ impl HostProcess {
         };
         let streams = set("host.max_concurrent_streams", &plan.streams);
         let activations = set("activation_dtype", &inference.activation_dtype);
+        let HostLayers { layers, threads } = host;
         let (lo, hi) = layers;
         let mut command = Command::new(program);
         command
@@ -185,7 +185,7 @@ impl HostProcess {
             .arg("--model")
             .arg(&plan.model.path)
             .args(["--layers", &format!("{lo}-{hi}")])
-            .args(["--threads", &plan.threads.to_string()])
+            .args(["--threads", &threads.to_string()])
             .args(["--peer-key", &key.id().to_string()])
             .stdin(Stdio::piped())
             .stdout(File::create(&said).map_err(fail)?)

@@ -4,3 +4,4 @@ pub(crate) mod engine_process;
 pub(crate) mod host_config;
 pub(crate) mod host_engine;
 pub(crate) mod host_process;
+pub(crate) mod layer_times;

@@ -1,9 +1,9 @@
 //! Models that the community has adopted, and the parts of them on this machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hearthnet_bus::log::{Adoption, Community};
-use hearthnet_files::part::{Identity, PART_FILE, Part};
+use hearthnet_files::part::{Identity, PART_FILE, Part, stored_identity};
 use hearthnet_files::{Digest, WeightsId};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Resolved;
@@ -12,6 +12,7 @@ use super::capacity::community;
 use super::catalogue::models_dir;
 use crate::cli::args::Global;
 use crate::cli::{Failure, failure};
+use crate::home::Home;
 
 /// Folder of all parts.
 pub(crate) fn parts_dir() -> Result<PathBuf, Failure> {
@@ -36,6 +37,28 @@ pub(crate) fn part_folder(model: &Adoption) -> Option<PathBuf> {
     folder.is_dir().then_some(folder)
 }
 
+/// Name of a home in the folders of the parts that it uses: `<community>.<node>`, both in
+/// hexadecimal digits. The part of a dropped model is removed by this name.
+pub(crate) fn name_in_parts(home: &Home) -> String {
+    let community = hex::encode(home.log.community().as_bytes());
+    format!("{community}.{}", hex::encode(home.key.id().as_bytes()))
+}
+
+/// Checks that the part in a folder is one of the adopted file: weights, tokenizer and template.
+fn check_part(folder: &Path, model: &Adoption) -> Result<(), Failure> {
+    let name = &model.name;
+    let why = match stored_identity(folder) {
+        Ok(stored) if stored == identity(model) => return Ok(()),
+        Ok(_) => "is of another file than the adopted one".to_owned(),
+        Err(error) => format!("cannot be used: {error}"),
+    };
+    Err(
+        failure!(Model, "the part of {name} on this machine {why}").hint(format!(
+            "`hearthnet up` fetches what it lacks, or `hearthnet model rm {name}` removes it"
+        )),
+    )
+}
+
 /// Adopted models of which a part is on this machine.
 pub(crate) fn here(state: &Community) -> impl Iterator<Item = &Adoption> {
     let all = state.models().into_iter();
@@ -53,13 +76,21 @@ pub(crate) fn named(global: &Global, name: &ModelRef) -> Option<Adoption> {
 }
 
 /// The part of the adopted model of that name, if it is on this machine.
-pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Option<Resolved> {
-    let model = named(global, name)?;
-    let path = part_folder(&model)?.join(PART_FILE);
-    Some(Resolved {
-        path,
+///
+/// # Errors
+/// Refuses a part of another file than the adopted one.
+pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolved>, Failure> {
+    let Some(model) = named(global, name) else {
+        return Ok(None);
+    };
+    let Some(folder) = part_folder(&model) else {
+        return Ok(None);
+    };
+    check_part(&folder, &model)?;
+    Ok(Some(Resolved {
+        path: folder.join(PART_FILE),
         id: model.name,
-    })
+    }))
 }
 
 /// Adopted model by name, or by the first digits of its weights id.
@@ -97,4 +128,43 @@ pub(crate) fn held_layers(part: &Part, layers: u32) -> Vec<(u32, u32)> {
         }
     }
     runs
+}
+
+#[cfg(test)]
+mod tests {
+    use hearthnet_files::ModelFile;
+    use hearthnet_files::part::identity_of;
+    use hearthnet_testkit::TinyLlama;
+
+    use super::*;
+
+    #[test]
+    fn a_part_of_another_file_with_the_same_weights_is_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = ModelFile::open(&TinyLlama::default().write(dir.path())).unwrap();
+        let manifest = file.manifest(&mut |_, _| {});
+        let (known, pieces) = identity_of(&file, &manifest, &mut |_, _| {}).unwrap();
+        let encoded = manifest.encode();
+        let part = Part::of_linked_file(dir.path(), &known, &file, &encoded, &pieces).unwrap();
+        let model = Adoption {
+            head: known.head.0,
+            name: "tiny".to_owned(),
+            layers: file.spec().layers,
+            pieces: known.pieces.0,
+            sources: Vec::new(),
+            weights: known.weights.0,
+            file_bytes: known.file_bytes,
+            head_bytes: known.head_bytes,
+            manifest_bytes: known.manifest_bytes,
+        };
+        check_part(part.folder(), &model).unwrap();
+        let other = Adoption {
+            head: [9; 32],
+            ..model.clone()
+        };
+        let said = |model: &Adoption| check_part(part.folder(), model).unwrap_err().to_string();
+        assert!(said(&other).contains("the part of tiny on this machine is of another file"));
+        std::fs::write(part.folder().join("identity"), "{").unwrap();
+        assert!(said(&model).contains("tiny on this machine cannot be used"));
+    }
 }

@@ -114,7 +114,7 @@ fn find(global: &Global, name: &ModelRef, may_pull: bool) -> Result<Resolved, Fa
     if let Some(imported) = import::resolve(global, name)? {
         return Ok(imported);
     }
-    if let Some(part) = adopted::resolve(global, name) {
+    if let Some(part) = adopted::resolve(global, name)? {
         return Ok(part);
     }
     let (catalogue, models) = (catalogue(global)?, models_dir()?);

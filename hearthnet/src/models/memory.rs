@@ -54,13 +54,21 @@ pub(crate) fn share_of_free(percent: u64) -> u64 {
     available_bytes().unwrap_or(2 << 30) / 100 * percent
 }
 
-/// Bytes on the disk of `folder` that parts of models may take: manners.disk_gb, or half of what is
-/// free. `taken` are the bytes of the parts there.
-#[allow(dead_code, reason = "the store of parts asks for it")]
-pub(crate) fn disk_budget(config: &Config, folder: &Path, taken: u64) -> std::io::Result<u64> {
+/// Bytes on the disk that parts of models may take, by manners.disk_gb. `None`: half of what is
+/// free.
+pub(crate) fn disk_limit(config: &Config) -> Option<u64> {
     match config.manners.disk_gb.0 {
-        0 => Ok(free_bytes(folder)?.saturating_add(taken) / 2),
-        gb => Ok(gb * 1_000_000_000),
+        0 => None,
+        gb => Some(gb * 1_000_000_000),
+    }
+}
+
+/// Bytes on the disk of `folder` that parts of models may take. `taken` are the bytes of the parts
+/// there.
+pub(crate) fn disk_budget(limit: Option<u64>, folder: &Path, taken: u64) -> std::io::Result<u64> {
+    match limit {
+        None => Ok(free_bytes(folder)?.saturating_add(taken) / 2),
+        Some(bytes) => Ok(bytes),
     }
 }
 
@@ -110,10 +118,11 @@ mod tests {
     #[test]
     fn the_disk_budget_is_the_setting_or_half_of_the_free_disk() {
         let dir = tempfile::tempdir().unwrap();
-        let budget = |set: &str, taken| disk_budget(&config(&[set]), dir.path(), taken).unwrap();
+        let budget =
+            |set: &str, taken| disk_budget(disk_limit(&config(&[set])), dir.path(), taken).unwrap();
         assert_eq!(budget("manners.disk_gb=7", 5), 7_000_000_000);
         assert!(budget("manners.disk_gb=0", 2 << 60) >= 1 << 60);
         let missing = dir.path().join("missing");
-        assert!(disk_budget(&config(&[]), &missing, 0).is_err());
+        assert!(disk_budget(None, &missing, 0).is_err());
     }
 }

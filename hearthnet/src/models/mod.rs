@@ -28,7 +28,9 @@ pub(crate) use self::capacity::{Availability, Capacity, other_text, text_disagre
 pub(crate) use self::catalogue::models_dir;
 pub(crate) use self::find::{pick, resolve};
 pub(crate) use self::import::weight_type;
-pub(crate) use self::memory::{given_bytes, share_of_free, weights_budget};
+pub(crate) use self::memory::{
+    disk_budget, disk_limit, given_bytes, share_of_free, weights_budget,
+};
 pub(crate) use self::open::{
     OpenModel, load_head, open_model, open_or_pull_model, open_part, open_resolved, text_model,
 };

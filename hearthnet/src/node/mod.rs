@@ -8,6 +8,7 @@
 //! | refusals by other members, and the clock offset | `neighbours.rs` |
 //! | status for local programs | `status.rs` |
 //! | addresses | `addresses.rs` |
+//! | bandwidth of links | `link_rates.rs` |
 //! | calls of local programs | `local_api.rs` |
 //! | only writer of the log | `log_writer.rs` |
 //! | new invites | `invite.rs` |
@@ -15,6 +16,7 @@
 
 pub(crate) mod addresses;
 mod invite;
+pub(crate) mod link_rates;
 pub(crate) mod local_api;
 pub(crate) mod log_writer;
 mod neighbours;
@@ -39,6 +41,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use self::addresses::reachable;
+use self::link_rates::LinkRates;
 use self::local_api::offer_record;
 use self::status::SharedStatus;
 use crate::cli::{Failure, Kind};
@@ -106,6 +109,8 @@ pub(crate) struct DaemonNode {
     pub(crate) node: Node,
     /// Health of hosts as measured by its chats.
     pub(crate) health: SharedHealth,
+    /// Bandwidth of links, as measured by its transfers.
+    pub(crate) link_rates: LinkRates,
     /// State that `node.status` reports.
     told: Arc<SharedStatus>,
     /// True once the log has been synced, so that this node may write.
@@ -178,6 +183,7 @@ impl DaemonNode {
         Ok(Self {
             node,
             health,
+            link_rates: LinkRates::default(),
             told,
             caught_up: synced,
             local_api: Mutex::new(Some(local_api)),
@@ -218,6 +224,11 @@ impl DaemonNode {
         let mut running = self.told.running.lock();
         running.suspended = serving.clone().err();
         running.serving = serving.ok().flatten();
+    }
+
+    /// Whether a download is shown.
+    pub(crate) fn is_downloading(&self) -> bool {
+        !self.told.running.lock().downloads.is_empty()
     }
 
     /// Shows a download in `node.status`, until the returned value is dropped.

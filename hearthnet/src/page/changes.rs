@@ -1,5 +1,5 @@
-//! Calls with which the page changes something: invites, levels of members, the pause. They are for
-//! the owner and for clients with the key.
+//! Calls with which the page changes something: invites, levels of members, the pause and the quiet
+//! hours. They are for the owner and for clients with the key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,11 @@ use hearthnet_http::{ApiError, Client, json_response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::node::{Page, PageNode, PauseState};
+use super::node::{Page, PageNode, PauseState, QuietState};
 use crate::cli::Failure;
 use crate::cli::qr::Qr;
-use crate::home::{Paused, now_ms};
+use crate::config::parse_quiet_hours;
+use crate::home::{OwnHours, Paused, now_ms};
 use crate::node::{Change, NewInvite};
 
 /// Validity of an invite that the page makes.
@@ -57,6 +58,14 @@ pub(super) async fn resume(
     request: Request,
 ) -> Response<Body> {
     answer(end_pause(&page, &client, request).await)
+}
+
+pub(super) async fn quiet_hours(
+    State(page): SharedPage,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Response<Body> {
+    answer(set_quiet_hours(&page, &client, request).await)
 }
 
 fn answer(made: Result<Value, ApiError>) -> Response<Body> {
@@ -166,8 +175,14 @@ struct PauseRequest {
 #[serde(deny_unknown_fields)]
 struct ResumeRequest {}
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HoursRequest {
+    hours: Option<String>,
+}
+
 async fn begin_pause(page: &Page, client: &Client, request: Request) -> Result<Value, ApiError> {
-    let it = may_pause(page, client)?;
+    let it = may_pause(page, client, "pause it")?;
     let PauseRequest { until_ms } = body(request).await?;
     if until_ms.is_some_and(|until| until <= now_ms()) {
         let text = "`until_ms` must be a time to come, in ms since 1970".to_owned();
@@ -177,14 +192,38 @@ async fn begin_pause(page: &Page, client: &Client, request: Request) -> Result<V
 }
 
 async fn end_pause(page: &Page, client: &Client, request: Request) -> Result<Value, ApiError> {
-    let it = may_pause(page, client)?;
+    let it = may_pause(page, client, "pause it")?;
     let ResumeRequest {} = body(request).await?;
     set_pause(it, None).await
 }
 
-fn may_pause<'a>(page: &'a Page, client: &Client) -> Result<&'a PageNode, ApiError> {
-    require_owner(page, client, "pause it")?;
-    let text = "this program serves no layers, so it cannot be paused";
+async fn set_quiet_hours(
+    page: &Page,
+    client: &Client,
+    request: Request,
+) -> Result<Value, ApiError> {
+    let it = may_pause(page, client, "set its quiet hours")?;
+    let HoursRequest { hours } = body(request).await?;
+    let own = match hours {
+        Some(hours) => {
+            let parsed = parse_quiet_hours(&hours);
+            let invalid = |why: String| invalid_value("hours", format!("`hours` {why}"));
+            Some(OwnHours(parsed.map_err(invalid)?))
+        }
+        None => None,
+    };
+    let pause = Arc::clone(&it.pause);
+    let set = tokio::task::spawn_blocking(move || {
+        pause.set_quiet_hours(own)?;
+        Ok::<QuietState, Failure>(pause.quiet_hours())
+    });
+    let state = set.await.map_err(Failure::internal).flatten()?;
+    Ok(json!(state))
+}
+
+fn may_pause<'a>(page: &'a Page, client: &Client, what: &str) -> Result<&'a PageNode, ApiError> {
+    require_owner(page, client, what)?;
+    let text = "this program serves no layers to others, so there is nothing to pause";
     page.node
         .as_ref()
         .ok_or_else(|| ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_available", text))

@@ -7,11 +7,13 @@
 //! | list of these files | `files.rs` |
 //! | node that the page is of | `node.rs` |
 //! | state that the page shows | `state.rs` (pure) |
+//! | plans of models in words, computed while the page asks | `plans.rs` |
 //! | calls that change something | `changes.rs` |
 
 mod changes;
 mod files;
 mod node;
+mod plans;
 mod state;
 
 use std::sync::Arc;
@@ -23,10 +25,11 @@ use axum::http::{Response, StatusCode, header};
 use axum::routing::{get, post};
 use hearthnet_http::json_response;
 use hearthnet_orchestrator::Service;
+use serde_json::json;
 
 pub(crate) use self::files::FILES;
 use self::node::Page;
-pub(crate) use self::node::{PageNode, Pause, PauseState};
+pub(crate) use self::node::{PageNode, Pause, PauseState, QuietState};
 use crate::home::now_ms;
 
 /// Calls of the page. With a key (`has_key`), all clients that reach them have shown it.
@@ -34,6 +37,7 @@ pub(crate) fn calls(service: Service, node: Option<PageNode>, has_key: bool) -> 
     let page = Page {
         service,
         node,
+        plans: Arc::default(),
         has_key,
     };
     Router::new()
@@ -42,6 +46,7 @@ pub(crate) fn calls(service: Service, node: Option<PageNode>, has_key: bool) -> 
         .route("/hearthnet/v1/level", post(changes::level))
         .route("/hearthnet/v1/pause", post(changes::pause))
         .route("/hearthnet/v1/resume", post(changes::resume))
+        .route("/hearthnet/v1/quiet-hours", post(changes::quiet_hours))
         .with_state(Arc::new(page))
 }
 
@@ -51,6 +56,8 @@ async fn state(State(page): State<Arc<Page>>) -> Response<Body> {
         let (own, running) = (it.home.key.id(), it.node.running());
         state::add_node(&mut state, &it.home.state(), &own, &running, now_ms());
         state::add_pause(&mut state, it.pause.state());
+        state["quiet_hours"] = json!(it.pause.quiet_hours());
+        state::add_plans(&mut state, &page.plans.look(&page.service, &it.home));
     }
     let mut response = json_response(StatusCode::OK, &state);
     let no_store = header::HeaderValue::from_static("no-store");

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use hearthnet_orchestrator::Service;
 use serde::Serialize;
 
+use super::plans::Plans;
 use crate::cli::Failure;
 use crate::config::Config;
-use crate::home::{Home, Paused};
+use crate::home::{Home, OwnHours, Paused};
 use crate::node::DaemonNode;
 
 /// Node that the page is of.
@@ -18,11 +19,14 @@ pub(crate) struct PageNode {
     pub(crate) pause: Arc<dyn Pause>,
 }
 
-/// Pause of the layers that the node serves to others.
+/// When the node serves no layers to others, by the owner's wish.
 pub(crate) trait Pause: Send + Sync {
     fn state(&self) -> PauseState;
     /// Sets or ends the owner's request. Blocks on the disk.
     fn set(&self, request: Option<Paused>) -> Result<(), Failure>;
+    fn quiet_hours(&self) -> QuietState;
+    /// Sets the owner's quiet hours; `None`: as configured. Blocks on the disk.
+    fn set_quiet_hours(&self, own: Option<OwnHours>) -> Result<(), Failure>;
 }
 
 /// Whether the node serves layers to others, as in `/hearthnet/v1/state`.
@@ -34,11 +38,23 @@ pub(crate) struct PauseState {
     pub(crate) pause_reason: Option<String>,
 }
 
+/// Hours of each day in which nothing is served to others, as in `/hearthnet/v1/state`: texts as
+/// in the configuration.
+#[derive(Debug, Serialize)]
+pub(crate) struct QuietState {
+    /// Hours that are in force.
+    pub(crate) hours: String,
+    pub(crate) configured: String,
+    /// The owner has set hours on the page.
+    pub(crate) is_own: bool,
+}
+
 /// State of all calls of the page.
 pub(super) struct Page {
     pub(super) service: Service,
     /// `None` if this process answers without a community.
     pub(super) node: Option<PageNode>,
+    pub(super) plans: Arc<Plans>,
     /// Whether all clients that reach the calls have shown a key.
     pub(super) has_key: bool,
 }

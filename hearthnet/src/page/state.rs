@@ -1,17 +1,18 @@
 //! State that the page shows, as JSON. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Adoption, Community, Level};
 use hearthnet_files::WeightsId;
-use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
 use hearthnet_orchestrator::exact::is_exact;
+use hearthnet_orchestrator::{Service, failovers};
 use serde_json::{Value, json};
 
 use super::node::PauseState;
 use crate::node::Running;
+use crate::planning::Words;
 
 /// State of a program without a node.
 pub(super) fn service(service: &Service) -> Value {
@@ -29,6 +30,7 @@ pub(super) fn service(service: &Service) -> Value {
         "chats": {
             "running": load.running,
             "waiting": load.waiting,
+            "failovers": failovers(),
             "models": models.collect::<Vec<_>>(),
         },
         "node": null,
@@ -41,6 +43,7 @@ pub(super) fn service(service: &Service) -> Value {
         // Without a node no layers are served, so there is nothing to pause.
         "paused": null,
         "pause_reason": null,
+        "quiet_hours": null,
     })
 }
 
@@ -48,6 +51,18 @@ pub(super) fn service(service: &Service) -> Value {
 pub(super) fn add_pause(page: &mut Value, pause: PauseState) {
     page["paused"] = json!(pause.paused);
     page["pause_reason"] = json!(pause.pause_reason);
+}
+
+/// Adds plans in words to the models.
+pub(super) fn add_plans(page: &mut Value, plans: &BTreeMap<WeightsId, Words>) {
+    let Some(models) = page["models"].as_array_mut() else {
+        return;
+    };
+    for model in models {
+        let mut plans = plans.iter();
+        let found = plans.find(|(weights, _)| model["weights_sha256"] == weights.to_string());
+        model["plan"] = json!(found.map(|(_, words)| words));
+    }
 }
 
 /// Adds what the node knows of its community.
@@ -175,5 +190,19 @@ mod tests {
             assert_eq!(shown, (&json!(name), &json!(adopted)));
         }
         assert_eq!(models[2]["missing"], json!([[0, 29]]));
+    }
+
+    #[test]
+    fn a_plan_stands_at_its_model_and_other_models_have_none() {
+        let (planned, other) = (WeightsId([1; 32]), WeightsId([2; 32]));
+        let mut page = json!({"models": [
+            {"weights_sha256": other.to_string()},
+            {"weights_sha256": planned.to_string()},
+        ]});
+        let words = Words::default();
+        add_plans(&mut page, &BTreeMap::from([(planned, words)]));
+        assert!(page["models"][0]["plan"].is_null());
+        let plan = json!({"words": [], "details": []});
+        assert_eq!(page["models"][1]["plan"], plan);
     }
 }

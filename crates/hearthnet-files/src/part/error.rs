@@ -1,6 +1,6 @@
 //! Errors of parts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::PIECE_BYTES;
 use crate::error::{FileError, ModelError};
@@ -41,6 +41,13 @@ pub enum PartError {
         .0.display()
     )]
     InUse(PathBuf),
+    /// The part is another name of a file that its user has changed since.
+    #[error(
+        "{} is another name of a file of yours, which has changed since the part was made: restore \
+         that file, or remove the part with `hearthnet model rm`, so that the model is fetched",
+        .0.display()
+    )]
+    Shared(PathBuf),
     /// The part was opened with [`Part::open_reading`](super::Part::open_reading).
     #[error("the part is open for reading only")]
     ReadOnly,
@@ -49,6 +56,13 @@ pub enum PartError {
 }
 
 impl PartError {
+    pub(super) fn damaged(folder: &Path, what: &str) -> Self {
+        Self::Damaged {
+            path: folder.to_owned(),
+            what: what.to_owned(),
+        }
+    }
+
     /// Stable name of the kind of error.
     pub fn code(&self) -> &'static str {
         self.into()

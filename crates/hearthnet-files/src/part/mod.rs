@@ -6,6 +6,8 @@
 //! | `identity.rs` | hashes of a model's file that an adoption states |
 //! | `objects.rs` | head, manifest, piece list and identity of a part on the disk |
 //! | `store.rs` | folder of a part: writing, reading, eviction |
+//! | `whole.rs` | complete part of a file on this machine |
+//! | `folder.rs` | space on the disk, last use, homes that use a part, removal |
 //! | `set.rs` | set of held pieces, and its file |
 //! | `error.rs` | errors |
 //!
@@ -18,23 +20,31 @@
 //! | `pieces` | piece list | once |
 //! | `identity` | [`Identity`] as JSON | once, after the three above |
 //! | `held` | pieces that are verified and on the disk | replaced as a whole |
+//! | `used` | empty; its time of change is that of the last use | with each use |
+//! | `homes/` | a file per home that uses the part | with the home's first use |
 //! | `.lock` | lock of the process that writes | |
 
 mod error;
+pub mod folder;
 mod identity;
 mod objects;
 mod set;
 mod store;
 mod table;
+mod whole;
 
 pub use crate::model_file::PART_FILE;
 pub use error::PartError;
 pub use identity::{Identity, identity_of};
+pub use objects::stored_identity;
 pub use store::{Part, open_model};
 pub use table::{Piece, PieceTable, piece_count};
 
 /// Length of a piece. The last piece of a tensor may be shorter.
 pub const PIECE_BYTES: u32 = 256 * 1024;
+
+/// Most pieces of a model: weights of 1 TiB, with a piece list of 128 MiB.
+pub const MAX_PIECES: u32 = 1 << 22;
 
 /// Longest head. That of a model with 262,144 tokens takes some 10 MB.
 pub const MAX_HEAD_BYTES: u64 = 64 << 20;

@@ -4,19 +4,19 @@
 //! and no longer claimed before their blocks are given back. If `held` is missing or damaged, the
 //! pieces in the file are hashed and those that fit are claimed.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use hearthnet_platform::files::{disk_bytes, names, read_exact_at, write_all_at};
+use hearthnet_platform::files::{names, read_exact_at, write_all_at};
 use hearthnet_platform::whole_file::{self, Access};
 use hearthnet_platform::{holes, regular_file};
 
 use super::error::PartError;
 use super::identity::Identity;
-use super::objects::{HELD, IDENTITY, MANIFEST, PIECES, remove, write_objects};
+use super::objects::{HELD, MANIFEST, PIECES, read, stored_identity, write_objects};
 use super::set::PieceSet;
 use super::table::PieceTable;
 use super::{MAX_HEAD_BYTES, PIECE_BYTES};
@@ -26,7 +26,6 @@ use crate::gguf::{Gguf, TensorInfo};
 use crate::manifest::{Digest, MAX_MANIFEST_BYTES, Manifest, WeightsId, hash_each};
 use crate::model_file::{Holdings, ModelFile, PART_FILE, part_folder};
 
-const MAX_IDENTITY_BYTES: u64 = 4096;
 /// Far beyond the tensors of a manifest of the greatest length.
 const MAX_TENSORS: u64 = 1 << 20;
 
@@ -79,7 +78,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn lock_folder(folder: &Path) -> Result<File, PartError> {
+pub(super) fn lock_folder(folder: &Path) -> Result<File, PartError> {
     let lock = folder_lock::lock(folder, || false)?;
     lock.ok_or_else(|| PartError::InUse(folder.to_owned()))
 }
@@ -100,7 +99,7 @@ impl Part {
     /// [`PartError::Damaged`] if an object is missing or damaged.
     pub fn open(folder: &Path) -> Result<Self, PartError> {
         if !folder.is_dir() {
-            return Err(damaged(folder, "folder does not exist"));
+            return Err(PartError::damaged(folder, "folder does not exist"));
         }
         let lock = lock_folder(folder)?;
         Self::load(folder, Some(lock))
@@ -142,76 +141,37 @@ impl Part {
         Self::load(&folder, Some(lock))
     }
 
-    /// Opens the complete part of a whole model file: a second name of the file if both are on one
-    /// file system, else a copy. `identity` and `pieces` are those of the file.
-    ///
-    /// # Errors
-    /// As [`Self::create`], and [`PartError::File`] if the disk is full.
-    pub fn of_file(
-        parts: &Path,
-        identity: &Identity,
-        model: &ModelFile,
-        manifest: &[u8],
-        pieces: &[u8],
-    ) -> Result<Self, PartError> {
-        let folder = Self::folder_in(parts, &identity.weights);
-        let failed = |source| FileError::new("write", &folder, source);
-        whole_file::make_folder(&folder, Access::Umask).map_err(failed)?;
-        let source = model.path().unwrap_or(Path::new(""));
-        // The model may be this part itself.
-        if part_folder(source).is_some_and(|part| folder.canonicalize().is_ok_and(|f| f == part)) {
-            return Self::open(&folder);
-        }
-        let lock = lock_folder(&folder)?;
-        let target = folder.join(PART_FILE);
-        // Without claims first, so that an interrupted call leaves none for another file. The file
-        // itself may be another name of `source`, which a copy onto it would empty.
-        remove(&folder, &[HELD, PART_FILE]).map_err(failed)?;
-        match fs::hard_link(source, &target) {
-            Ok(()) => {}
-            Err(_) => drop(fs::copy(source, &target).map_err(failed)?),
-        }
-        drop(lock);
-        Self::create(parts, identity, model.gguf().head(), manifest, pieces)
-    }
-
     fn load(folder: &Path, lock: Option<File>) -> Result<Self, PartError> {
-        let read = |name: &str, most: u64| {
-            regular_file::read(&folder.join(name), most).map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => damaged(folder, &format!("file {name} is missing")),
-                _ => FileError::new("read", &folder.join(name), error).into(),
-            })
-        };
-        let identity: Identity = serde_json::from_slice(&read(IDENTITY, MAX_IDENTITY_BYTES)?)
-            .map_err(|_| damaged(folder, "file identity is damaged"))?;
+        let damaged = |what: &str| PartError::damaged(folder, what);
+        let identity = stored_identity(folder)?;
         if folder.file_name() != Some(identity.weights.to_string().as_ref()) {
-            return Err(damaged(folder, "name is not that of its model"));
+            return Err(damaged("name is not that of its model"));
         }
-        let encoded = read(MANIFEST, MAX_MANIFEST_BYTES as u64)?;
+        let encoded = read(folder, MANIFEST, MAX_MANIFEST_BYTES as u64)?;
         // Every piece but the last of each tensor has the full length.
         let most = identity.file_bytes / u64::from(PIECE_BYTES) + MAX_TENSORS;
-        let list = read(PIECES, most.saturating_mul(32))?;
+        let list = read(folder, PIECES, most.saturating_mul(32))?;
         let path = folder.join(PART_FILE);
         let failed = |source| FileError::new("open", &path, source);
         let mut options = File::options();
         let options = options.read(true).write(lock.is_some());
         let file = match regular_file::open_with(options, &path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(damaged(folder, "file model.gguf is missing"));
+                return Err(damaged("file model.gguf is missing"));
             }
             opened => opened.map_err(failed)?,
         };
         if file.metadata().map_err(failed)?.len() != identity.file_bytes
             || identity.head_bytes > identity.file_bytes.min(MAX_HEAD_BYTES)
         {
-            return Err(damaged(folder, "file model.gguf has another length"));
+            return Err(damaged("file model.gguf has another length"));
         }
         // Limited by MAX_HEAD_BYTES.
         let mut head = vec![0; identity.head_bytes as usize];
         read_exact_at(&file, &mut head, 0).map_err(failed)?;
         let (table, manifest) = match identity.table(&head, &encoded, &list) {
             Err(PartError::Mismatch(what)) => {
-                return Err(damaged(folder, &format!("copy of {what} is damaged")));
+                return Err(damaged(&format!("copy of {what} is damaged")));
             }
             checked => checked?,
         };
@@ -309,6 +269,17 @@ impl Part {
         &self.folder
     }
 
+    /// Whether the file with the pieces has another name: it is the user's own, and takes no disk
+    /// space for the part.
+    pub fn is_shared(&self) -> bool {
+        self.file.metadata().is_ok_and(|info| names(&info) > 1)
+    }
+
+    /// Whether this value has the part open for writing.
+    pub(super) fn is_writer(&self) -> bool {
+        self.lock.is_some()
+    }
+
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -368,8 +339,8 @@ impl Part {
     /// is held.
     ///
     /// # Errors
-    /// [`PartError::Mismatch`] if the bytes are not those of the piece; [`PartError::File`] if the
-    /// disk is full or fails.
+    /// [`PartError::Mismatch`] if the bytes are not those of the piece; [`PartError::Shared`] if the
+    /// file is the user's own; [`PartError::File`] if the disk is full or fails.
     pub fn write(&self, index: u32, bytes: &[u8]) -> Result<(), PartError> {
         let Some(piece) = self.table.piece(index) else {
             let count = self.table.len();
@@ -386,6 +357,10 @@ impl Part {
         // Bytes that a process may have mapped are not written again.
         if locked(&self.sets).held.contains(index) {
             return Ok(());
+        }
+        // A file of the user with this second name is never written.
+        if self.is_shared() {
+            return Err(PartError::Shared(self.path()));
         }
         write_all_at(&self.file, bytes, piece.offset)
             .map_err(|source| FileError::new("write", &self.path(), source))?;
@@ -473,7 +448,7 @@ impl Part {
         }
         self.store_claims()?;
         // The user's own file has the same bytes.
-        if names(&self.file.metadata()?) > 1 {
+        if self.is_shared() {
             return Ok(());
         }
         // Pieces of a tensor are adjacent: one hole frees the blocks between them, too.
@@ -494,15 +469,6 @@ impl Part {
             Some(last) => holes::punch(&self.file, last.start, last.end - last.start),
             None => Ok(()),
         }
-    }
-
-    /// Bytes that the folder takes on the disk.
-    pub fn disk_bytes(&self) -> u64 {
-        let files = [PART_FILE, MANIFEST, PIECES, IDENTITY, HELD];
-        let found = files
-            .iter()
-            .filter_map(|name| fs::metadata(self.folder.join(name)).ok());
-        found.map(|info| disk_bytes(&info)).sum()
     }
 
     /// Gives up damaged pieces, also on the disk if this or no process has the part open for
@@ -572,12 +538,5 @@ impl Holdings for Part {
         };
         self.forget(&damaged);
         Ok(self.table.tensor_of(*first).map(str::to_owned))
-    }
-}
-
-fn damaged(folder: &Path, what: &str) -> PartError {
-    PartError::Damaged {
-        path: folder.to_owned(),
-        what: what.to_owned(),
     }
 }

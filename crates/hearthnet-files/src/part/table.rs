@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::PIECE_BYTES;
 use super::error::PartError;
+use super::{MAX_PIECES, PIECE_BYTES};
 use crate::gguf::TensorInfo;
 use crate::manifest::{Digest, Manifest};
 use crate::model_file::ModelFile;
@@ -51,14 +51,24 @@ pub(super) struct Tensor {
     pub(super) sha256: Digest,
 }
 
-/// Number of pieces of a model; `None` if there are more than can be numbered.
-pub fn piece_count(manifest: &Manifest) -> Option<u32> {
-    manifest.tensors().iter().try_fold(0u32, |count, entry| {
+/// Number of pieces of a model, at most [`MAX_PIECES`], in a file of `file_bytes` bytes. `None` if
+/// there are more than such a file can have.
+pub fn piece_count(manifest: &Manifest, file_bytes: u64) -> Option<u32> {
+    let count = manifest.tensors().iter().try_fold(0u32, |count, entry| {
         let (cols, rows) = entry.dims.split_first()?;
         let row = entry.dtype.row_bytes(*cols)?;
         let bytes = rows.iter().try_fold(row, |n, dim| n.checked_mul(*dim))?;
-        count.checked_add(pieces_in(bytes)?)
-    })
+        more_pieces(count, bytes)
+    })?;
+    // Every piece but the last of each tensor has the full length.
+    let most = file_bytes / u64::from(PIECE_BYTES) + manifest.tensors().len() as u64;
+    (u64::from(count) <= most).then_some(count)
+}
+
+/// `count`, and the pieces of `bytes` bytes; at most [`MAX_PIECES`].
+fn more_pieces(count: u32, bytes: u64) -> Option<u32> {
+    let all = count.checked_add(pieces_in(bytes)?)?;
+    (all <= MAX_PIECES).then_some(all)
 }
 
 fn pieces_in(bytes: u64) -> Option<u32> {
@@ -108,9 +118,8 @@ impl Layout {
                     listed.1, found.1
                 ));
             }
-            let end = pieces_in(info.bytes).and_then(|more| count.checked_add(more));
-            let Some(end) = end else {
-                return fail("it has too many pieces".to_owned());
+            let Some(end) = more_pieces(count, info.bytes) else {
+                return fail(format!("it has more than {MAX_PIECES} pieces"));
             };
             tensors.push(Tensor {
                 name: name.clone(),

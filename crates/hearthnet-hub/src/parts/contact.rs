@@ -44,11 +44,8 @@ pub fn first_contact(
     let digest = Digest(identity.weights.0);
     let manifest = get(Object::Manifest, identity.manifest_bytes, digest)?;
     let decoded = Manifest::decode(&manifest).map_err(PartError::from)?;
-    let count = piece_count(&decoded).filter(|&count| {
-        // No two pieces share a byte of the file.
-        u64::from(count) <= identity.file_bytes
-    });
-    let count = count.ok_or_else(|| {
+    // The piece list is kept in memory until its digest can be checked.
+    let count = piece_count(&decoded, identity.file_bytes).ok_or_else(|| {
         PartError::Disagrees("its manifest has more pieces than its file can have".to_owned())
     })?;
     let pieces = get(Object::PieceList, u64::from(count) * 32, identity.pieces)?;

@@ -21,6 +21,23 @@ pub struct HubSource {
 }
 
 impl HubSource {
+    /// [`Self::new`] for a source that other members named.
+    ///
+    /// # Errors
+    /// [`SourceError::Unusable`] also if it is not public ([`Source::is_public`]).
+    pub fn adopted(
+        source: &Source,
+        options: &PullOptions,
+        file_bytes: u64,
+    ) -> Result<Self, SourceError> {
+        if source.is_public() {
+            return Self::new(source, options, file_bytes);
+        }
+        Err(SourceError::Unusable(format!(
+            "the source {source} is not used: it is not a public https address"
+        )))
+    }
+
     /// `file_bytes` is the length of the adopted file.
     ///
     /// # Errors

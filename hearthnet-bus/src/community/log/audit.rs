@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use rusqlite::Connection;
 use serde::Serialize;
 
+use super::body::Body;
 use super::db;
 use super::error::LogError;
 use super::event::{Checked, Event, EventHash, Lane};
@@ -70,7 +71,7 @@ pub struct Verified {
     pub problems: Vec<String>,
     /// Number of void events per author that was demoted or revoked: the author of that change had
     /// not seen these events. Wherever they sort, they count for no more than the author's level
-    /// now.
+    /// now. Neither this nor [`Self::late`] counts `node.gave`.
     pub void: BTreeMap<NodeId, u64>,
     /// Number of late events per other author: they arrived after others had written events that
     /// sort after them. Such an author was offline, or backdates its events.
@@ -239,7 +240,9 @@ impl EventLog {
     }
 }
 
-/// Detection of events that are, or may be, backdated.
+/// Detection of events that are, or may be, backdated. Events without a right ([`is_report`]) are
+/// never reported: all nodes write them right after midnight, so two that are written at the same
+/// moment are normal.
 struct Dating<'a> {
     view: &'a View,
     replay: Fold,
@@ -263,7 +266,7 @@ impl<'a> Dating<'a> {
         if !author.is_some_and(|author| author.has(event.seq)) {
             return;
         }
-        if self.replay.is_void(event) {
+        if self.replay.is_void(event) && !is_report(event) {
             *self.void.entry(event.author).or_default() += 1;
         }
         // The result is irrelevant here: the state has the effect.
@@ -281,12 +284,17 @@ impl<'a> Dating<'a> {
     }
 }
 
+/// Whether an event only reports what its author did, so that its author gains nothing by its place.
+fn is_report(event: &Event) -> bool {
+    matches!(event.body, Body::NodeGave(_))
+}
+
 /// Detection of late events. Each event names the last event that its author had seen, so all
 /// events that sort between the two became known later.
 #[derive(Default)]
 struct Witnesses {
-    /// Author of each event, in the order of the events.
-    authors: Vec<NodeId>,
+    /// Author of each event, in the order of the events; `None` for reports.
+    authors: Vec<Option<NodeId>>,
     places: HashMap<u128, usize>,
     /// Place of the last event of each author.
     own: BTreeMap<NodeId, usize>,
@@ -308,7 +316,8 @@ impl Witnesses {
             }
         }
         self.places.insert(hash.name(), here);
-        self.authors.push(event.author);
+        self.authors
+            .push((!is_report(event)).then_some(event.author));
     }
 
     /// Counts the events of each author that the author of a later event had not seen.
@@ -316,7 +325,9 @@ impl Witnesses {
         let (mut late, mut open) = (BTreeMap::new(), 0);
         for (place, author) in self.authors.iter().enumerate() {
             open += self.edges.get(&place).unwrap_or(&0);
-            if open > 0 {
+            if open > 0
+                && let Some(author) = author
+            {
                 *late.entry(*author).or_default() += 1;
             }
         }

@@ -179,6 +179,7 @@ impl Entry {
                 software,
                 expires_ms,
             }),
+            Body::NodeMeasured(measured) if measured == Measured::default() => Self::Nothing,
             Body::NodeMeasured(measured) => Self::Measured(author, measured),
             Body::GrantRevoked { .. } => Self::Grant,
             _ => Self::Nothing,
@@ -384,7 +385,7 @@ impl Community {
         seen.filter(move |seen| self.level(&seen.node).is_some())
     }
 
-    /// Unexpired measurements of members at `now_ms`, by node id.
+    /// Unexpired measurements of members at `now_ms`, by node id, without those that are withdrawn.
     pub fn measured(&self, now_ms: u64) -> impl Iterator<Item = (&NodeId, &Measured)> {
         let measured = self.entries(now_ms).filter_map(|entry| match entry {
             Entry::Measured(node, measured) => Some((node, measured)),

@@ -14,7 +14,7 @@ pub const MAX_MODEL_SPEEDS: usize = 8;
 pub const MAX_LINK_SPEEDS: usize = 32;
 
 /// Measurements of a node (`node.measured`). Its fields stand in canonical order, as in the structs
-/// below.
+/// below. The default withdraws what the node has announced.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
@@ -22,9 +22,12 @@ pub struct Measured {
     pub links: Vec<LinkSpeed>,
     /// Models, at most [`MAX_MODEL_SPEEDS`], one of each.
     pub models: Vec<ModelSpeed>,
+    /// Time for which the daemon had run when it announced this, in seconds.
+    pub running_s: u32,
     /// Memory that the node would give to weights, keys and values.
     pub memory_bytes: u64,
-    /// Share of the last seven days in which the node was online, in thousandths.
+    /// Share of the last seven days, or of the time since the node's first hour if that is shorter, in
+    /// which the node was online, in thousandths.
     pub online_permille: u16,
 }
 

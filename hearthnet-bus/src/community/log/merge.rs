@@ -40,7 +40,7 @@ use crate::NodeId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quotas {
     /// Durable events of one author. A node writes one for each person that it admits, invites,
-    /// promotes or revokes, and none by merely running.
+    /// promotes or revokes, and by merely running at most one a day (`node.gave`).
     pub events_per_author: u64,
     pub bytes_per_author: u64,
     /// Durable and ephemeral events of all authors together that the log does not know as members.

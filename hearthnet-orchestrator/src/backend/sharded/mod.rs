@@ -48,7 +48,6 @@ use crate::frames::Frame;
 pub use crate::hosts::ModelOnWire;
 use crate::hosts::health::SharedHealth;
 use crate::hosts::link::Inbound;
-use crate::hosts::router::PolicyName;
 use crate::hosts::{HostSource, RoutedSpan};
 use crate::steps::chat_loop;
 use crate::times::{HopClock, whole_ms};
@@ -98,8 +97,6 @@ pub struct ShardedBackend {
     /// Tracker that this sequence reports to.
     health: SharedHealth,
     model: ModelOnWire,
-    /// Policy that chooses its hosts.
-    policy: PolicyName,
     dtype: DType,
     settings: PumpSettings,
     hops: Vec<Hop>,
@@ -176,7 +173,6 @@ impl ShardedBackend {
             runtime,
             health: source.choice().health.clone(),
             model: source.choice().model.clone(),
-            policy: source.choice().policy,
             source: Some(source),
             dtype,
             settings,
@@ -428,7 +424,7 @@ impl Backend for ShardedBackend {
                 layers: (hop.span.lo, hop.span.hi),
                 memory_mb: link.descriptor.vram_required_mb,
                 arithmetic: link.descriptor.arithmetic.clone(),
-                policy: self.policy.as_str().into(),
+                policy: hop.span.policy.as_str().into(),
             }
         };
         self.hops.iter().map(hop).collect()

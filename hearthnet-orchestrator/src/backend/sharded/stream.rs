@@ -90,7 +90,7 @@ impl Hop {
     }
 
     fn name(&self) -> String {
-        let RoutedSpan { link, lo, hi } = &self.span;
+        let RoutedSpan { link, lo, hi, .. } = &self.span;
         let (endpoint, node) = (&link.addr.endpoint, link.addr.node.short());
         format!("{endpoint} ({node}, layers {lo}-{hi})")
     }

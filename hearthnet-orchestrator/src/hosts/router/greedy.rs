@@ -1,20 +1,16 @@
 //! Takes the best candidate for each next layer.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::hash::BuildHasher as _;
 
-use hearthnet_bus::NodeId;
-
 use super::policy::{RoutePolicy, Usable};
+use super::policy_name::PolicyName;
 use super::request::{Candidate, RouteError, RouteRequest, Span};
+use super::share::Share;
 use crate::exact::Allowed;
 use crate::hosts::health::Standing;
 
-/// Streams that a host may get regardless of its share: the first few show no pattern.
-const FREE_STREAMS: u32 = 2;
-
-/// Walks from the first layer to the last; the default policy.
+/// Walks from the first layer to the last.
 #[derive(Debug)]
 #[allow(clippy::exhaustive_structs)] // Built by callers.
 pub struct Greedy;
@@ -45,7 +41,7 @@ fn cover(request: &RouteRequest<'_>, usable: &[Usable<'_>]) -> Result<Vec<Span>,
     let by_load = |c: &Candidate, competition: &Competition| {
         let (depth, distance) = (c.descriptor.queue_depth, c.hop_weight);
         let slowness = slowness(c, competition.fastest);
-        let over = competition.is_over(c);
+        let over = competition.share.is_exceeded_by(c);
         (c.standing, is_second(c), slowness, over, depth, distance)
     };
     let by_standing = |c: &Candidate, _: &Competition| (c.standing, is_second(c), 0, false, 0, 0);
@@ -71,23 +67,7 @@ type CostOf<'a> = dyn Fn(&Candidate, &Competition) -> Cost + 'a;
 struct Competition {
     /// Shortest measured time per layer among the route's candidates, in milliseconds.
     fastest: Option<f64>,
-    /// Hosts that hold the current layer, and the recent streams given to them.
-    hosts: u32,
-    streams: u32,
-}
-
-impl Competition {
-    /// Returns true if one more stream would exceed a host's share: half of all streams, or twice
-    /// an equal share, whichever is less. Claims are free, and a host that attracted all chats by
-    /// them would see all of their activations. The caller's own node has no limit.
-    fn is_over(&self, candidate: &Candidate) -> bool {
-        let (own, all) = (
-            u64::from(candidate.streams) + 1,
-            u64::from(self.streams) + 1,
-        );
-        let is_free = candidate.is_self || candidate.streams < FREE_STREAMS;
-        !is_free && own * u64::from(self.hosts.max(4)) > 2 * all
-    }
+    share: Share,
 }
 
 /// Number of times that a host's time per layer can be halved before it is below twice the
@@ -117,19 +97,15 @@ fn walk(
     // Over all layers: they are similar, and the candidates of one layer may all be unmeasured.
     let measured = usable.iter().filter_map(|(_, c)| c.ms_per_layer);
     let fastest = measured.min_by(f64::total_cmp);
-    let mut spans: Vec<Span> = Vec::new();
+    let competition = |layer: u32| Competition {
+        fastest,
+        share: Share::of(layer, usable),
+    };
+    let mut chosen: Vec<(Span, &Candidate)> = Vec::new();
     let mut cursor = first;
     loop {
         let here = usable.iter().filter(|(_, c)| c.holds(cursor));
-        let given: BTreeMap<NodeId, u32> = here
-            .clone()
-            .map(|(_, c)| (c.descriptor.host, c.streams))
-            .collect();
-        let competition = Competition {
-            fastest,
-            hosts: u32::try_from(given.len()).unwrap_or(u32::MAX),
-            streams: given.values().sum(),
-        };
+        let competition = competition(cursor);
         let best = here.min_by_key(|(_, c)| {
             let own_first = c.is_self && cursor == 0;
             let reach = c.descriptor.layer_range.1.min(last);
@@ -143,20 +119,52 @@ fn walk(
                 model_id: request.model_id.to_owned(),
             });
         };
-        if spans.len() == request.max_shards {
+        if chosen.len() == request.max_shards {
             return Err(RouteError::TooManyShards {
                 max: request.max_shards,
             });
         }
         let hi = candidate.descriptor.layer_range.1.min(last);
-        spans.push(Span {
+        let span = Span {
             candidate: index,
             lo: cursor,
             hi,
-        });
+            policy: PolicyName::Greedy,
+        };
+        chosen.push((span, candidate));
         if hi == last {
-            return Ok(spans);
+            break;
         }
         cursor = hi + 1;
     }
+    let is_worse = |next: &Candidate, host: &Candidate, layer: u32| {
+        let competition = competition(layer);
+        let keys = |c: &Candidate| {
+            let (standing, second, slowness, over, ..) = cost(c, &competition);
+            (standing, second, slowness, over)
+        };
+        keys(next) > keys(host)
+    };
+    Ok(joined(chosen, is_worse))
+}
+
+/// Removes needless hops: a span whose layers the next host holds as well becomes part of that
+/// host's span, unless the next host `is_worse` at a layer. A queue is no reason for a hop, because
+/// the next host computes for this chat anyway. A span of the caller's own node costs no hop.
+fn joined(
+    chosen: Vec<(Span, &Candidate)>,
+    is_worse: impl Fn(&Candidate, &Candidate, u32) -> bool,
+) -> Vec<Span> {
+    let mut route: Vec<(Span, &Candidate)> = Vec::with_capacity(chosen.len());
+    for (span, host) in chosen.into_iter().rev() {
+        let takes_over = |next: &Candidate| {
+            let stays = host.is_self || (next.is_self && span.lo == 0);
+            next.holds(span.lo) && !stays && !is_worse(next, host, span.lo)
+        };
+        match route.last_mut().filter(|(_, next)| takes_over(next)) {
+            Some((next, _)) => next.lo = span.lo,
+            None => route.push((span, host)),
+        }
+    }
+    route.into_iter().rev().map(|(span, _)| span).collect()
 }

@@ -4,13 +4,26 @@ use std::collections::BTreeMap;
 use std::hash::BuildHasher as _;
 
 use hearthnet_bus::NodeId;
-use hearthnet_bus::log::Community;
+use hearthnet_bus::log::{self, Measured};
 use hearthnet_files::WeightsId;
 
 use super::policy::Usable;
+use super::policy_name::PolicyName;
 use super::request::{Candidate, RouteRequest, Span};
-use crate::placement::observed::observed;
-use crate::placement::plan::{Layers, Offer, shortest};
+use super::share::is_over;
+use crate::exact::Allowed;
+use crate::placement::plan::{Community, Layers, Link, Offer, shortest};
+
+/// An announced time counts as no less than the shortest one that the caller observed, divided by
+/// this.
+const BOLDEST_CLAIM: u64 = 2;
+
+/// Longest time of a layer or a hop. All times of a route add up to less than [`PER_LAYER`].
+const MAX_US: u64 = 1 << 28;
+/// Cost of a layer on a host of worse rank, per rank.
+const PER_LAYER: u64 = 1 << 41;
+/// Cost of a span on a host of worse rank, per rank: more than all layers cost by rank.
+const PER_SPAN: u64 = 1 << 56;
 
 /// Measurements of a host, as the caller sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,61 +38,85 @@ pub struct HostSpeed {
 /// Measurements by host.
 pub type Speeds = BTreeMap<NodeId, HostSpeed>;
 
-/// Speeds of the hosts that measured the model, for a caller that sends rows of `row_bytes` bytes.
+/// Speeds of the members that measured the model, for a caller that sends rows of `row_bytes`
+/// bytes.
 pub fn speeds(
-    state: &Community,
+    state: &log::Community,
     weights: WeightsId,
     caller: NodeId,
     row_bytes: u64,
     now_ms: u64,
 ) -> Speeds {
-    let community = observed(state, weights, now_ms);
-    let measured = state.measured(now_ms).filter(|(_, measured)| {
-        let mut models = measured.models.iter();
-        models.any(|model| model.weights == weights.0 && model.layer_us > 0)
+    let links = state.measured(now_ms).flat_map(|(node, measured)| {
+        let links = measured.links.iter();
+        let near = links.filter(move |link| *node == caller || link.node == caller);
+        near.map(move |link| {
+            let measured = Link {
+                delay_us: link.delay_us,
+                kbit_s: link.kbit_s,
+            };
+            ((*node, link.node), measured)
+        })
     });
-    let speed = |(node, _): (&NodeId, _)| {
-        let layer_us = u64::from(community.machine(*node)?.layer_us);
-        let (delay, wire) = community.way(caller, *node, row_bytes);
-        let hop_us = delay.saturating_add(wire).saturating_mul(2);
-        Some((*node, HostSpeed { layer_us, hop_us }))
+    // Without machines: a plan is limited to the nodes that announce most memory.
+    let ways = Community::new(std::iter::empty(), links);
+    let speed = |(node, measured): (&NodeId, &Measured)| {
+        let mut models = measured.models.iter();
+        let model = models.find(|model| model.weights == weights.0 && model.layer_us > 0)?;
+        let (delay, wire) = ways.way(caller, *node, row_bytes);
+        let speed = HostSpeed {
+            layer_us: u64::from(model.layer_us),
+            hop_us: delay.saturating_add(wire).saturating_mul(2),
+        };
+        Some((*node, speed))
     };
-    measured.filter_map(speed).collect()
+    state.measured(now_ms).filter_map(speed).collect()
 }
 
-/// Cheapest route over the candidates that `takes` admits; `load` multiplies the time per layer. A
-/// host without measurements counts as slow and as far as the worst measured candidate. `None`
-/// without any measurement, or if these candidates do not cover the layers.
+/// How a policy weighs candidates.
+pub(super) struct Rules<'a> {
+    pub(super) policy: PolicyName,
+    /// Candidates that take part.
+    pub(super) takes: &'a dyn Fn(&Usable<'_>) -> bool,
+    /// Time per layer in per cent of the measured one.
+    pub(super) load_percent: &'a dyn Fn(&Candidate) -> u64,
+    /// True if standing and arithmetic count before time.
+    pub(super) by_rank: bool,
+}
+
+/// Cheapest route. A host without measurements counts as slow and as far as the worst measured
+/// candidate. `None` without any measurement, or if the candidates do not cover the layers.
 pub(super) fn cheapest(
     request: &RouteRequest<'_>,
     usable: &[Usable<'_>],
     speeds: &Speeds,
-    takes: impl Fn(&Candidate) -> bool,
-    load: impl Fn(&Candidate) -> u64,
+    rules: &Rules<'_>,
 ) -> Option<Vec<Span>> {
-    let mut taken: Vec<Usable<'_>> = usable.iter().filter(|(_, c)| takes(c)).copied().collect();
+    let (first, last) = (*request.layers.start(), *request.layers.end());
+    let believed = Believed::new(usable, speeds)?;
+    let mut taken: Vec<Usable<'_>> = usable
+        .iter()
+        .filter(|one| (rules.takes)(one))
+        .copied()
+        .collect();
     // Of equal routes, callers prefer different ones.
     taken.sort_by_cached_key(|(_, c)| {
         let host = c.descriptor.host;
         (request.tie_breaker.hash_one(host), host)
     });
-    let known = |c: &Candidate| speeds.get(&c.descriptor.host).copied();
-    let measured = taken.iter().filter_map(|(_, c)| known(c));
-    let worst = measured.reduce(|a, b| HostSpeed {
-        layer_us: a.layer_us.max(b.layer_us),
-        hop_us: a.hop_us.max(b.hop_us),
-    })?;
     let offer = |(_, c): &Usable<'_>| {
         let (lo, hi) = c.descriptor.layer_range;
-        let speed = known(c).unwrap_or(worst);
+        let speed = believed.speed(c, || is_over(c, first, usable));
+        let hop_us = if c.is_self { 0 } else { speed.hop_us };
+        let layer_us = speed.layer_us.saturating_mul((rules.load_percent)(c)) / 100;
+        let rank = if rules.by_rank { rank(request, c) } else { 0 };
         Offer {
             layers: Layers::new(lo, hi.saturating_add(1)),
-            enter_us: if c.is_self { 0 } else { speed.hop_us },
-            layer_us: speed.layer_us.saturating_mul(load(c)),
+            enter_us: hop_us.min(MAX_US) + rank * PER_SPAN,
+            layer_us: layer_us.min(MAX_US) + rank * PER_LAYER,
         }
     };
     let offers: Vec<Offer> = taken.iter().map(offer).collect();
-    let (first, last) = (*request.layers.start(), *request.layers.end());
     let layers = Layers::new(first, last.checked_add(1)?);
     let (route, _) = shortest(layers, &offers, request.max_shards)?;
     let span = |(index, layers): (usize, Layers)| {
@@ -88,7 +125,106 @@ pub(super) fn cheapest(
             candidate,
             lo: layers.first,
             hi: layers.end.checked_sub(1)?,
+            policy: rules.policy,
         })
     };
     route.into_iter().map(span).collect()
+}
+
+/// 0 for an exact host of good standing, at most 5.
+fn rank(request: &RouteRequest<'_>, candidate: &Candidate) -> u64 {
+    let is_second = request.arithmetic == Allowed::ExactFirst && !candidate.is_exact();
+    2 * candidate.standing as u64 + u64::from(is_second)
+}
+
+/// What the caller believes of announced speeds. An announcement costs its host nothing, so what
+/// the caller observed of a host replaces the announcement, and bounds those of other hosts.
+struct Believed<'a> {
+    speeds: &'a Speeds,
+    /// Shortest times that an announcement alone can claim.
+    least: HostSpeed,
+    /// Longest times of all measured candidates.
+    worst: HostSpeed,
+}
+
+impl<'a> Believed<'a> {
+    /// `None` if no candidate has measurements.
+    fn new(usable: &[Usable<'_>], speeds: &'a Speeds) -> Option<Self> {
+        let others = usable.iter().filter(|(_, c)| !c.is_self);
+        let seen = others.filter_map(|(_, c)| observed(c, *speeds.get(&c.descriptor.host)?));
+        let least = seen.reduce(|a, b| HostSpeed {
+            layer_us: a.layer_us.min(b.layer_us),
+            hop_us: a.hop_us.min(b.hop_us),
+        });
+        let nothing = HostSpeed {
+            layer_us: 0,
+            hop_us: 0,
+        };
+        let least = least.map_or(nothing, |least| HostSpeed {
+            layer_us: least.layer_us / BOLDEST_CLAIM,
+            hop_us: least.hop_us / BOLDEST_CLAIM,
+        });
+        let mut believed = Self {
+            speeds,
+            least,
+            worst: least,
+        };
+        let known: Vec<HostSpeed> = usable
+            .iter()
+            .filter_map(|(_, c)| believed.known(c))
+            .collect();
+        believed.worst = known.into_iter().reduce(|a, b| HostSpeed {
+            layer_us: a.layer_us.max(b.layer_us),
+            hop_us: a.hop_us.max(b.hop_us),
+        })?;
+        Some(believed)
+    }
+
+    /// Speed of a measured candidate.
+    fn known(&self, candidate: &Candidate) -> Option<HostSpeed> {
+        let announced = *self.speeds.get(&candidate.descriptor.host)?;
+        if let Some(seen) = observed(candidate, announced) {
+            return Some(seen);
+        }
+        // The own node's announcement comes from this node.
+        Some(match candidate.is_self {
+            true => announced,
+            false => HostSpeed {
+                layer_us: announced.layer_us.max(self.least.layer_us),
+                hop_us: announced.hop_us.max(self.least.hop_us),
+            },
+        })
+    }
+
+    /// Speed of any candidate. `is_over`: whether the host has more than its share of streams.
+    fn speed(&self, candidate: &Candidate, is_over: impl Fn() -> bool) -> HostSpeed {
+        let is_claim = !candidate.is_self && !is_observed(candidate);
+        match self.known(candidate) {
+            Some(known) if !(is_claim && is_over()) => known,
+            _ => self.worst,
+        }
+    }
+}
+
+/// Whether the caller observed decode steps of this model on the host.
+fn is_observed(candidate: &Candidate) -> bool {
+    candidate.seen_layers > 0 && candidate.ms_per_layer.is_some()
+}
+
+/// Speed of a host from observed decode steps. Of such a step, the layers took what the hop did not.
+fn observed(candidate: &Candidate, announced: HostSpeed) -> Option<HostSpeed> {
+    if !is_observed(candidate) {
+        return None;
+    }
+    let layers = u64::from(candidate.seen_layers);
+    let layer_us = candidate.ms_per_layer? * 1e3;
+    let step_us = (layer_us * layers as f64).ceil() as u64;
+    let hop_us = match candidate.is_self {
+        true => 0,
+        false => announced.hop_us.min(step_us),
+    };
+    Some(HostSpeed {
+        layer_us: (step_us - hop_us) / layers,
+        hop_us,
+    })
 }

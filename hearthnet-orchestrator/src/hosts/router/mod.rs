@@ -2,8 +2,10 @@
 //!
 //! Pure: no clock, no network. [`pick`] filters the advertised candidates and covers the layers
 //! with spans of them, by a [`RoutePolicy`]:
-//! `greedy.rs` (the default), `planned.rs`, `petals_like.rs`. Speeds for the last two come from the
-//! members' measurements (`measured.rs`).
+//! `greedy.rs`, `planned.rs`, `petals_like.rs`, or `auto.rs`, which takes one of the first two. Speeds
+//! come from the members' measurements, corrected by what the caller observed (`measured.rs`). No
+//! policy takes a needless hop: layers that the next host of the route holds as well, and is not
+//! worse at, are part of its span.
 //!
 //! # Worked example
 //! A model of 16 layers, shards `0-7`, `4-11`, `8-15`, all idle. The cursor
@@ -11,6 +13,7 @@
 //! `8-15` both have it, both are idle and on the same LAN, and `8-15` reaches
 //! further. The cover is `{0-7, 8-15}`; `4-11` stays unused.
 
+mod auto;
 mod greedy;
 mod measured;
 mod petals_like;
@@ -18,6 +21,7 @@ mod planned;
 mod policy;
 mod policy_name;
 mod request;
+mod share;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -25,6 +29,7 @@ use std::hash::{BuildHasher as _, RandomState};
 
 use hearthnet_bus::NodeId;
 
+pub use self::auto::Auto;
 pub use self::greedy::Greedy;
 pub use self::measured::{HostSpeed, Speeds, speeds};
 pub use self::petals_like::PetalsLike;
@@ -157,5 +162,7 @@ fn in_order<'a>(
     all.into_iter()
 }
 
+#[cfg(test)]
+mod policy_tests;
 #[cfg(test)]
 mod tests;

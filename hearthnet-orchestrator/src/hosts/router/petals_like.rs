@@ -1,9 +1,10 @@
 //! Shortest path by measured speed, as Petals routes.
 
 use super::greedy::Greedy;
-use super::measured::{Speeds, cheapest};
+use super::measured::{Rules, Speeds, cheapest};
 use super::policy::{RoutePolicy, Usable};
-use super::request::{RouteError, RouteRequest, Span};
+use super::policy_name::PolicyName;
+use super::request::{Candidate, RouteError, RouteRequest, Span};
 
 /// The weight of a span is its layers divided by the host's throughput, plus the network delay.
 /// Neither queues nor standing count. Without measurements, or without such a route, the route is
@@ -20,7 +21,13 @@ impl RoutePolicy for PetalsLike<'_> {
         request: &RouteRequest<'_>,
         usable: &[Usable<'_>],
     ) -> Result<Vec<Span>, RouteError> {
-        cheapest(request, usable, self.speeds, |_| true, |_| 1)
+        let rules = Rules {
+            policy: PolicyName::PetalsLike,
+            takes: &|_: &Usable<'_>| true,
+            load_percent: &|_: &Candidate| 100,
+            by_rank: false,
+        };
+        cheapest(request, usable, self.speeds, &rules)
             .map_or_else(|| Greedy.cover(request, usable), Ok)
     }
 }

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use hearthnet_bus::{Descriptor, NodeId};
 
+use super::policy_name::PolicyName;
 use crate::error::ChatError;
 use crate::exact::{Allowed, is_exact};
 use crate::hosts::health::Standing;
@@ -23,6 +24,8 @@ pub struct Candidate {
     /// Measured round trip of a decode step through one layer, in milliseconds; `None` without
     /// recent measurements.
     pub ms_per_layer: Option<f64>,
+    /// Layers that such a step ran; 0 if it was of another model.
+    pub seen_layers: u32,
     /// Number of recent streams that this caller gave it.
     pub streams: u32,
 }
@@ -36,6 +39,7 @@ impl Candidate {
             is_self,
             standing: Standing::Good,
             ms_per_layer: None,
+            seen_layers: 0,
             streams: 0,
         }
     }
@@ -59,6 +63,8 @@ pub struct Span {
     pub lo: u32,
     /// Last layer.
     pub hi: u32,
+    /// Policy that chose it.
+    pub policy: PolicyName,
 }
 
 /// Requirements of a route.

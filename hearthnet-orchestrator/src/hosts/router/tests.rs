@@ -8,7 +8,7 @@ use crate::exact::Exact;
 use crate::tests::{descriptor, node};
 
 /// Candidate whose software has the name of its host.
-fn shard(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
+pub(super) fn shard(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
     let mut descriptor = descriptor("m", node(host), lo, hi, 16);
     descriptor.queue_depth = queue;
     descriptor.software = host.into();
@@ -16,7 +16,7 @@ fn shard(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
 }
 
 /// Request for all layers; each one has its own tie-break.
-fn ask() -> RouteRequest<'static> {
+pub(super) fn ask() -> RouteRequest<'static> {
     static NONE: BTreeSet<NodeId> = BTreeSet::new();
     RouteRequest {
         model_id: "m",
@@ -33,7 +33,7 @@ fn ask() -> RouteRequest<'static> {
 }
 
 /// Hosts by name, with their layers.
-type Named<'a> = Vec<(&'a str, u32, u32)>;
+pub(super) type Named<'a> = Vec<(&'a str, u32, u32)>;
 
 fn route_by<'a>(ask: &RouteRequest<'_>, all: &'a [Candidate]) -> Result<Named<'a>, RouteError> {
     let spans = pick(ask, all)?.into_iter();
@@ -59,7 +59,7 @@ fn the_worked_example_of_the_specification_holds() {
 }
 
 /// Host with another arithmetic.
-fn other(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
+pub(super) fn other(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
     let mut candidate = shard(host, lo, hi, queue);
     candidate.descriptor.arithmetic = "torch-cuda-fp16".into();
     candidate
@@ -274,10 +274,16 @@ fn a_cover_within_the_limit_is_found_when_the_idle_one_is_too_long() {
 }
 
 /// Host of the whole model with measurements.
-fn seen(host: &str, queue: u32, standing: Standing, ms_per_layer: Option<f64>) -> Candidate {
+pub(super) fn seen(
+    host: &str,
+    queue: u32,
+    standing: Standing,
+    ms_per_layer: Option<f64>,
+) -> Candidate {
     Candidate {
         standing,
         ms_per_layer,
+        seen_layers: 16,
         ..shard(host, 0, 15, queue)
     }
 }
@@ -457,84 +463,4 @@ proptest! {
             Err(e) => prop_assert!(!held, "{}", e),
         }
     }
-}
-
-/// Measurements of a host.
-fn speed(host: &str, layer_us: u64, hop_us: u64) -> (NodeId, HostSpeed) {
-    (node(host), HostSpeed { layer_us, hop_us })
-}
-
-fn by<'a>(policy: &dyn RoutePolicy, all: &'a [Candidate]) -> Named<'a> {
-    let ask = RouteRequest {
-        allow_self: true,
-        ..ask()
-    };
-    let spans = pick_by(policy, &ask, all).unwrap().into_iter();
-    let name = |span: &Span| all[span.candidate].descriptor.software.as_str();
-    spans.map(|span| (name(&span), span.lo, span.hi)).collect()
-}
-
-#[test]
-fn a_planned_route_takes_no_hop_for_nothing() {
-    // The own host has 0-9; a hop to the neighbour's 2-5 would gain nothing.
-    let mut own = shard("own", 0, 9, 0);
-    own.is_self = true;
-    let all = [own, shard("near", 2, 5, 0), shard("far", 10, 15, 0)];
-    let speeds = Speeds::from([
-        speed("own", 1_000, 0),
-        speed("near", 900, 600),
-        speed("far", 1_000, 600),
-    ]);
-    let expected = [("own", 0, 9), ("far", 10, 15)];
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
-    assert_eq!(by(&PetalsLike { speeds: &speeds }, &all), expected);
-    // A neighbour that is fast enough is worth two spans more.
-    let speeds = Speeds::from([
-        speed("own", 1_000, 0),
-        speed("near", 100, 600),
-        speed("far", 1_000, 600),
-    ]);
-    let expected = [
-        ("own", 0, 1),
-        ("near", 2, 5),
-        ("own", 6, 9),
-        ("far", 10, 15),
-    ];
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
-}
-
-#[test]
-fn load_and_standing_count_for_planned_routes_and_not_for_petals_like_ones() {
-    let mut failing = shard("failing", 0, 15, 0);
-    failing.standing = Standing::Failing;
-    let all = [failing, shard("busy", 0, 15, 3), shard("idle", 0, 15, 0)];
-    let speeds = Speeds::from([
-        speed("failing", 10, 10),
-        speed("busy", 100, 10),
-        speed("idle", 200, 10),
-    ]);
-    // Exact hosts of good standing come first for every policy.
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), [("idle", 0, 15)]);
-    assert_eq!(by(&PetalsLike { speeds: &speeds }, &all), [("busy", 0, 15)]);
-}
-
-#[test]
-fn without_measurements_all_policies_route_greedily() {
-    let all = [
-        shard("a", 0, 7, 0),
-        shard("b", 4, 11, 0),
-        shard("c", 8, 15, 0),
-    ];
-    let speeds = Speeds::new();
-    let (planned, petals_like) = (Planned { speeds: &speeds }, PetalsLike { speeds: &speeds });
-    let policies: [(&str, &dyn RoutePolicy); 3] = [
-        ("greedy", &Greedy),
-        ("planned", &planned),
-        ("petals_like", &petals_like),
-    ];
-    for (name, policy) in policies {
-        assert_eq!(by(policy, &all), [("a", 0, 7), ("c", 8, 15)], "{name}");
-        assert_eq!(name.parse::<PolicyName>().unwrap().as_str(), name);
-    }
-    assert!("random".parse::<PolicyName>().is_err());
 }

@@ -4,13 +4,16 @@ use std::collections::BTreeMap;
 
 use hearthnet_bus::NodeId;
 
-/// Machines of a plan: of more, those that give most memory take part.
+/// Machines of a plan. Of more, the first of [`Community::for_caller`] take part.
 pub const MAX_MACHINES: usize = 64;
 /// Layers of a model.
 pub const MAX_LAYERS: usize = 512;
 
 /// Time per layer of a node without measurements, if no node has any.
 const UNMEASURED_LAYER_US: u32 = 10_000;
+/// A node without measurements counts as no slower than the median of the measured hosts, times
+/// this: one false announcement does not exclude it.
+const SLOWEST_TIMES_MEDIAN: u32 = 4;
 /// Link without measurements: a home network.
 const UNMEASURED_DELAY_US: u32 = 1_000;
 const UNMEASURED_KBIT_S: u32 = 100_000;
@@ -70,9 +73,9 @@ pub struct Machine {
     pub prefill_row_us: u32,
     /// Embedding, output matrix and sampling of one token.
     pub head_us: u32,
-    /// Share of the last 7 days in which the node was reachable.
+    /// Share of the last 7 days in which the node was online.
     pub online_permille: u16,
-    /// Time since the node was last unreachable.
+    /// Time for which the node's daemon ran when it announced this.
     pub present_s: u32,
     /// True if people chat on the node: it keeps memory for the head and the private layers.
     pub chats: bool,
@@ -170,6 +173,17 @@ pub struct Task {
     pub caller: Option<NodeId>,
 }
 
+/// Time per layer of a node without measurements.
+fn slowest<'a>(machines: impl Iterator<Item = &'a Machine>) -> u32 {
+    let measured = machines.filter(|m| m.serves && m.layer_us > 0);
+    let mut times: Vec<u32> = measured.map(|m| m.layer_us).collect();
+    times.sort_unstable();
+    let median = times.get(times.len().saturating_sub(1) / 2);
+    let most = median.map(|us| us.saturating_mul(SLOWEST_TIMES_MEDIAN));
+    let slowest = times.last().copied().min(most);
+    slowest.unwrap_or(UNMEASURED_LAYER_US)
+}
+
 /// Nodes and links of a plan.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Community {
@@ -178,25 +192,46 @@ pub struct Community {
 }
 
 impl Community {
-    /// Keeps one entry per node and per link, and at most [`MAX_MACHINES`] nodes. A node without
-    /// measurements counts as slow as the slowest measured one.
+    /// [`Self::for_caller`] without a caller: the same on all nodes.
     pub fn new(
         machines: impl IntoIterator<Item = Machine>,
         links: impl IntoIterator<Item = ((NodeId, NodeId), Link)>,
     ) -> Self {
+        Self::for_caller(None, machines, links)
+    }
+
+    /// Keeps one entry per node and per link, and at most [`MAX_MACHINES`] nodes: `caller`, then
+    /// hosts that serve layers of the model, then nodes that may; of equal ones, those that give
+    /// most memory. A node without measurements counts as slow as the slowest measured host, at
+    /// most four times their median.
+    pub fn for_caller(
+        caller: Option<NodeId>,
+        machines: impl IntoIterator<Item = Machine>,
+        links: impl IntoIterator<Item = ((NodeId, NodeId), Link)>,
+    ) -> Self {
         let mut all: Vec<Machine> = machines.into_iter().collect();
-        all.sort_unstable_by(|a, b| b.memory_bytes.cmp(&a.memory_bytes).then_with(|| a.cmp(b)));
+        // The memory is only a claim. The log admits advertisements of trusted members only.
+        let place = |m: &Machine| match (caller == Some(m.node), m.serves, m.holds.is_some()) {
+            (true, ..) => 0,
+            (_, true, true) => 1,
+            (_, true, false) => 2,
+            (_, false, _) => 3,
+        };
+        all.sort_unstable_by(|a, b| {
+            let memory = || b.memory_bytes.cmp(&a.memory_bytes);
+            let order = place(a).cmp(&place(b)).then_with(memory);
+            order.then_with(|| a.cmp(b))
+        });
         let mut machines: BTreeMap<NodeId, Machine> = BTreeMap::new();
         for machine in all {
             if machines.len() < MAX_MACHINES {
                 machines.entry(machine.node).or_insert(machine);
             }
         }
-        let slowest = |of: fn(&Machine) -> u32| machines.values().map(of).max().unwrap_or(0);
-        let layer_us = Some(slowest(|m| m.layer_us)).filter(|&us| us > 0);
+        let layer_us = slowest(machines.values());
         for machine in machines.values_mut() {
             if machine.layer_us == 0 {
-                machine.layer_us = layer_us.unwrap_or(UNMEASURED_LAYER_US);
+                machine.layer_us = layer_us;
             }
             if machine.prefill_row_us == 0 {
                 machine.prefill_row_us = machine.layer_us;
@@ -221,27 +256,35 @@ impl Community {
         self.machines.values()
     }
 
-    /// The same links, and the machines for which `takes` is true.
-    pub(super) fn only(&self, takes: impl Fn(&&Machine) -> bool) -> Self {
-        let machines = self.machines().filter(takes);
+    /// The same links, and the machines that `of` returns for these.
+    #[must_use]
+    pub fn map(&self, of: impl Fn(&Machine) -> Option<Machine>) -> Self {
+        let machines = self.machines().filter_map(of);
         Self {
-            machines: machines.map(|m| (m.node, m.clone())).collect(),
+            machines: machines.map(|m| (m.node, m)).collect(),
             links: self.links.clone(),
         }
     }
 
-    /// Link from `caller` to `host`; else the one measured from the other end.
+    /// The same links, and the machines for which `takes` is true.
+    pub(super) fn only(&self, takes: impl Fn(&Machine) -> bool) -> Self {
+        self.map(|machine| takes(machine).then(|| machine.clone()))
+    }
+
+    /// Link from `caller` to `host`. What `caller` did not measure comes from the other end.
     fn link(&self, caller: NodeId, host: NodeId) -> Link {
-        let link = self.links.get(&(caller, host));
-        let link = link.or_else(|| self.links.get(&(host, caller))).copied();
-        let mut link = link.unwrap_or(Link {
-            delay_us: UNMEASURED_DELAY_US,
-            kbit_s: 0,
-        });
-        if link.kbit_s == 0 {
-            link.kbit_s = UNMEASURED_KBIT_S;
+        let near = self.links.get(&(caller, host));
+        let far = self.links.get(&(host, caller));
+        let measured = || near.into_iter().chain(far);
+        let kbit_s = measured()
+            .map(|link| link.kbit_s)
+            .find(|&kbit_s| kbit_s > 0);
+        Link {
+            delay_us: measured()
+                .next()
+                .map_or(UNMEASURED_DELAY_US, |link| link.delay_us),
+            kbit_s: kbit_s.unwrap_or(UNMEASURED_KBIT_S),
         }
-        link
     }
 
     /// Delay of one way, and time of `bytes` on the wire. Zero between a node and itself.

@@ -228,9 +228,8 @@ fn loads(community: &Community, model: &Model, ranges: &Ranges) -> u64 {
 }
 
 impl Community {
-    /// Without nodes that joined a moment ago and hold nothing.
+    /// Without nodes that joined a moment ago. They keep what they hold.
     fn settled(&self) -> Self {
-        let settled = |m: &&Machine| m.present_s >= SETTLED_S || m.holds.is_some();
-        self.only(settled)
+        self.only(|m| m.present_s >= SETTLED_S)
     }
 }

@@ -1,13 +1,16 @@
 //! Arguments of `hearthnet bench`.
 
+use std::str::FromStr;
+
 use clap::Subcommand;
 use hearthnet_bus::NodeId;
 use hearthnet_engine::kernels::Isa;
 use hearthnet_hub::ModelRef;
+use hearthnet_orchestrator::router::PolicyName;
 
 use super::engine::{EngineKind, TorchArgs};
 use super::private::PrivateArgs;
-use super::values::{MODEL_OR_DEFAULT, model_ref};
+use super::values::{Layers, MODEL_OR_DEFAULT, model_ref, parse_layers};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
@@ -66,6 +69,32 @@ pub(crate) struct EngineArgs {
     pub(crate) json: bool,
 }
 
+/// Layers and compute threads of a host process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HostLayers {
+    /// First and last layer.
+    pub(crate) layers: (u32, u32),
+    pub(crate) threads: usize,
+}
+
+impl FromStr for HostLayers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (range, threads) = text.split_once(':').unwrap_or((text, "1"));
+        let wrong = || "write layers and threads, for example 0-14 or 0-14:2".to_owned();
+        let Layers::Range(lo, hi) = parse_layers(range)? else {
+            return Err(wrong());
+        };
+        let threads = threads.parse::<usize>().ok();
+        let threads = threads.filter(|n| (1..=1024).contains(n));
+        Ok(Self {
+            layers: (lo, hi),
+            threads: threads.ok_or_else(wrong)?,
+        })
+    }
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct MeshArgs {
     #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
@@ -73,6 +102,14 @@ pub(crate) struct MeshArgs {
     /// Host processes, each with one thread, and with a core of its own if there are enough cores.
     #[arg(long, default_value_t = 2)]
     pub(crate) shards: u32,
+    /// A host process with these layers and compute threads [default: 1 thread]. Give it again for
+    /// each host; their layers may overlap.
+    #[arg(long, value_name = "LO-HI[:THREADS]", conflicts_with = "shards")]
+    pub(crate) host: Vec<HostLayers>,
+    /// Compare routing policies over the hosts instead, the first one with each other: greedy,
+    /// planned, petals_like, auto.
+    #[arg(long, value_name = "POLICY,POLICY", value_delimiter = ',')]
+    pub(crate) policy: Vec<PolicyName>,
     /// Tokens of the long prompt.
     #[arg(long, default_value_t = 512)]
     pub(crate) prefill: u32,
@@ -90,4 +127,28 @@ pub(crate) struct MeshArgs {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_has_layers_and_threads() {
+        let host = |layers, threads| HostLayers { layers, threads };
+        let parsed = |text: &str| text.parse::<HostLayers>().unwrap();
+        assert_eq!(parsed("0-14"), host((0, 14), 1));
+        assert_eq!(parsed("15-29:4"), host((15, 29), 4));
+        for wrong in [
+            "auto",
+            "3",
+            "0-14:0",
+            "0-14:",
+            "0-14:x",
+            "9-3:1",
+            "0-14:1025",
+        ] {
+            assert!(wrong.parse::<HostLayers>().is_err(), "{wrong}");
+        }
+    }
 }

@@ -24,7 +24,7 @@ use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::link::HostAddr;
 
-pub(crate) use bench::{BenchCommand, EngineArgs, MeshArgs};
+pub(crate) use bench::{BenchCommand, EngineArgs, HostLayers, MeshArgs};
 pub(crate) use community::{
     BackupArgs, CommunityCommand, CreateArgs, InviteArgs, JoinArgs, LeaveArgs, LevelArgs,
     LogCommand, PolicyArgs, RenewArgs, RestoreArgs, RevokeArgs, RunArgs,
@@ -517,7 +517,7 @@ the longest missing run if that is more. Of all ranges of that length it takes t
 most missing layers, then the one that is served least. It never takes more than fits into \
 research.distributed_inference.host.memory_budget_mb. While layers are missing, a host all of \
 whose layers others serve as well moves to them: of hosts with the same layers, the one with the \
-smallest node id stays.";
+smallest node id stays. Hosts that have all measured the model follow `hearthnet plan` instead.";
 
 #[cfg(test)]
 mod tests {

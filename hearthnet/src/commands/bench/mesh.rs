@@ -22,68 +22,30 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use hearthnet_files::sampling::SamplerConfig;
 use hearthnet_orchestrator::backend::{HopTimes, RouteHop};
-use hearthnet_orchestrator::chat::{ChatRequest, Done, Frame, Prompt};
+use hearthnet_orchestrator::chat::{ChatRequest, Done};
 use hearthnet_orchestrator::placement::runs_text;
-use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
 use hearthnet_orchestrator::{ChatError, Service};
 use hearthnet_platform::cores::cores;
-use hearthnet_tokens::ChatMessage;
 use serde::Serialize;
 
+use super::setup::{self, Questions};
 use crate::answering::chat_backends::pooled_hosts;
-use crate::answering::chat_setup::{hosted_model, local_model, settings};
-use crate::answering::private_layers;
+use crate::answering::chat_setup::{hosted_model, local_model};
 use crate::cli::args::MeshArgs;
-use crate::cli::{Failure, Kind, note, output, print_result, runtime, table, watch_interrupt};
+use crate::cli::{Failure, note, output, print_result, runtime, table, watch_interrupt};
 use crate::config::{Config, Context};
-use crate::hosting::host_process::{HostPlan, HostProcesses, different_answers, split};
-use crate::models::open_or_pull_model;
-
-/// Subjects of the chats. Each begins differently, so that the chats share no prefix.
-const SUBJECTS: [&str; 8] = [
-    "a lighthouse",
-    "an old bridge",
-    "the first snow",
-    "a market in spring",
-    "a lost letter",
-    "two neighbours",
-    "a night train",
-    "an orchard",
-];
+use crate::hosting::host_process::different_answers;
 
 /// Time limit for the chats to end after the measurement.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+pub(super) const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
 pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
-    if !(1..=64).contains(&args.chats) || args.repetitions == 0 || args.prefill == 0 {
-        return Err(Failure::new(
-            Kind::Config,
-            "--chats must lie between 1 and 64, --repetitions and --prefill must be at least 1",
-        )
-        .hint("see `hearthnet bench mesh --help`"));
-    }
-    let mut cx = cx.clone();
-    // The command itself is the user's consent, and nothing leaves this machine.
-    cx.config.policy.research.enable = true;
-    let inference = &mut cx.config.research.distributed_inference;
-    inference.max_concurrent_pipelines.0 = args.chats;
+    let cx = setup::context(args, cx)?;
     let config = &cx.config;
-
     let runtime = runtime()?;
     let cancel = watch_interrupt(&runtime);
-    let mut model = open_or_pull_model(&cx, args.model.as_ref())?;
-    let vocabulary = model.file.spec().vocab;
-    private_layers::load(&mut model, args.private, args.chats, config)?;
-    let ranges = split(model.private.hosted(), Some(args.shards), &[])?;
-    let plan = HostPlan {
-        model: &model,
-        config,
-        threads: 1,
-        streams: args.chats,
-    };
-    let mut hosts = HostProcesses::start(&plan, &ranges, &cancel)?;
+    let (model, assigned, mut hosts) = setup::start(args, &cx, &cancel)?;
 
     let handle = runtime.handle().clone();
     let pool = pooled_hosts(&handle, &hosts.addresses(), &hosts.key, &model, config);
@@ -92,18 +54,13 @@ pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
     one_thread.engine.threads.0 = 1;
     let alone = local_model(&model, &one_thread)?;
     let beside = local_model(&model, &one_thread)?;
-    let mut service = settings(config);
-    // Disables the prefix cache, so that every chat runs its whole prompt.
-    service.keep = PrefixCacheLimits {
-        count: 0,
-        ..service.keep
-    };
+    let service = setup::uncached(config);
     let [mesh, local, second] = [over_hosts, alone, beside]
         .map(|served| Service::new(handle.clone(), vec![served], service.clone()));
     let bench = Bench {
-        id: model.id.clone(),
+        questions: Questions::new(&model, &mesh, args),
+        threads: assigned.iter().map(|host| host.threads).collect(),
         args,
-        vocabulary,
         mesh,
         local,
         second,
@@ -129,9 +86,10 @@ pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
 }
 
 struct Bench<'a> {
-    id: String,
+    questions: Questions,
+    /// Compute threads of each host.
+    threads: Vec<usize>,
     args: &'a MeshArgs,
-    vocabulary: u32,
     mesh: Service,
     local: Service,
     /// Second engine like `local`, called at the same time.
@@ -162,7 +120,11 @@ impl Bench<'_> {
         // Answers of this machine alone, one chat at a time, without batching.
         let mut expected = Vec::new();
         for n in 0..self.args.chats {
-            expected.push(self.ask(&self.local, self.chat(n)).await?.token_ids);
+            expected.push(
+                self.ask(&self.local, self.questions.chat(n))
+                    .await?
+                    .token_ids,
+            );
         }
         let mut samples = Vec::new();
         for round in 0..=self.args.repetitions {
@@ -181,19 +143,19 @@ impl Bench<'_> {
     }
 
     async fn round(&self, round: u32, expected: &[Vec<u32>]) -> Result<Sample, Failure> {
-        let prompt = self.long_prompt(round);
+        let prompt = self.questions.long_prompt(round);
         let prefill_local = self.ask(&self.local, prompt.clone()).await?;
         let prefill_mesh = self.ask(&self.mesh, prompt.clone()).await?;
         let twice = [&self.local, &self.second].map(|local| self.ask(local, prompt.clone()));
         let prefill_twice = try_join_all(twice).await?;
 
-        let decode_local = self.ask(&self.local, self.chat(0)).await?;
+        let decode_local = self.ask(&self.local, self.questions.chat(0)).await?;
         let began = Instant::now();
-        let one = self.ask(&self.mesh, self.chat(0)).await?;
+        let one = self.ask(&self.mesh, self.questions.chat(0)).await?;
         let one_total = rate(one.token_ids.len(), began);
 
         let began = Instant::now();
-        let chats = (0..self.args.chats).map(|n| self.ask(&self.mesh, self.chat(n)));
+        let chats = (0..self.args.chats).map(|n| self.ask(&self.mesh, self.questions.chat(n)));
         let many = try_join_all(chats).await?;
         let tokens = many.iter().map(|done| done.token_ids.len()).sum();
         let many_total = rate(tokens, began);
@@ -217,60 +179,15 @@ impl Bench<'_> {
     }
 
     async fn ask(&self, service: &Service, request: ChatRequest) -> Result<Done, Failure> {
-        let mut answer = service.ask("bench", &self.id, request)?;
-        let mut end = None;
-        while let Some(frame) = answer.next().await {
-            if let Frame::Done(done) = frame? {
-                end = Some(*done);
-            }
-        }
-        end.ok_or_else(|| Failure::internal("an answer ended without its last frame"))
-    }
-
-    /// Request with a prompt that differs from that of every other round, and one token of answer.
-    fn long_prompt(&self, round: u32) -> ChatRequest {
-        // The engine does not care which tokens these are; only neighbours must differ.
-        let token = |n: u32| (n.wrapping_mul(2_654_435_761) ^ round) % self.vocabulary;
-        let ids = (1..=self.args.prefill).map(token).collect();
-        request(Prompt::Tokens(ids), 1)
-    }
-
-    fn chat(&self, n: usize) -> ChatRequest {
-        let subject = SUBJECTS
-            .get(n % SUBJECTS.len())
-            .copied()
-            .unwrap_or_default();
-        let number = n / SUBJECTS.len() + 1;
-        let ask = format!("Write story number {number} about {subject}, as long as you can.");
-        let prompt = match self.mesh.models().first() {
-            Some(model) if model.text.template.is_some() => {
-                Prompt::Messages(vec![ChatMessage::user(&ask)])
-            }
-            _ => Prompt::Text(ask),
-        };
-        request(prompt, self.args.decode)
+        self.questions.ask(service, request).await
     }
 }
 
-/// Greedy sampling (temperature 0), so that answers can be compared.
-fn request(prompt: Prompt, max_tokens: u32) -> ChatRequest {
-    ChatRequest {
-        prompt,
-        sampling: SamplerConfig {
-            temperature: 0.0,
-            ..SamplerConfig::default()
-        },
-        max_tokens: Some(max_tokens),
-        stop: Vec::new(),
-        exact: None,
-    }
-}
-
-fn rate(tokens: usize, since: Instant) -> f64 {
+pub(super) fn rate(tokens: usize, since: Instant) -> f64 {
     tokens as f64 / since.elapsed().as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
     hearthnet_engine::bench::median(&values.collect::<Vec<f64>>())
 }
 
@@ -336,6 +253,8 @@ struct Hop {
 #[derive(Debug, Serialize)]
 struct Report {
     model: String,
+    /// Compute threads of each host.
+    threads: Vec<usize>,
     cores: usize,
     pinned: bool,
     repetitions: u32,
@@ -390,7 +309,8 @@ impl Report {
             wanted.map(hop).collect()
         };
         Self {
-            model: bench.id.clone(),
+            model: bench.questions.model_id.clone(),
+            threads: bench.threads.clone(),
             cores,
             pinned,
             repetitions: bench.args.repetitions,
@@ -440,10 +360,17 @@ impl Report {
                 format!("{:.3} ms", hop.overhead_ms_p95),
             ]
         });
-        let n = self.hops.len();
+        let n = self.threads.len();
+        let threads = match self.threads.iter().all(|&threads| threads == 1) {
+            true => "one thread each".to_owned(),
+            false => {
+                let each: Vec<String> = self.threads.iter().map(usize::to_string).collect();
+                format!("with {} threads", each.join(", "))
+            }
+        };
         let (least, most) = self.two_cores.range();
         format!(
-            "{}: {n} host{}, one thread each{}; their caller has {}\n\
+            "{}: {n} host{}, {}{}; their caller has {}\n\
              {} cores{}; medians of {}\n\n{}\n  \
              two prompts at once on two threads of this machine: {:.2} times one ({least:.2} to {most:.2}, of the best {:.2})\n\n{}\n  \
              here, per token: {:.2} ms for embedding, output matrix and sampling{}\n  \
@@ -451,6 +378,7 @@ impl Report {
              answers: {}\n",
             self.model,
             if n == 1 { "" } else { "s" },
+            threads,
             if self.pinned {
                 ", on a core of its own"
             } else {

@@ -1,6 +1,9 @@
 //! `hearthnet bench`: measure the engine, the transport, or hosts on this machine.
 
+mod interval;
 mod mesh;
+mod policies;
+mod setup;
 mod transport;
 
 use hearthnet_engine::bench::{self, BenchTest, EngineBench, bench_engine};
@@ -15,7 +18,8 @@ use crate::models::{pick, resolve};
 pub(crate) fn run(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
     match command {
         BenchCommand::Engine(args) => engine(args, cx),
-        BenchCommand::Mesh(args) => mesh::run(&args, cx),
+        BenchCommand::Mesh(args) if args.policy.is_empty() => mesh::run(&args, cx),
+        BenchCommand::Mesh(args) => policies::run(&args, cx),
         BenchCommand::Transport {
             echo_for: Some(caller),
             ..

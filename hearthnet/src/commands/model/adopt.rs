@@ -2,7 +2,7 @@
 
 use hearthnet_bus::invite::MAX_NAME_BYTES;
 use hearthnet_bus::log::Adoption;
-use hearthnet_files::part::{Part, PartError, identity_of};
+use hearthnet_files::part::{Part, PartError, folder, identity_of};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::{ModelEntry, Source};
 use serde_json::json;
@@ -11,7 +11,7 @@ use crate::cli::{Failure, Progress, bytes, note, print_result};
 use crate::commands::community::change::{change, is_anchor, signs_as_root};
 use crate::config::Context;
 use crate::home::Home;
-use crate::models::adopted::{find, parts_dir};
+use crate::models::adopted::{find, name_in_parts, parts_dir};
 use crate::models::catalogue::{catalogue, pin};
 use crate::models::find::resolve_or_pull;
 use crate::models::open_file::{changed, model_failure, open_file};
@@ -76,8 +76,10 @@ pub(crate) fn adopt(
     };
     let parts = parts_dir()?;
     match Part::of_file(&parts, &identity, &file, &manifest.encode(), &pieces) {
+        Ok(part) => folder::enter(part.folder(), &name_in_parts(home))
+            .map_err(|e| Failure::file("write", part.folder(), e))?,
         // A running node has it open.
-        Ok(_) | Err(PartError::InUse(_)) => {}
+        Err(PartError::InUse(_)) => {}
         Err(error) => return Err(unusable(error)),
     }
     change(home, &cx.config, quiet, || {
@@ -108,17 +110,23 @@ fn name(id: &str) -> String {
     name
 }
 
-/// Addresses from which other nodes can fetch ranges of the file.
+/// Public addresses from which other nodes can fetch ranges of the file.
 fn sources(model: &ModelRef, entry: Option<&ModelEntry>) -> Vec<String> {
     let known = entry.map_or(&[][..], |entry| &entry.sources[..]);
     let of_entry = known.iter().filter_map(|source| match source {
-        Source::Hf { .. } | Source::Url { .. } => {
+        Source::Hf { .. } | Source::Url { .. } if source.is_public() => {
             Some(ModelRef::Remote(source.clone()).to_string())
         }
         _ => None,
     });
     let named = match model {
-        ModelRef::Remote(_) => Some(model.to_string()),
+        ModelRef::Remote(source) if source.is_public() => Some(model.to_string()),
+        ModelRef::Remote(_) => {
+            note(format!(
+                "other nodes are not told of {model}, which is not a public https address; they fetch the model from this node"
+            ));
+            None
+        }
         _ => None,
     };
     let mut all: Vec<String> = named.into_iter().chain(of_entry).collect();

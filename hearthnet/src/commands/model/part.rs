@@ -62,12 +62,8 @@ async fn fetch(
     cx: &Context,
 ) -> Result<(String, String), Failure> {
     sync_log(node, home).await;
-    let fetcher = Fetcher {
-        home: home.clone(),
-        node: node.clone(),
-        daemon: None,
-        model: Arc::new(find(&model.to_string(), &home.state())?),
-    };
+    let adopted = find(&model.to_string(), &home.state())?;
+    let fetcher = Fetcher::of_command(home, node, &cx.config, adopted);
     let part = fetcher.part().await?;
     let (lo, hi) = match layers {
         Layers::Range(lo, hi) if hi >= fetcher.model.layers => {

@@ -1,41 +1,71 @@
 //! Fetches pieces of one adopted model: from neighbours first, then from the hub.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use hearthnet_bus::log::Adoption;
 use hearthnet_bus::node::Node;
-use hearthnet_files::part::Part;
+use hearthnet_files::part::{Part, PartError, folder};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::parts::{
     FetchError, FetchOptions, HubSource, PieceSource, Progress, fetch, first_contact,
 };
 use hearthnet_hub::pull::PullOptions;
+use hearthnet_orchestrator::placement::room;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 
 use super::neighbour::Neighbour;
+use super::room::Disk;
+use super::store::{Parts, Purpose};
 use crate::cli::{self, Failure, bytes, failure, note};
+use crate::config::Config;
 use crate::home::{Home, now_ms};
-use crate::models::adopted::{identity, parts_dir};
+use crate::models::adopted::{identity, name_in_parts, parts_dir};
+use crate::models::disk_limit;
+use crate::node::link_rates::{LinkRates, RateMeter};
 use crate::node::{DaemonNode, Download};
 
 /// Time limit for a neighbour to accept a connection.
 const REACH: Duration = Duration::from_secs(5);
+/// Reports the first source that cannot be used.
+static UNUSABLE: Once = Once::new();
 /// Pause before sources are looked for again.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// Fetches pieces of one model. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Fetcher {
-    pub(crate) home: Home,
-    pub(crate) node: Node,
+    home: Home,
+    node: Node,
     /// Daemon that shows the download and waits for sources. `None` in a command, which fails
     /// without them.
-    pub(crate) daemon: Option<Arc<DaemonNode>>,
+    daemon: Option<Arc<DaemonNode>>,
+    parts: Arc<Parts>,
+    /// Bytes on the disk that parts may take; `None`: half of what is free.
+    disk_limit: Option<u64>,
     pub(crate) model: Arc<Adoption>,
+    /// Addresses of the whole file, as the community states them at present.
+    addresses: watch::Receiver<Vec<String>>,
+}
+
+/// Remedy for an error, beyond the error's own words.
+fn helps(error: &FetchError) -> &'static str {
+    match error {
+        FetchError::NoSource { .. } | FetchError::NoObject { .. } => {
+            "A home that has the file offers it with `hearthnet serve --model FILE`; an anchor corrects \
+             the sources by adopting the model again"
+        }
+        FetchError::Part(PartError::InUse(_)) => {
+            "another home of yours, or a command, uses this part of the model"
+        }
+        _ => "",
+    }
 }
 
 /// Whether the same fetch may succeed later.
@@ -56,25 +86,89 @@ impl Drop for StopOnDrop {
 }
 
 impl Fetcher {
+    /// Fetcher of a daemon, whose open parts are `parts`.
+    pub(super) fn of_daemon(
+        home: &Home,
+        node: &Arc<DaemonNode>,
+        parts: &Arc<Parts>,
+        config: &Config,
+        model: &Arc<Adoption>,
+        addresses: watch::Receiver<Vec<String>>,
+    ) -> Self {
+        Self {
+            home: home.clone(),
+            node: node.node.clone(),
+            daemon: Some(Arc::clone(node)),
+            parts: Arc::clone(parts),
+            disk_limit: disk_limit(config),
+            model: Arc::clone(model),
+            addresses,
+        }
+    }
+
+    /// Fetcher of a command.
+    pub(crate) fn of_command(home: &Home, node: &Node, config: &Config, model: Adoption) -> Self {
+        Self {
+            home: home.clone(),
+            node: node.clone(),
+            daemon: None,
+            parts: Arc::default(),
+            disk_limit: disk_limit(config),
+            addresses: watch::channel(model.sources.clone()).1,
+            model: Arc::new(model),
+        }
+    }
+
     /// Opens the part of this model; fetches head, manifest and piece list if there is none yet.
-    /// A daemon waits until a source has them.
+    /// A daemon waits until a source has them. Neighbours may read the pieces from then on.
     pub(crate) async fn part(&self) -> Result<Arc<Part>, Failure> {
         let (parts, identity) = (parts_dir()?, identity(&self.model));
+        // An attempt that failed later has left it open.
+        let open = self.parts.get(&self.model.weights);
+        if let Some(open) = open.filter(|part| *part.identity() == identity) {
+            return Ok(open);
+        }
         let part = self
             .until_done(move |sources, stop, news| {
                 first_contact(&parts, &identity, &sources, news, stop)
             })
             .await?;
-        Ok(Arc::new(part))
+        let part = Arc::new(part);
+        folder::enter(part.folder(), &name_in_parts(&self.home))
+            .map_err(|e| Failure::file("write", part.folder(), e))?;
+        self.parts.add(&part);
+        Ok(part)
     }
 
-    /// Fetches the pieces of a part that are wanted and missing. A daemon waits until sources
-    /// have them.
+    /// Fetches the pieces of layers that are to be served, as far as they are missing. A daemon
+    /// waits until sources have them. They stay in use until other layers are served.
     pub(crate) async fn fetch(
         &self,
         part: &Arc<Part>,
         wanted: Vec<Range<u32>>,
     ) -> Result<(), Failure> {
+        self.fetch_for(Purpose::Others, part, wanted).await
+    }
+
+    /// As [`Self::fetch`], for chats of this node.
+    pub(crate) async fn fetch_for_chats(
+        &self,
+        part: &Arc<Part>,
+        wanted: Vec<Range<u32>>,
+    ) -> Result<(), Failure> {
+        self.fetch_for(Purpose::Chats, part, wanted).await
+    }
+
+    async fn fetch_for(
+        &self,
+        purpose: Purpose,
+        part: &Arc<Part>,
+        wanted: Vec<Range<u32>>,
+    ) -> Result<(), Failure> {
+        if let Err(error) = folder::note_use(part.folder()) {
+            tracing::info!("the use of a part is not recorded: {error}");
+        }
+        self.make_room(purpose, part, &wanted).await?;
         let missing = part.table().bytes(&part.missing(&wanted));
         if missing == 0 {
             return Ok(());
@@ -129,6 +223,76 @@ impl Fetcher {
         Ok(())
     }
 
+    /// Gives up pieces that are not in use, as far as the wanted ones need their room.
+    async fn make_room(
+        &self,
+        purpose: Purpose,
+        part: &Arc<Part>,
+        wanted: &[Range<u32>],
+    ) -> Result<(), Failure> {
+        let (parts, disk) = (Arc::clone(&self.parts), self.disk()?);
+        let (part, wanted) = (Arc::clone(part), wanted.to_vec());
+        let reserved =
+            tokio::task::spawn_blocking(move || parts.reserve(&part, purpose, &wanted, &disk));
+        let state = self.home.state();
+        let given_up = reserved.await.map_err(Failure::internal)?;
+        for (weights, given) in given_up.map_err(|why| why.failure(&self.model, &state))? {
+            let known = state.model(&weights.0);
+            let name = known.map_or("another model", |it| it.name.as_str());
+            note(format!(
+                "gave up {} of {name} on the disk for {} (manners.disk_gb)",
+                bytes(given),
+                self.model.name
+            ));
+        }
+        Ok(())
+    }
+
+    fn disk(&self) -> Result<Disk, Failure> {
+        let state = self.home.state();
+        // The daemon opens the parts of all adopted models.
+        let adopted = state.models().into_iter().map(|model| model.weights);
+        Ok(Disk {
+            parts: parts_dir()?,
+            limit: self.disk_limit,
+            reserved: match self.daemon {
+                Some(_) => adopted.collect(),
+                None => BTreeSet::new(),
+            },
+        })
+    }
+
+    /// Number of layers that fit on the disk.
+    ///
+    /// # Errors
+    /// Returns an error if not one does.
+    pub(crate) fn layers_on_disk(&self, part: &Part) -> Result<u32, Failure> {
+        let (table, layers) = (part.table(), self.model.layers);
+        let each = (0..layers).map(|layer| table.bytes(&table.of_layers(layer, layer)));
+        let each: Vec<u64> = each.collect();
+        // The user's own file takes no room.
+        if part.is_shared() {
+            return Ok(layers);
+        }
+        let space = self.parts.room_for_layers(part, &self.disk()?);
+        let space = space.map_err(|e| Failure::file("use", part.folder(), e))?;
+        match room(space, &each) {
+            0 => Err(failure!(
+                Host,
+                "not one layer of {} ({}) fits on the disk: parts of models may take {} more",
+                self.model.name,
+                bytes(each.iter().copied().max().unwrap_or_default()),
+                bytes(space),
+            )
+            .code("disk_budget")
+            .hint(
+                "raise manners.disk_gb, or free some space; `hearthnet model list` shows what is on this \
+                 machine",
+            )),
+            fit => Ok(fit),
+        }
+    }
+
     /// Reads held pieces. Those that the disk has damaged are no longer held.
     pub(crate) async fn forget_damaged(
         &self,
@@ -164,36 +328,60 @@ impl Fetcher {
         + Sync
         + 'static,
     ) -> Result<T, Failure> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let _stops = StopOnDrop(Arc::clone(&stop));
         let work = Arc::new(work);
         // The first attempt may come before this node is linked with its neighbours.
         let (mut said, mut attempts) = (String::new(), 0);
-        let mut links = self.node.changes();
+        let (mut links, mut addresses) = (self.node.changes(), self.addresses.clone());
         loop {
+            addresses.mark_unchanged();
             let sources = self.sources().await;
-            let (work, stop) = (Arc::clone(&work), Arc::clone(&stop));
-            let done = tokio::task::spawn_blocking(move || {
-                work(sources, &stop, &|progress| {
+            let stop = Arc::new(AtomicBool::new(false));
+            let _stops = StopOnDrop(Arc::clone(&stop));
+            let (work, asked) = (Arc::clone(&work), Arc::clone(&stop));
+            let mut done = tokio::task::spawn_blocking(move || {
+                work(sources, &asked, &|progress| {
                     if let Progress::Dropped(dropped) = progress {
                         note(format!("no longer fetching from {dropped}"));
                     }
                 })
             });
-            let why = match done.await.map_err(Failure::internal)? {
-                Ok(done) => return Ok(done),
-                Err(error) if self.daemon.is_some() && may_pass(&error) => error.to_string(),
-                Err(error) => {
-                    return Err(failure!(Model, "{}: {error}", self.model.name).code(error.code()));
+            let done = tokio::select! {
+                done = &mut done => done,
+                // The next attempt asks the new addresses.
+                Ok(()) = addresses.changed() => {
+                    stop.store(true, Ordering::Relaxed);
+                    done.await
                 }
             };
+            let error = match done.map_err(Failure::internal)? {
+                Ok(done) => return Ok(done),
+                Err(FetchError::Stopped) => continue,
+                Err(error) => error,
+            };
+            let hint = helps(&error);
+            if self.daemon.is_none() || !may_pass(&error) {
+                return Err(failure!(Model, "{}: {error}", self.model.name)
+                    .code(error.code())
+                    .hint(hint));
+            }
+            let why = error.to_string();
             attempts += 1;
             if attempts > 2 && why != said {
-                note(format!("{}: {why}; trying again", self.model.name));
+                let name = &self.model.name;
+                match hint {
+                    "" => note(format!("{name}: {why}; trying again")),
+                    hint => note(format!("{name}: {why}; trying again. {hint}")),
+                }
                 said = why;
             }
             // A new link may be to a neighbour that has the model.
-            let _ = tokio::time::timeout(AGAIN, links.changed()).await;
+            let news = async {
+                tokio::select! {
+                    _ = links.changed() => {}
+                    Ok(()) = addresses.changed() => {}
+                }
+            };
+            let _ = tokio::time::timeout(AGAIN, news).await;
         }
     }
 
@@ -206,10 +394,17 @@ impl Fetcher {
             let reached = tokio::time::timeout(REACH, node.weights_of(&peer.node));
             reached.await.ok()?.ok()
         }));
+        let rates = self.daemon.as_ref();
+        let rates = rates.map_or_else(LinkRates::default, |daemon| daemon.link_rates.clone());
         let mut sources: Vec<Arc<dyn PieceSource>> = Vec::new();
         for peer in reached.await.into_iter().flatten() {
             sources.push(Arc::new(Neighbour {
                 name: state.label(&peer.node(), now_ms()),
+                meter: RateMeter {
+                    node: peer.node(),
+                    rates: rates.clone(),
+                    window: Mutex::default(),
+                },
                 peer,
                 weights: self.model.weights,
                 runtime: Handle::current(),
@@ -218,13 +413,15 @@ impl Fetcher {
         let Ok(options) = PullOptions::from_environment() else {
             return sources;
         };
-        for text in &self.model.sources {
+        let addresses = self.addresses.borrow().clone();
+        for text in &addresses {
             let Ok(ModelRef::Remote(source)) = text.parse() else {
                 continue;
             };
-            match HubSource::new(&source, &options, self.model.file_bytes) {
+            match HubSource::adopted(&source, &options, self.model.file_bytes) {
                 Ok(hub) => sources.push(Arc::new(hub)),
-                Err(why) => tracing::info!("{why}"),
+                // Sources are looked for again and again.
+                Err(why) => UNUSABLE.call_once(|| note(format!("{}: {why}", self.model.name))),
             }
         }
         sources

@@ -3,9 +3,11 @@
 //!
 //! This node serves one range of one model at a time. It takes the adopted model of which most
 //! layers are missing, and of several the first by name.
+//!
+//! What fails is tried again after a pause (`retry.rs`), and at once when the community's models
+//! change. New sources of a model are asked at once; another file of it is opened like a new model.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use hearthnet_bus::log::Adoption;
@@ -13,20 +15,23 @@ use hearthnet_files::part::Part;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::coverage::held_by_others;
 use hearthnet_orchestrator::placement::missing;
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::DropGuard;
 
+use super::dropped::end_use;
+use super::retry::Retry;
 use super::{Fetcher, Parts};
 use crate::answering::chat_setup::most_chats;
 use crate::answering::private_layers;
-use crate::cli::args::{Layers, PrivateArgs};
+use crate::cli::args::PrivateArgs;
 use crate::cli::{Failure, Stop, note};
 use crate::config::Context;
 use crate::daemon::chats::add_model;
 use crate::daemon::layers::{EventSink, LayerHost, LayerRequest};
 use crate::home::{Home, now_ms};
 use crate::hosting::host_engine::HostEngine;
-use crate::models::adopted::part_folder;
 use crate::models::{OpenModel, open_part};
 use crate::node::DaemonNode;
 
@@ -42,6 +47,23 @@ pub(in crate::daemon) struct Follower {
     /// Engine of the layers that this node serves; `None` if it serves none.
     pub(in crate::daemon) engine: Option<HostEngine>,
     pub(in crate::daemon) tell: EventSink,
+}
+
+/// An adopted model.
+struct Followed {
+    model: Arc<Adoption>,
+    /// Its sources, for the fetches that run.
+    addresses: watch::Sender<Vec<String>>,
+    /// Number of the attempt to open it, and its task, while that runs.
+    opening: Option<(u64, AbortHandle)>,
+    retry: Retry,
+}
+
+/// End of an attempt to open a model.
+struct Opened {
+    weights: [u8; 32],
+    attempt: u64,
+    result: Result<Usable, Failure>,
 }
 
 /// An adopted model that can be used here.
@@ -63,13 +85,11 @@ impl Follower {
     /// Follows the log until a stop.
     pub(in crate::daemon) async fn run(self, stop: Stop) -> Result<(), Failure> {
         let mut changes = self.home.log.changes();
-        // Adopted models, with the tasks that open them.
-        let mut adopted: BTreeMap<[u8; 32], (Arc<Adoption>, AbortHandle)> = BTreeMap::new();
+        let mut followed: BTreeMap<[u8; 32], Followed> = BTreeMap::new();
         let mut usable: BTreeMap<[u8; 32], Usable> = BTreeMap::new();
-        let mut opening = JoinSet::new();
+        let (mut opening, mut attempts) = (JoinSet::new(), 0);
         let mut hosted: Option<Hosted> = None;
-        // Layers that failed are tried again when the community's models change.
-        let mut has_failed = false;
+        let mut hosting = Retry::default();
         loop {
             let state = self.home.state();
             let now: BTreeMap<[u8; 32], Adoption> = state
@@ -77,35 +97,64 @@ impl Follower {
                 .into_iter()
                 .map(|model| (model.weights, model.clone()))
                 .collect();
-            let gone: Vec<_> = adopted
-                .extract_if(.., |weights, _| !now.contains_key(weights))
+            let gone: Vec<_> = followed
+                .extract_if(.., |weights, it| {
+                    !now.get(weights)
+                        .is_some_and(|new| same_file(new, &it.model))
+                })
                 .collect();
-            for (weights, (model, opening)) in gone {
+            let mut has_changed = !gone.is_empty();
+            for (weights, it) in gone {
                 if let Some(hosted) = hosted.take_if(|hosted| hosted.weights == weights) {
                     drop(hosted.stops);
                     let _ = hosted.task.await;
                 }
-                opening.abort();
-                self.drop_model(&model, usable.remove(&weights));
-                has_failed = false;
+                if let Some((_, opening)) = it.opening {
+                    opening.abort();
+                }
+                let is_dropped = !now.contains_key(&weights);
+                self.end_model(&it.model, usable.remove(&weights), is_dropped);
             }
             for (weights, model) in now {
-                if let Entry::Vacant(new) = adopted.entry(weights) {
-                    let model = Arc::new(model);
-                    let fetcher = self.fetcher(Arc::clone(&model));
-                    let open = Self::open(
-                        fetcher,
-                        Arc::clone(&self.parts),
-                        self.cx.clone(),
-                        self.private,
-                    );
-                    new.insert((model, opening.spawn(open)));
-                    has_failed = false;
-                }
+                has_changed |= match followed.get(&weights) {
+                    Some(it) => it.take_sources(&model.sources),
+                    None => {
+                        followed.insert(weights, Followed::new(model));
+                        true
+                    }
+                };
             }
-            if hosted.is_none() && !has_failed {
+            if has_changed {
+                followed.values_mut().for_each(|it| it.retry.hurry());
+                hosting.hurry();
+            }
+            for (weights, it) in &mut followed {
+                let waits = it.opening.is_some() || usable.contains_key(weights);
+                if waits || !it.retry.is_due(Instant::now()) {
+                    continue;
+                }
+                attempts += 1;
+                let open = Self::open(self.fetcher(it), self.cx.clone(), self.private);
+                let (weights, attempt) = (*weights, attempts);
+                let task = opening.spawn(async move {
+                    Opened {
+                        weights,
+                        attempt,
+                        result: open.await,
+                    }
+                });
+                it.opening = Some((attempt, task));
+            }
+            if hosted.is_none() && hosting.is_due(Instant::now()) {
                 hosted = self.host(&usable, &stop);
             }
+            let idle = followed
+                .iter()
+                .filter(|(weights, it)| it.opening.is_none() && !usable.contains_key(*weights));
+            let idle = idle.filter_map(|(_, it)| it.retry.at());
+            let layers = hosting.at().filter(|_| hosted.is_none());
+            // An attempt that is due has begun, or there is no model for it.
+            let next = idle.chain(layers).filter(|at| *at > Instant::now()).min();
             tokio::select! {
                 () = stop.asked() => break,
                 _ = changes.changed() => {}
@@ -113,27 +162,46 @@ impl Follower {
                     let opened = match opened {
                         // Of a dropped model.
                         Err(error) if error.is_cancelled() => continue,
-                        opened => opened.map_err(Failure::internal).flatten(),
-                    };
-                    match opened {
-                        Ok(it) if adopted.contains_key(&it.fetcher.model.weights) => {
-                            add_model(&self.service, &self.node, &self.home, &it.model, &self.cx.config)?;
-                            usable.insert(it.fetcher.model.weights, it);
+                        Err(error) => {
+                            note(format!("an adopted model cannot be used: {error}"));
+                            continue;
                         }
-                        Ok(_) => {}
-                        Err(why) => note(format!("an adopted model cannot be used: {why}")),
+                        Ok(opened) => opened,
+                    };
+                    let attempt = opened.attempt;
+                    let it = followed.get_mut(&opened.weights);
+                    // The attempt may be one before the model was dropped and adopted again.
+                    let it = it.filter(|it| it.opening.as_ref().is_some_and(|o| o.0 == attempt));
+                    let Some(it) = it else {
+                        continue;
+                    };
+                    it.opening = None;
+                    let added = opened.result.and_then(|it| {
+                        add_model(&self.service, &self.node, &self.home, &it.model, &self.cx.config)?;
+                        Ok(it)
+                    });
+                    match added {
+                        Ok(opened) => {
+                            it.retry = Retry::default();
+                            usable.insert(it.model.weights, opened);
+                            // It may be the one of which most layers are missing.
+                            hosting.hurry();
+                        }
+                        Err(why) => {
+                            self.parts.end_use(&it.model.weights);
+                            let what = format!("the adopted model {} cannot be used", it.model.name);
+                            again(&mut it.retry, &what, &why);
+                        }
                     }
                 }
                 ended = ended(&mut hosted) => {
                     hosted = None;
-                    match ended {
-                        Ok(()) => {}
-                        Err(why) => {
-                            note(format!("layers are no longer served: {why}"));
-                            has_failed = true;
-                        }
+                    if let Err(why) = ended {
+                        self.parts.end_serving();
+                        again(&mut hosting, "no layers are served", &why);
                     }
                 }
+                () = until(next) => {}
             }
         }
         if let Some(hosted) = hosted {
@@ -142,25 +210,20 @@ impl Follower {
         Ok(())
     }
 
-    fn fetcher(&self, model: Arc<Adoption>) -> Fetcher {
-        Fetcher {
-            home: self.home.clone(),
-            node: self.node.node.clone(),
-            daemon: Some(Arc::clone(&self.node)),
-            model,
-        }
+    fn fetcher(&self, it: &Followed) -> Fetcher {
+        Fetcher::of_daemon(
+            &self.home,
+            &self.node,
+            &self.parts,
+            &self.cx.config,
+            &it.model,
+            it.addresses.subscribe(),
+        )
     }
 
     /// Fetches what a chat with the model needs here: the head, and the private layers.
-    /// Neighbours may read pieces as soon as they are here.
-    async fn open(
-        fetcher: Fetcher,
-        parts: Arc<Parts>,
-        cx: Context,
-        args: PrivateArgs,
-    ) -> Result<Usable, Failure> {
+    async fn open(fetcher: Fetcher, cx: Context, args: PrivateArgs) -> Result<Usable, Failure> {
         let part = fetcher.part().await?;
-        parts.add(&part);
         let opened = {
             let (cx, part, name) = (cx.clone(), Arc::clone(&part), fetcher.model.name.clone());
             tokio::task::spawn_blocking(move || open_part(&cx, &name, &part)).await
@@ -171,9 +234,9 @@ impl Follower {
         for (lo, hi) in private_layers::wanted(&model, args, &cx.config)? {
             wanted.extend(table.of_layers(lo, hi));
         }
-        fetcher.fetch(&part, wanted.clone()).await?;
+        fetcher.fetch_for_chats(&part, wanted.clone()).await?;
         fetcher.forget_damaged(&part, &wanted).await?;
-        fetcher.fetch(&part, wanted).await?;
+        fetcher.fetch_for_chats(&part, wanted).await?;
         let loaded = tokio::task::spawn_blocking(move || {
             private_layers::load(&mut model, args, most_chats(&cx.config), &cx.config)?;
             Ok::<_, Failure>(model)
@@ -203,7 +266,7 @@ impl Follower {
         let chosen = usable.values().max_by_key(lacks)?;
         let request = LayerRequest {
             model: chosen.model.clone(),
-            layers: Layers::Auto,
+            layers: self.cx.config.serve_layers(),
             threads: None,
             engine,
             fetch: Some((chosen.fetcher.clone(), Arc::clone(&chosen.part))),
@@ -217,19 +280,70 @@ impl Follower {
         })
     }
 
-    /// Ends the use of a dropped model, and removes its part from the disk.
-    fn drop_model(&self, model: &Adoption, usable: Option<Usable>) {
-        self.parts.remove(&model.weights);
+    /// Ends the use of a model that was dropped, or adopted with another file. The part of a dropped
+    /// model is removed from the disk.
+    fn end_model(&self, model: &Adoption, usable: Option<Usable>, is_dropped: bool) {
+        let open = self.parts.remove(&model.weights);
         if let Some(usable) = usable {
             self.service.remove_model(&usable.model.id);
         }
-        note(format!("{} was dropped by the community", model.name));
-        let Some(folder) = part_folder(model) else {
-            return;
-        };
-        if let Err(error) = std::fs::remove_dir_all(&folder) {
-            note(format!("{} cannot be removed: {error}", folder.display()));
+        let name = &model.name;
+        if is_dropped {
+            note(format!("{name} was dropped by the community"));
+            end_use(&self.home, model, open);
+        } else {
+            note(format!(
+                "another file of {name} was adopted by the community"
+            ));
         }
+    }
+}
+
+impl Followed {
+    fn new(model: Adoption) -> Self {
+        Self {
+            addresses: watch::Sender::new(model.sources.clone()),
+            model: Arc::new(model),
+            opening: None,
+            retry: Retry::default(),
+        }
+    }
+
+    /// Lets fetches ask these sources. Returns whether they differ from those before.
+    fn take_sources(&self, sources: &[String]) -> bool {
+        self.addresses.send_if_modified(|known| {
+            let differs = known.as_slice() != sources;
+            if differs {
+                *known = sources.to_vec();
+            }
+            differs
+        })
+    }
+}
+
+/// Whether two adoptions differ in nothing but their sources.
+fn same_file(one: &Adoption, other: &Adoption) -> bool {
+    let without = |model: &Adoption| Adoption {
+        sources: Vec::new(),
+        ..model.clone()
+    };
+    without(one) == without(other)
+}
+
+/// Records a failure, and reports it if its reason is new.
+fn again(retry: &mut Retry, what: &str, why: &Failure) {
+    let hint = why.hint_text().map_or(String::new(), |h| format!(" ({h})"));
+    if let Some(pause) = retry.failed(Instant::now(), why.to_string()) {
+        let seconds = pause.as_secs();
+        note(format!("{what}: {why}{hint}; trying again in {seconds} s"));
+    }
+}
+
+/// Resolves at a time; never without one.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -241,5 +355,49 @@ async fn ended(hosted: &mut Option<Hosted>) -> Result<(), Failure> {
             .map_err(Failure::internal)
             .flatten(),
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_sources_are_taken_and_another_file_is_another_model() {
+        let model = Adoption {
+            head: [1; 32],
+            name: "tiny".to_owned(),
+            layers: 2,
+            pieces: [2; 32],
+            sources: vec!["hf:a/b/c.gguf".to_owned()],
+            weights: [3; 32],
+            file_bytes: 4096,
+            head_bytes: 1024,
+            manifest_bytes: 512,
+        };
+        let corrected = Adoption {
+            sources: vec!["hf:a/d/c.gguf".to_owned()],
+            ..model.clone()
+        };
+        assert!(same_file(&model, &corrected));
+        for other in [
+            Adoption {
+                head: [9; 32],
+                ..model.clone()
+            },
+            Adoption {
+                name: "other".to_owned(),
+                ..model.clone()
+            },
+        ] {
+            assert!(!same_file(&model, &other));
+        }
+        let followed = Followed::new(model.clone());
+        let told = followed.addresses.subscribe();
+        assert!(!followed.take_sources(&model.sources));
+        assert!(!told.has_changed().unwrap());
+        assert!(followed.take_sources(&corrected.sources));
+        assert!(told.has_changed().unwrap());
+        assert_eq!(*told.borrow(), corrected.sources);
     }
 }

@@ -7,10 +7,13 @@ use hearthnet_files::part::Piece;
 use hearthnet_hub::parts::{Object, PieceSource, Rank, SourceError};
 use tokio::runtime::Handle;
 
+use crate::node::link_rates::RateMeter;
+
 pub(super) struct Neighbour {
     pub(super) name: String,
     pub(super) peer: WeightsPeer,
     pub(super) weights: [u8; 32],
+    pub(super) meter: RateMeter,
     /// Runs the requests of the threads of a fetch.
     pub(super) runtime: Handle,
 }
@@ -49,7 +52,9 @@ impl PieceSource for Neighbour {
             return Ok(None);
         };
         let asked = self.peer.piece(&self.weights, piece.index);
-        self.runtime.block_on(asked).map_err(failed)
+        let bytes = self.runtime.block_on(asked).map_err(failed)?;
+        self.meter.received(bytes.as_ref().map_or(0, Vec::len));
+        Ok(bytes)
     }
 
     fn object(

@@ -2,28 +2,97 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use hearthnet_bus::node::weights::{Held, Object, WeightsStore};
 use hearthnet_files::part::Part;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 /// Open parts, by weights id.
 #[derive(Default)]
-pub(crate) struct Parts(RwLock<BTreeMap<[u8; 32], Arc<Part>>>);
+pub(crate) struct Parts {
+    open: RwLock<BTreeMap<[u8; 32], Open>>,
+    /// Held while room on the disk is made, so that two fetches do not count on the same room.
+    pub(super) room: Mutex<()>,
+}
+
+/// Open part, and its pieces that are in use. They may not be here yet.
+#[derive(Clone)]
+pub(super) struct Open {
+    pub(super) part: Arc<Part>,
+    /// Of the head and the private layers.
+    pub(super) for_chats: Vec<Range<u32>>,
+    /// Of the layers that are served, or are about to be.
+    pub(super) for_others: Vec<Range<u32>>,
+}
+
+/// Use of pieces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Purpose {
+    /// Chats of this node.
+    Chats,
+    /// Layers for other members. A node serves one range of one model.
+    Others,
+}
 
 impl Parts {
     pub(super) fn add(&self, part: &Arc<Part>) {
-        let weights = part.identity().weights.0;
-        self.0.write().insert(weights, Arc::clone(part));
+        let open = Open {
+            part: Arc::clone(part),
+            for_chats: Vec::new(),
+            for_others: Vec::new(),
+        };
+        self.open.write().insert(part.identity().weights.0, open);
     }
 
-    pub(super) fn remove(&self, weights: &[u8; 32]) {
-        self.0.write().remove(weights);
+    pub(super) fn remove(&self, weights: &[u8; 32]) -> Option<Arc<Part>> {
+        Some(self.open.write().remove(weights)?.part)
     }
 
-    fn get(&self, weights: &[u8; 32]) -> Option<Arc<Part>> {
-        self.0.read().get(weights).cloned()
+    pub(super) fn get(&self, weights: &[u8; 32]) -> Option<Arc<Part>> {
+        Some(self.open(weights)?.part)
+    }
+
+    pub(super) fn open(&self, weights: &[u8; 32]) -> Option<Open> {
+        self.open.read().get(weights).cloned()
+    }
+
+    /// Sets the pieces of a part that are in use for a purpose. Returns those before.
+    pub(super) fn set_use(
+        &self,
+        weights: &[u8; 32],
+        purpose: Purpose,
+        pieces: Vec<Range<u32>>,
+    ) -> Vec<Range<u32>> {
+        let mut all = self.open.write();
+        if purpose == Purpose::Others {
+            let others = all.iter_mut().filter(|(other, _)| *other != weights);
+            others.for_each(|(_, open)| open.for_others.clear());
+        }
+        let Some(open) = all.get_mut(weights) else {
+            return Vec::new();
+        };
+        std::mem::replace(
+            match purpose {
+                Purpose::Chats => &mut open.for_chats,
+                Purpose::Others => &mut open.for_others,
+            },
+            pieces,
+        )
+    }
+
+    /// No piece of a part is in use.
+    pub(super) fn end_use(&self, weights: &[u8; 32]) {
+        for purpose in [Purpose::Chats, Purpose::Others] {
+            self.set_use(weights, purpose, Vec::new());
+        }
+    }
+
+    /// No layers are served.
+    pub(super) fn end_serving(&self) {
+        let mut all = self.open.write();
+        all.values_mut().for_each(|open| open.for_others.clear());
     }
 }
 

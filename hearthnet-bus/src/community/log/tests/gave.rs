@@ -290,6 +290,26 @@ fn a_member_that_leaves_begins_at_zero_and_a_revoked_one_writes_nothing_into_the
 }
 
 #[test]
+fn counters_that_come_late_are_not_reported_as_backdated() {
+    let home = Home::new();
+    home.admit(2, Level::Trusted);
+    let mut two = Author::after(3, 2);
+    // Node 1 writes at the same moment, as all nodes do after midnight.
+    home.append(1, policy(true));
+    home.append(1, policy(false));
+    take(&home, &[made(&mut two, 1, gave(1))]);
+    assert_eq!(shown(&home, 2), Some(gave(1)));
+    // The root has not seen the counters either.
+    home.append(ROOT, level_of(2, Level::Member, 0));
+    let found = home.log.verify().unwrap();
+    assert_eq!((found.late.len(), found.void.len()), (0, 0), "{found:?}");
+    assert!(home.log.dated_back().unwrap().is_empty());
+    // An event with an effect on others is.
+    take(&home, &[two.make(invited(70, Level::Member, 1))]);
+    assert_eq!(home.log.dated_back().unwrap().len(), 1);
+}
+
+#[test]
 fn a_node_announces_whole_days_once_and_as_many_minutes_as_they_have() {
     let today = |after: u64| NOW + after * DAY;
     let counted = Gave {

@@ -19,6 +19,7 @@ fn measured(memory_bytes: u64) -> Measured {
             layer_us: 900,
             prefill_row_us: 300,
         }],
+        running_s: 60,
         memory_bytes,
         online_permille: 990,
     }
@@ -287,6 +288,7 @@ fn the_largest_measurement_fits_and_everything_beyond_its_limits_is_refused() {
     let largest = Measured {
         links: (1..=32).map(link).collect(),
         models: (1..=8).map(model).collect(),
+        running_s: u32::MAX,
         memory_bytes: MAX_NUMBER,
         online_permille: 1000,
     };
@@ -366,7 +368,7 @@ fn bodies_that_are_not_the_canonical_map_are_refused() {
         assert_eq!(refusal(elsewhere), "log_malformed", "{kind}");
     }
     // Lists that declare more items than the body has.
-    let mut links = vec![0xa4, 0x65];
+    let mut links = vec![0xa5, 0x65];
     links.extend(b"links\x9b\xff\xff\xff\xff\xff\xff\xff\xff");
     let body = raw_body("node.measured", Some("measured"), links);
     assert_eq!(refusal(body), "log_malformed");
@@ -399,6 +401,11 @@ fn measurements_of_members_are_seen_replaced_and_expire() {
         assert_eq!(one_left, [(key(1).id(), 30)]);
         assert_eq!(seen(log, NOW + 2 + ADVERT_LIFE_MS), vec![]);
     }
+    // Measurements without content withdraw the earlier ones.
+    let nothing = Body::NodeMeasured(Measured::default());
+    home.log.append(&key(2), nothing, NOW + 2).unwrap();
+    assert_eq!(seen(&home.log, NOW + 2), [(key(1).id(), 30)]);
+    say(2, 20, NOW + 2);
     // An older event does not come back, and a member that left is not shown.
     let old = founder().say(NOW, NOW, Body::NodeMeasured(measured(50)));
     assert_eq!(codes(&home.log, &[old], NOW + 2), ["log_stale"]);

@@ -24,7 +24,7 @@ use crate::backend::tests::run_rows;
 use crate::exact::{Arithmetics, Exact};
 use crate::hosts::health::{FailureKind, ShardHealth, Standing};
 use crate::hosts::link::{HostAddr, HostLink};
-use crate::hosts::router::PolicyName;
+use crate::hosts::router::{PolicyName, Speeds};
 use crate::hosts::{Choice, HostPool, Search};
 use crate::tests::{descriptor, layer, node};
 
@@ -465,6 +465,7 @@ impl Stage {
             allow_self: false,
             exact: self.exact,
             policy: PolicyName::default(),
+            speeds: Speeds::new(),
             health: self.health.clone(),
         }
     }

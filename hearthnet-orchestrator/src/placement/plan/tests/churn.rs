@@ -51,6 +51,12 @@ fn a_home_that_joins_and_leaves_every_ten_seconds_causes_no_moves() {
         }
         assert_eq!(next(&now, &model, LIMIT).moves, [], "round {round}");
     }
+    // Nor does it if it serves layers while it is there, from its disk.
+    guest.present_s = 5;
+    guest.holds = Some(Layers::new(0, 6));
+    let mut now = machines.clone();
+    now.push(guest.clone());
+    assert_eq!(next(&now, &model, LIMIT).moves, []);
     // It is used once it stays.
     guest.present_s = 60;
     machines.push(guest);

@@ -94,3 +94,50 @@ fn a_route_takes_no_hop_for_nothing() {
     assert_eq!(route, [(1, Layers::new(0, 15)), (2, Layers::new(15, 30))]);
     assert_eq!(cost, 30_700);
 }
+
+#[test]
+fn one_false_announcement_does_not_make_unmeasured_nodes_useless() {
+    let community = |serves| {
+        let liar = Machine {
+            serves,
+            ..machine(3, 4, u32::MAX)
+        };
+        let unmeasured = machine(4, 4, 0);
+        let homes = [machine(0, 4, 500), machine(1, 4, 800), liar, unmeasured];
+        Community::new(homes, [])
+    };
+    let time = |serves| community(serves).machine(node(4)).unwrap().layer_us;
+    assert_eq!(time(false), 800);
+    // Four times the median.
+    assert_eq!(time(true), 3_200);
+    let alone = Community::new([machine(4, 4, 0)], []);
+    assert_eq!(alone.machine(node(4)).unwrap().layer_us, 10_000);
+}
+
+#[test]
+fn claims_of_much_memory_push_out_neither_the_caller_nor_hosts_that_serve() {
+    let mut host = machine(61, 1, 500);
+    host.holds = Some(Layers::new(0, 4));
+    let caller = Machine {
+        serves: false,
+        ..machine(62, 1, 500)
+    };
+    let member = Machine {
+        serves: false,
+        ..machine(63, 99, 500)
+    };
+    // A 65th node.
+    let last = Machine {
+        node: NodeKey::from_secret(&[65; 32]).id(),
+        ..machine(0, 99, 500)
+    };
+    let liars = (0..61).map(|n| machine(n, 99, 500));
+    let mut homes: Vec<Machine> = liars.collect();
+    homes.extend([host, caller, member, last]);
+    let found = Community::for_caller(Some(node(62)), homes, []);
+    assert_eq!(found.machines().count(), MAX_MACHINES);
+    assert!(found.machine(node(61)).is_some());
+    assert!(found.machine(node(62)).is_some());
+    // Of the rest, members that may not serve are left out first.
+    assert!(found.machine(node(63)).is_none());
+}

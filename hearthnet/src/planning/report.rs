@@ -1,8 +1,12 @@
-//! Plan in words and numbers. Pure.
+//! Plan in numbers, or what is missing for one. Pure.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use hearthnet_bus::NodeId;
+use hearthnet_bus::log::{self, Level};
+use hearthnet_files::WeightsId;
+use hearthnet_orchestrator::placement::observed::observed_for;
 use hearthnet_orchestrator::placement::plan::{
     Community, Layers, Model, Plan, Purpose, Speed, Task, Unplannable, plan, predict,
 };
@@ -12,30 +16,58 @@ use serde::Serialize;
 use crate::cli::args::PlanFor;
 use crate::cli::{Failure, bytes, failure, table};
 
+/// What is planned.
+pub(crate) struct Asked<'a> {
+    pub(crate) model_id: &'a str,
+    pub(crate) weights: WeightsId,
+    pub(crate) shape: &'a Model,
+    /// Node whose chats the speeds are for.
+    pub(crate) own: NodeId,
+    pub(crate) purpose: PlanFor,
+}
+
 /// Best placement, and its predicted speed for chats of this node.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(crate) struct Report {
     model: String,
     purpose: PlanFor,
     #[serde(flatten)]
-    speed: Predicted,
+    pub(super) speed: Predicted,
     /// This machine alone; absent if the model does not fit into its memory.
-    alone: Option<Predicted>,
-    advice: Advice,
+    pub(super) alone: Option<Predicted>,
+    pub(super) advice: Advice,
     /// First and last layers, inclusive.
-    private_layers: Vec<(u32, u32)>,
-    nodes: Vec<Row>,
+    pub(super) private_layers: Vec<(u32, u32)>,
+    pub(super) nodes: Vec<Row>,
+    /// Names of members that may serve layers, of which no measurement is known.
+    pub(super) not_counted: Vec<String>,
     /// Layers that two or more nodes hold.
-    held_twice: Vec<(u32, u32)>,
+    pub(super) held_twice: Vec<(u32, u32)>,
     /// False if a better plan may exist.
     is_optimal: bool,
 }
 
+/// Reason that there is no plan.
+#[derive(Debug)]
+pub(crate) enum NoPlan {
+    /// This node has announced no measurements.
+    NodeNotMeasured,
+    /// No node has measured the model.
+    ModelNotMeasured,
+    Impossible {
+        why: Unplannable,
+        /// Memory that a node needs in addition if people chat on it.
+        callers_part: u64,
+    },
+    /// This node is not among the nodes of the plan.
+    NotIncluded,
+}
+
 #[derive(Debug, Clone, Copy, Serialize)]
-struct Predicted {
-    tokens_per_second: f64,
+pub(super) struct Predicted {
+    pub(super) tokens_per_second: f64,
     /// Time to the first token of a prompt of 500 tokens.
-    first_token_ms: f64,
+    pub(super) first_token_ms: f64,
 }
 
 impl From<Speed> for Predicted {
@@ -49,7 +81,7 @@ impl From<Speed> for Predicted {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Advice {
+pub(super) enum Advice {
     /// This machine alone is at least as fast.
     Alone,
     /// One node runs all hosted layers.
@@ -61,19 +93,21 @@ enum Advice {
 
 /// A node of the community.
 #[derive(Debug, Serialize)]
-struct Row {
+pub(super) struct Row {
     node: NodeId,
-    name: String,
+    pub(super) name: String,
     /// Range to hold, inclusive.
-    layers: Option<(u32, u32)>,
+    pub(super) layers: Option<(u32, u32)>,
     /// Layers that it computes in the best route, inclusive.
-    computes: Vec<(u32, u32)>,
+    pub(super) computes: Vec<(u32, u32)>,
     serves_now: Option<(u32, u32)>,
-    memory_bytes: u64,
-    given_bytes: u64,
+    pub(super) memory_bytes: u64,
+    pub(super) given_bytes: u64,
     /// The slowest node's, if the node has not measured this model.
-    layer_us: u32,
-    online_permille: u16,
+    pub(super) layer_us: u32,
+    /// Whether the node has measured this model.
+    pub(super) is_measured: bool,
+    pub(super) online_permille: u16,
 }
 
 fn inclusive(layers: Layers) -> Option<(u32, u32)> {
@@ -82,18 +116,48 @@ fn inclusive(layers: Layers) -> Option<(u32, u32)> {
 }
 
 impl Report {
-    /// Plans for the chats of `own`. `name` gives the names of nodes.
+    /// Plans from what the members announced. `name` gives the names of nodes.
     ///
     /// # Errors
-    /// Returns an error if no plan exists, with what would help.
-    pub(super) fn new(
-        model_id: &str,
-        community: &Community,
-        model: &Model,
-        own: NodeId,
-        purpose: PlanFor,
+    /// Returns an error if measurements are missing without which a plan would be a guess, or if no
+    /// plan exists.
+    pub(crate) fn of(
+        state: &log::Community,
+        asked: &Asked<'_>,
+        now_ms: u64,
         name: &dyn Fn(&NodeId) -> String,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, NoPlan> {
+        let announced: BTreeSet<&NodeId> = state.measured(now_ms).map(|(node, _)| node).collect();
+        if !announced.contains(&asked.own) {
+            return Err(NoPlan::NodeNotMeasured);
+        }
+        let of_model = state.measured(now_ms).filter(|(_, it)| {
+            let mut models = it.models.iter();
+            models.any(|speed| speed.weights == asked.weights.0 && speed.layer_us > 0)
+        });
+        let of_model: BTreeSet<&NodeId> = of_model.map(|(node, _)| node).collect();
+        if of_model.is_empty() {
+            return Err(NoPlan::ModelNotMeasured);
+        }
+        let community = observed_for(Some(asked.own), state, asked.weights, now_ms);
+        let mut report = Self::new(asked, &community, name)?;
+        for row in &mut report.nodes {
+            row.is_measured = of_model.contains(&row.node);
+        }
+        let members = state.members().map(|(node, _)| node);
+        let not_counted = members
+            .filter(|node| state.level(node) >= Some(Level::Trusted) && !announced.contains(node));
+        report.not_counted = not_counted.map(name).collect();
+        Ok(report)
+    }
+
+    /// Plans for a community of which all nodes are measured.
+    pub(super) fn new(
+        asked: &Asked<'_>,
+        community: &Community,
+        name: &dyn Fn(&NodeId) -> String,
+    ) -> Result<Self, NoPlan> {
+        let (model, own, purpose) = (asked.shape, asked.own, asked.purpose);
         let goal = match purpose {
             PlanFor::Chat => Purpose::Chat,
             PlanFor::Batch => Purpose::Batch,
@@ -103,9 +167,12 @@ impl Report {
             purpose: goal,
             caller: None,
         };
-        let best = plan(community, model, task).map_err(|why| unplannable(&why, name))?;
+        let best = plan(community, model, task).map_err(|why| NoPlan::Impossible {
+            why,
+            callers_part: model.caller_memory(),
+        })?;
         let predicted = predict(community, model, own, &best.spans, goal);
-        let predicted = predicted.ok_or_else(|| Failure::internal("a plan without a route"))?;
+        let predicted = predicted.ok_or(NoPlan::NotIncluded)?;
         let nodes = rows(community, model, &best, own, name);
         let advice = match best.spans.len() {
             _ if predicted.is_better_alone() => Advice::Alone,
@@ -119,19 +186,20 @@ impl Report {
             Layers::new(hosted.end, model.layers()),
         ];
         Ok(Self {
-            model: model_id.to_owned(),
+            model: asked.model_id.to_owned(),
             purpose,
             speed: predicted.speed.into(),
             alone: predicted.alone.map(Predicted::from),
             advice,
             private_layers: ends.into_iter().filter_map(inclusive).collect(),
             nodes,
+            not_counted: Vec::new(),
             held_twice: best.twice.iter().copied().filter_map(inclusive).collect(),
             is_optimal: best.is_optimal,
         })
     }
 
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut out = format!(
             "{} for {}\n  {}\n",
             self.model,
@@ -248,6 +316,7 @@ fn rows(
                     .saturating_add(range.map_or(0, |range| model.memory_of(range))),
                 given_bytes: machine.memory_bytes,
                 layer_us: machine.layer_us,
+                is_measured: true,
                 online_permille: machine.online_permille,
             }
         })
@@ -257,7 +326,35 @@ fn rows(
     rows
 }
 
-fn unplannable(why: &Unplannable, name: &dyn Fn(&NodeId) -> String) -> Failure {
+impl NoPlan {
+    /// Error for a command, with what would help.
+    pub(crate) fn failure(&self, model: &str, name: &dyn Fn(&NodeId) -> String) -> Failure {
+        const START: &str = "nodes measure while `hearthnet up` or `hearthnet serve` runs on them, and \
+            announce it within a minute";
+        match self {
+            Self::NodeNotMeasured => failure!(
+                Community,
+                "this node has announced no measurements, so nothing is known of its chats"
+            )
+            .code("not_measured")
+            .hint(START),
+            Self::ModelNotMeasured => failure!(Community, "no node has measured {model}")
+                .code("model_not_measured")
+                .hint(format!(
+                    "a node measures a model of which it holds layers: `hearthnet model adopt {model}` lets the nodes fetch some, or `hearthnet serve --model {model}` here; {START}"
+                )),
+            Self::Impossible { why, callers_part } => impossible(why, *callers_part, name),
+            Self::NotIncluded => failure!(
+                Community,
+                "this node is not among the nodes of the plan, so nothing is known of its chats"
+            )
+            .code("plan_no_node")
+            .hint(START),
+        }
+    }
+}
+
+fn impossible(why: &Unplannable, callers_part: u64, name: &dyn Fn(&NodeId) -> String) -> Failure {
     match why {
         Unplannable::Memory {
             needed,
@@ -276,7 +373,7 @@ fn unplannable(why: &Unplannable, name: &dyn Fn(&NodeId) -> String) -> Failure {
             "{} more on {}, or another node that gives {}, would suffice; manners.memory_percent sets what a node gives",
             bytes(*more),
             name(on),
-            bytes(*new_node)
+            bytes(new_node.saturating_add(callers_part))
         )),
         Unplannable::NoMachine => failure!(Community, "{why}").code("plan_no_node"),
         _ => failure!(Community, "{why}").code("plan_layers"),
@@ -285,75 +382,10 @@ fn unplannable(why: &Unplannable, name: &dyn Fn(&NodeId) -> String) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use hearthnet_bus::NodeKey;
-    use hearthnet_orchestrator::placement::plan::{Link, Machine};
+    use hearthnet_orchestrator::placement::plan::Machine;
 
+    use super::super::testing::{MIB, caller, machine, name, node, report};
     use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    fn node(n: u8) -> NodeId {
-        NodeKey::from_secret(&[n; 32]).id()
-    }
-
-    fn machine(n: u8, layers: u64, layer_us: u32) -> Machine {
-        Machine {
-            node: node(n),
-            memory_bytes: layers * 100 * MIB,
-            serves: true,
-            layer_us,
-            prefill_row_us: layer_us / 4,
-            head_us: 2_000,
-            online_permille: 950,
-            present_s: 3_600,
-            chats: false,
-            is_answering: false,
-            holds: None,
-        }
-    }
-
-    /// 12 layers of 100 MiB, of which the caller runs the first two itself.
-    fn model() -> Model {
-        Model {
-            layer_bytes: vec![100 * MIB; 12],
-            head_bytes: 200 * MIB,
-            row_bytes: 4_096,
-            kv_bytes_per_token_per_layer: 0,
-            kv_tokens: 0,
-            uncut: Vec::new(),
-            private_first: 2,
-            private_last: 0,
-        }
-    }
-
-    fn report(machines: Vec<Machine>) -> Result<Report, Failure> {
-        let link = Link {
-            delay_us: 300,
-            kbit_s: 1_000_000,
-        };
-        let links = (2..=3).map(|n| ((node(1), node(n)), link));
-        let community = Community::new(machines, links);
-        let name = |id: &NodeId| {
-            let n = (1..=3).find(|n| node(*n) == *id).unwrap();
-            format!("home {n}")
-        };
-        Report::new(
-            "a model",
-            &community,
-            &model(),
-            node(1),
-            PlanFor::Chat,
-            &name,
-        )
-    }
-
-    /// Caller with room for its own part and `layers` hosted layers.
-    fn caller(layers: u64, layer_us: u32) -> Machine {
-        Machine {
-            chats: true,
-            ..machine(1, layers + 4, layer_us)
-        }
-    }
 
     #[test]
     fn a_model_that_fits_nowhere_whole_is_split_and_a_slow_node_left_out() {
@@ -401,9 +433,12 @@ mod tests {
     #[test]
     fn missing_memory_is_told_with_what_would_suffice() {
         let why = report(vec![caller(3, 1_000), machine(2, 3, 500)]).unwrap_err();
+        let why = why.failure("a model", &name);
         assert!(why.has_code("plan_memory"), "{why}");
         let hint = why.hint_text().unwrap();
-        assert!(hint.contains("400.0 MiB"), "{hint}");
+        assert!(hint.contains("400.0 MiB more on"), "{hint}");
+        // With the caller's part, because people may chat on the new node.
+        assert!(hint.contains("gives 800.0 MiB"), "{hint}");
     }
 
     #[test]

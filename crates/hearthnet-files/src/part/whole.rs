@@ -1,0 +1,82 @@
+//! Complete part of a whole model file that is on this machine.
+
+use std::fs;
+use std::path::Path;
+
+use hearthnet_platform::whole_file::{self, Access};
+
+use super::error::PartError;
+use super::identity::Identity;
+use super::objects::{HELD, remove};
+use super::store::{Part, lock_folder};
+use crate::error::FileError;
+use crate::model_file::{ModelFile, PART_FILE, part_folder};
+
+/// Second name of the model file until it replaces the part's file.
+const LINK: &str = ".model.gguf.link";
+
+impl Part {
+    /// Opens the complete part of a whole model file: a second name of the file if both are on one
+    /// file system, else a copy. `identity` and `pieces` are those of the file.
+    ///
+    /// # Errors
+    /// As [`Self::create`], and [`PartError::File`] if the disk is full.
+    pub fn of_file(
+        parts: &Path,
+        identity: &Identity,
+        model: &ModelFile,
+        manifest: &[u8],
+        pieces: &[u8],
+    ) -> Result<Self, PartError> {
+        whole(parts, identity, model, (manifest, pieces), true)
+    }
+
+    /// As [`Self::of_file`], but never copies.
+    ///
+    /// # Errors
+    /// As [`Self::of_file`], and [`PartError::File`] if the file cannot have a second name in the
+    /// folder of parts. A part that exists then stays as it is.
+    pub fn of_linked_file(
+        parts: &Path,
+        identity: &Identity,
+        model: &ModelFile,
+        manifest: &[u8],
+        pieces: &[u8],
+    ) -> Result<Self, PartError> {
+        whole(parts, identity, model, (manifest, pieces), false)
+    }
+}
+
+fn whole(
+    parts: &Path,
+    identity: &Identity,
+    model: &ModelFile,
+    (manifest, pieces): (&[u8], &[u8]),
+    may_copy: bool,
+) -> Result<Part, PartError> {
+    let folder = Part::folder_in(parts, &identity.weights);
+    let failed = |source| FileError::new("write", &folder, source);
+    whole_file::make_folder(&folder, Access::Umask).map_err(failed)?;
+    let source = model.path().unwrap_or(Path::new(""));
+    // The model may be this part itself.
+    if part_folder(source).is_some_and(|part| folder.canonicalize().is_ok_and(|f| f == part)) {
+        return Part::open(&folder);
+    }
+    let lock = lock_folder(&folder)?;
+    let (target, link) = (folder.join(PART_FILE), folder.join(LINK));
+    remove(&folder, &[LINK]).map_err(failed)?;
+    let linked = fs::hard_link(source, &link);
+    if let (Err(error), false) = (&linked, may_copy) {
+        let error = std::io::Error::new(error.kind(), error.to_string());
+        return Err(FileError::new("link", source, error).into());
+    }
+    // Without claims first, so that an interrupted call leaves none for another file. The file
+    // itself may be another name of `source`, which a copy onto it would empty.
+    remove(&folder, &[HELD, PART_FILE]).map_err(failed)?;
+    match linked {
+        Ok(()) => fs::rename(&link, &target).map_err(failed)?,
+        Err(_) => drop(fs::copy(source, &target).map_err(failed)?),
+    }
+    drop(lock);
+    Part::create(parts, identity, model.gguf().head(), manifest, pieces)
+}

@@ -1,0 +1,32 @@
+//! Choice between the policies by what was measured.
+
+use super::greedy::Greedy;
+use super::measured::Speeds;
+use super::planned::Planned;
+use super::policy::{RoutePolicy, Usable};
+use super::request::{RouteError, RouteRequest, Span};
+
+/// [`Planned`] if every host of its route has measurements, else [`Greedy`]; the default policy.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_structs)] // Built by callers.
+pub struct Auto<'a> {
+    pub speeds: &'a Speeds,
+}
+
+impl RoutePolicy for Auto<'_> {
+    fn cover(
+        &self,
+        request: &RouteRequest<'_>,
+        usable: &[Usable<'_>],
+    ) -> Result<Vec<Span>, RouteError> {
+        let speeds = self.speeds;
+        let is_measured = |span: &Span| {
+            let host = usable.iter().find(|(index, _)| *index == span.candidate);
+            host.is_some_and(|(_, c)| speeds.contains_key(&c.descriptor.host))
+        };
+        match (Planned { speeds }).cover(request, usable) {
+            Ok(route) if route.iter().all(is_measured) => Ok(route),
+            _ => Greedy.cover(request, usable),
+        }
+    }
+}

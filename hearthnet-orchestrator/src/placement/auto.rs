@@ -1,0 +1,568 @@
+//! Moves of a running host with `--layers auto`. Pure; the rules are in `specs/shard-host.md` 7.
+//!
+//! ```text
+//!  links           -> LostLinks -> gone --+
+//!  advertisements, measurements ----------+-> Situation::wish -> WaitLimits -> Loads -> move
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hearthnet_bus::NodeId;
+
+use super::plan::{Community, Layers, Model, Moved, Purpose, Task, replan};
+use super::{Held, missing, settle};
+
+/// Time after the end of its link in which a host still counts: it may reconnect or restart.
+const GRACE_MS: u64 = 3_000;
+
+/// Time after an advertisement in which hosts that started together may not have seen each other.
+const TOGETHER_MS: u64 = 15_000;
+/// How long a proposed move must hold within that time, or if the link to the host of missing layers
+/// has ended: other advertisements may be on their way.
+const SOON_MS: u64 = 1_500;
+/// How long it must hold if layers are missing for another reason: a restarting host is back by then.
+const LATER_MS: u64 = 20_000;
+/// How long it must hold if no layer is missing: measurements vary.
+const BETTER_MS: u64 = 300_000;
+
+/// Full loads of this host's memory that its moves may take in an hour.
+const LOADS_PER_HOUR: u64 = 4;
+const HOUR_MS: u64 = 3_600_000;
+
+/// Links that this node had, and when they ended.
+#[derive(Debug, Default)]
+pub struct LostLinks(BTreeMap<NodeId, Option<u64>>);
+
+impl LostLinks {
+    /// Takes the nodes that are linked now. Returns those whose link ended more than 3 s ago. A node
+    /// without an earlier link is not among them: not all nodes are linked with each other.
+    pub fn look(&mut self, now_ms: u64, linked: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
+        for node in linked {
+            self.0.insert(*node, None);
+        }
+        let mut gone = BTreeSet::new();
+        for (node, since) in &mut self.0 {
+            if linked.contains(node) {
+                continue;
+            }
+            let since = *since.get_or_insert(now_ms);
+            if now_ms.saturating_sub(since) >= GRACE_MS {
+                gone.insert(*node);
+            }
+        }
+        gone
+    }
+}
+
+/// Reason for a move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Layers are missing, and the link to a host of some of them has ended.
+    Lost,
+    /// Layers are missing.
+    Missing,
+    /// All layers are served, but the plan is faster or has more copies. Or the plan names another
+    /// host for the missing layers, which does not take them.
+    Better,
+}
+
+/// Proposed move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Wish {
+    /// First and last layer, inclusive.
+    pub range: (u32, u32),
+    pub cause: Cause,
+}
+
+/// What a running host knows.
+#[derive(Debug, Clone)]
+#[allow(clippy::exhaustive_structs)] // Built by hosts.
+pub struct Situation<'a> {
+    /// Layers of the model.
+    pub total: u32,
+    /// Number of layers that fit into this host's memory.
+    pub room: u32,
+    pub mine: Held,
+    /// Advertised ranges of the other hosts.
+    pub others: &'a [Held],
+    /// Nodes that cannot be reached, whatever they advertise.
+    pub gone: &'a BTreeSet<NodeId>,
+    /// Measurements of this host and of all reachable ones, and the model without private layers.
+    /// `None`: [`settle`] decides.
+    pub measured: Option<(&'a Community, &'a Model)>,
+}
+
+impl Situation<'_> {
+    /// Returns the range to which this host should move, if any.
+    pub fn wish(&self) -> Option<Wish> {
+        let there = self.others.iter().filter(|h| !self.gone.contains(&h.node));
+        let there: Vec<Held> = there.copied().collect();
+        let settled = || settle(self.total, self.room, self.mine, &there);
+        let cause = self.cause(&there);
+        let wish = |range, cause| Wish { range, cause };
+        let Some((community, model)) = self.measured else {
+            return settled().map(|range| wish(range, cause));
+        };
+        let planned = self.planned(community, model, &there, cause);
+        let planned = planned.map(|range| wish(range, cause));
+        planned.or_else(|| settled().map(|range| wish(range, Cause::Better)))
+    }
+
+    fn cause(&self, there: &[Held]) -> Cause {
+        let held = there.iter().chain([&self.mine]);
+        let held: Vec<(u32, u32)> = held.map(|h| h.range).collect();
+        let runs = missing(self.total, &held);
+        let gone = self.others.iter().filter(|h| self.gone.contains(&h.node));
+        let gone: Vec<(u32, u32)> = gone.map(|h| h.range).collect();
+        let is_lost = |run: &(u32, u32)| gone.iter().any(|h| h.0 <= run.1 && run.0 <= h.1);
+        if runs.is_empty() {
+            Cause::Better
+        } else if runs.iter().any(is_lost) {
+            Cause::Lost
+        } else {
+            Cause::Missing
+        }
+    }
+
+    /// Range of the plan, unless this host has it already or its move would take layers away.
+    fn planned(
+        &self,
+        community: &Community,
+        model: &Model,
+        there: &[Held],
+        cause: Cause,
+    ) -> Option<(u32, u32)> {
+        let task = Task {
+            purpose: Purpose::Chat,
+            caller: None,
+        };
+        // Each host limits its own loads, so that all hosts compute the same plan. If layers are
+        // missing, the plan may use the half of the limit that is for them, so it has no copies.
+        let is_covered = cause == Cause::Better;
+        let moved = Moved {
+            in_last_hour: if is_covered { 0 } else { u64::MAX / 2 },
+            limit: u64::MAX,
+        };
+        let next = replan(&self.hosts(community, model, there), model, task, moved).ok()?;
+        let to = self.fitting(*next.plan.ranges.get(&self.mine.node)?, there)?;
+        // A range that is too large costs nothing until it has to be loaded.
+        let (lo, hi) = self.mine.range;
+        if lo <= to.0 && to.1 <= hi {
+            return None;
+        }
+        let moves = next.moves.iter().filter_map(|one| {
+            let to = one.to?;
+            let stays = one.from.is_some_and(|from| from.within(to) == to);
+            (!stays).then_some((one.node, to))
+        });
+        let moves: BTreeMap<NodeId, Layers> = moves.collect();
+        is_safe(self.mine, to, there, &moves, is_covered).then_some(to)
+    }
+
+    /// Hosts of the model that can be reached, and callers.
+    fn hosts(&self, community: &Community, model: &Model, there: &[Held]) -> Community {
+        let (lo, hi) = self.mine.range;
+        community.map(|machine| {
+            let mut machine = machine.clone();
+            if machine.node == self.mine.node {
+                machine.holds = Some(Layers::new(lo, hi.saturating_add(1)));
+            } else if self.gone.contains(&machine.node) {
+                return None;
+            } else if !there.iter().any(|h| h.node == machine.node) {
+                machine.serves = false;
+                machine.holds = None;
+            }
+            if let Some(held) = machine.holds {
+                // The memory of held layers suffices, whatever was measured.
+                let head = if machine.chats {
+                    model.caller_memory()
+                } else {
+                    0
+                };
+                let used = model.memory_of(held.within(model.hosted()));
+                machine.memory_bytes = machine.memory_bytes.max(used.saturating_add(head));
+            }
+            Some(machine)
+        })
+    }
+
+    /// Part of a planned range that fits into this host's memory: with the fewest layers that others
+    /// serve, then with the most layers that this host has.
+    fn fitting(&self, planned: Layers, there: &[Held]) -> Option<(u32, u32)> {
+        let size = planned.count().min(self.room);
+        if size == 0 {
+            return None;
+        }
+        let served = |layer: u32| there.iter().filter(|h| h.holds(layer)).count();
+        let score = |lo: u32| {
+            let window = lo..lo.saturating_add(size);
+            let covered = window.clone().filter(|&layer| served(layer) > 0).count();
+            let new = window.clone().filter(|&layer| !self.mine.holds(layer));
+            let new = new.count();
+            (covered, new, window.map(served).sum::<usize>(), lo)
+        };
+        let last = planned.end.saturating_sub(size);
+        let lo = (planned.first..=last).min_by_key(|&lo| score(lo))?;
+        Some((lo, lo.saturating_add(size - 1)))
+    }
+}
+
+/// Whether the host `mine` can move to `to` without taking layers away, while others make `moves`.
+///
+/// A host serves nothing while it loads. Hosts with smaller ids go first: of all that move at once,
+/// the last one that holds a layer waits, so the layer stays served. If layers are missing, no chat
+/// runs anyway, so a host may load layers that it keeps.
+fn is_safe(
+    mine: Held,
+    to: (u32, u32),
+    there: &[Held],
+    moves: &BTreeMap<NodeId, Layers>,
+    is_covered: bool,
+) -> bool {
+    let stays_held = |layer: u32| {
+        let mut holders = there.iter().filter(|h| h.holds(layer));
+        holders.any(|h| match moves.get(&h.node) {
+            None => true,
+            Some(to) => h.node > mine.node || (!is_covered && to.holds(layer)),
+        })
+    };
+    let is_kept = |layer: u32| !is_covered && to.0 <= layer && layer <= to.1;
+    let (lo, hi) = mine.range;
+    (lo..=hi).all(|layer| is_kept(layer) || stays_held(layer))
+}
+
+/// Debounces moves.
+#[derive(Debug)]
+pub struct WaitLimits {
+    advertised_ms: u64,
+    /// Since when a move is proposed, and whether layers are missing.
+    wished: Option<(u64, bool)>,
+}
+
+impl WaitLimits {
+    /// Creates the debouncer of a host that advertised at `now_ms`.
+    pub fn new(now_ms: u64) -> Self {
+        Self {
+            advertised_ms: now_ms,
+            wished: None,
+        }
+    }
+
+    /// True in the first 15 s after the advertisement: hosts that started together do not plan yet,
+    /// since they may see different hosts.
+    pub fn is_new(&self, now_ms: u64) -> bool {
+        now_ms.saturating_sub(self.advertised_ms) < TOGETHER_MS
+    }
+
+    /// Takes the current proposal. Returns its range once a move has been proposed for long enough;
+    /// the range may have changed meanwhile.
+    pub fn look(&mut self, now_ms: u64, wish: Option<Wish>) -> Option<(u32, u32)> {
+        let Some(wish) = wish else {
+            self.wished = None;
+            return None;
+        };
+        let is_lacking = wish.cause != Cause::Better;
+        let before = self.wished.filter(|(_, lacked)| *lacked == is_lacking);
+        let since = before.map_or(now_ms, |(since, _)| since);
+        self.wished = Some((since, is_lacking));
+        let wait = match wish.cause {
+            Cause::Lost => SOON_MS,
+            Cause::Missing if self.is_new(since) => SOON_MS,
+            Cause::Missing => LATER_MS,
+            Cause::Better => BETTER_MS,
+        };
+        (now_ms.saturating_sub(since) >= wait).then_some(wish.range)
+    }
+}
+
+/// Bytes that a host loaded to move, in the last hour.
+#[derive(Debug)]
+pub struct Loads {
+    /// Limit per hour: four times what fits into the host's memory. So a host can follow a few
+    /// changes at once, but hosts that come and go do not keep its disk and its network busy.
+    limit: u64,
+    done: Vec<(u64, u64)>,
+}
+
+impl Loads {
+    /// `full`: bytes of the layers that fit into the host's memory.
+    pub fn new(full: u64) -> Self {
+        Self {
+            limit: full.saturating_mul(LOADS_PER_HOUR),
+            done: Vec::new(),
+        }
+    }
+
+    pub fn add(&mut self, now_ms: u64, bytes: u64) {
+        self.done.push((now_ms, bytes));
+    }
+
+    /// Whether a move may load so many bytes. Without missing layers it may use half of the limit.
+    pub fn allows(&mut self, now_ms: u64, bytes: u64, cause: Cause) -> bool {
+        let is_recent = |at: u64| now_ms.saturating_sub(at) < HOUR_MS;
+        self.done.retain(|(at, _)| is_recent(*at));
+        let limit = match cause {
+            Cause::Lost | Cause::Missing => self.limit,
+            Cause::Better => self.limit / 2,
+        };
+        let done = self.done.iter().map(|(_, bytes)| *bytes);
+        done.fold(bytes, u64::saturating_add) <= limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Machine;
+    use super::*;
+    use crate::tests::node;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Hosts `a` to `d` have increasing ids.
+    fn held(name: &str, lo: u32, hi: u32) -> Held {
+        Held {
+            node: node(name),
+            range: (lo, hi),
+        }
+    }
+
+    fn gone(names: &[&str]) -> BTreeSet<NodeId> {
+        names.iter().map(|name| node(name)).collect()
+    }
+
+    /// Model of 12 layers of 100 MiB.
+    fn model() -> Model {
+        Model {
+            layer_bytes: vec![100 * MIB; 12],
+            head_bytes: 200 * MIB,
+            row_bytes: 4_096,
+            kv_bytes_per_token_per_layer: 0,
+            kv_tokens: 0,
+            uncut: Vec::new(),
+            private_first: 0,
+            private_last: 0,
+        }
+    }
+
+    /// Host that has measured, with memory for so many layers.
+    fn machine(held: Held, layers: u64, layer_us: u32) -> Machine {
+        Machine {
+            node: held.node,
+            memory_bytes: layers * 100 * MIB,
+            serves: true,
+            layer_us,
+            prefill_row_us: layer_us,
+            head_us: 0,
+            online_permille: 900,
+            present_s: 120,
+            chats: false,
+            is_answering: false,
+            holds: Some(Layers::new(held.range.0, held.range.1 + 1)),
+        }
+    }
+
+    /// Decision of the first of these hosts, each with memory for so many layers, when some are gone.
+    fn planned(hosts: &[(Held, u64)], room: u32, away: &[&str]) -> Option<Wish> {
+        let machines = hosts.iter().map(|(held, n)| machine(*held, *n, 500));
+        let (community, model) = (Community::new(machines, []), model());
+        let others: Vec<Held> = hosts.iter().skip(1).map(|(held, _)| *held).collect();
+        let away = gone(away);
+        let situation = Situation {
+            total: 12,
+            room,
+            mine: hosts[0].0,
+            others: &others,
+            gone: &away,
+            measured: Some((&community, &model)),
+        };
+        situation.wish()
+    }
+
+    fn wish(lo: u32, hi: u32, cause: Cause) -> Option<Wish> {
+        let range = (lo, hi);
+        Some(Wish { range, cause })
+    }
+
+    #[test]
+    fn a_host_without_its_link_is_gone_after_the_grace_and_there_when_it_returns() {
+        let mut links = LostLinks::default();
+        let both = gone(&["a", "b"]);
+        let only_a = gone(&["a"]);
+        assert_eq!(links.look(0, &both), gone(&[]));
+        assert_eq!(links.look(1_000, &only_a), gone(&[]));
+        assert_eq!(links.look(3_999, &only_a), gone(&[]));
+        assert_eq!(links.look(4_000, &only_a), gone(&["b"]));
+        assert_eq!(links.look(4_500, &both), gone(&[]));
+        // The grace begins again.
+        assert_eq!(links.look(5_000, &only_a), gone(&[]));
+        assert_eq!(links.look(7_999, &only_a), gone(&[]));
+    }
+
+    #[test]
+    fn without_measurements_a_spare_host_replaces_the_one_that_is_gone() {
+        let others = [held("a", 0, 5), held("b", 6, 11)];
+        let none = BTreeSet::new();
+        let lost = gone(&["b"]);
+        let mut situation = Situation {
+            total: 12,
+            room: 12,
+            mine: held("c", 0, 3),
+            others: &others,
+            gone: &none,
+            measured: None,
+        };
+        assert_eq!(situation.wish(), None);
+        situation.gone = &lost;
+        assert_eq!(situation.wish(), wish(6, 11, Cause::Lost));
+        // The same gap without a lost link waits for a restart.
+        situation.others = &others[..1];
+        assert_eq!(situation.wish(), wish(6, 11, Cause::Missing));
+    }
+
+    #[test]
+    fn the_plan_gives_missing_layers_to_a_host_that_can_take_them() {
+        let (a, b, c) = (held("a", 0, 5), held("b", 6, 11), held("c", 0, 3));
+        // No room beside its own six layers, which only it has.
+        assert_eq!(planned(&[(a, 6), (b, 6), (c, 6)], 6, &["b"]), None);
+        let to = wish(6, 11, Cause::Lost);
+        assert_eq!(planned(&[(c, 6), (a, 6), (b, 6)], 6, &["b"]), to);
+        // A host of unique layers extends its range.
+        let to = wish(0, 11, Cause::Lost);
+        assert_eq!(planned(&[(a, 12), (b, 6)], 12, &["b"]), to);
+    }
+
+    #[test]
+    fn all_hosts_of_one_plan_agree_on_the_host_that_moves() {
+        let hosts = [
+            (held("a", 0, 5), 12),
+            (held("b", 6, 11), 12),
+            (held("c", 0, 5), 12),
+            (held("d", 0, 5), 12),
+        ];
+        let moves = [0, 2, 3].map(|first: usize| {
+            let mut all = hosts.to_vec();
+            all.swap(0, first);
+            planned(&all, 12, &["b"])
+        });
+        let now = moves.iter().flatten().filter(|w| w.cause == Cause::Lost);
+        assert_eq!(now.count(), 1, "{moves:?}");
+    }
+
+    #[test]
+    fn a_host_takes_no_more_than_its_room_and_keeps_what_only_it_holds() {
+        let (a, b) = (held("a", 0, 5), held("b", 6, 11));
+        let to = wish(0, 7, Cause::Lost);
+        assert_eq!(planned(&[(a, 12), (b, 6)], 8, &["b"]), to);
+        // It is full.
+        assert_eq!(planned(&[(a, 12), (b, 6)], 6, &["b"]), None);
+    }
+
+    #[test]
+    fn while_all_layers_are_served_a_host_of_unique_layers_stays() {
+        let (a, b) = (held("a", 0, 5), held("b", 6, 11));
+        assert_eq!(planned(&[(a, 12), (b, 12)], 12, &[]), None);
+        // A copy may become a larger copy.
+        let c = held("c", 0, 3);
+        let found = planned(&[(c, 12), (a, 6), (b, 6)], 12, &[]);
+        assert_eq!(found.map(|wish| wish.cause), Some(Cause::Better));
+    }
+
+    #[test]
+    fn of_hosts_that_move_at_once_the_last_one_keeps_each_layer_served() {
+        let all = ["a", "b", "c"].map(|name| held(name, 0, 5));
+        let away = Layers::new(6, 12);
+        let moves: BTreeMap<NodeId, Layers> = all.iter().map(|h| (h.node, away)).collect();
+        let may_go = all.map(|mine| {
+            let there: Vec<Held> = all.iter().copied().filter(|h| *h != mine).collect();
+            is_safe(mine, (6, 11), &there, &moves, true)
+        });
+        assert_eq!(may_go, [true, true, false]);
+        // A host that stays lets all of them go.
+        let with = |mine: Held| is_safe(mine, (6, 11), &[held("d", 0, 5)], &moves, true);
+        assert_eq!(all.map(with), [true; 3]);
+        // A range that is extended is not served meanwhile.
+        let alone = |is_covered| is_safe(all[0], (0, 11), &[], &moves, is_covered);
+        assert!(alone(false) && !alone(true));
+    }
+
+    #[test]
+    fn a_smaller_plan_moves_nothing() {
+        // The memory that it measured holds less than it serves.
+        let (a, b) = (held("a", 0, 5), held("b", 6, 11));
+        assert_eq!(planned(&[(a, 3), (b, 3)], 6, &[]), None);
+    }
+
+    #[test]
+    fn moves_wait_by_their_cause_and_never_follow_a_passing_wish() {
+        let there = Some((6, 11));
+        let as_wish = |cause| wish(6, 11, cause);
+        let mut early = WaitLimits::new(1_000);
+        assert_eq!(early.look(2_000, as_wish(Cause::Missing)), None);
+        assert_eq!(early.look(3_499, as_wish(Cause::Missing)), None);
+        assert_eq!(early.look(3_500, as_wish(Cause::Missing)), there);
+
+        let mut late = WaitLimits::new(1_000);
+        assert_eq!(late.look(60_000, as_wish(Cause::Missing)), None);
+        assert_eq!(late.look(70_000, None), None);
+        assert_eq!(late.look(71_000, as_wish(Cause::Missing)), None);
+        assert_eq!(late.look(90_999, as_wish(Cause::Missing)), None);
+        let other = wish(9, 11, Cause::Missing);
+        assert_eq!(late.look(91_000, other), Some((9, 11)));
+
+        let mut lost = WaitLimits::new(1_000);
+        assert_eq!(lost.look(60_000, as_wish(Cause::Lost)), None);
+        assert_eq!(lost.look(61_500, as_wish(Cause::Lost)), there);
+
+        let mut better = WaitLimits::new(1_000);
+        assert_eq!(better.look(60_000, as_wish(Cause::Better)), None);
+        assert_eq!(better.look(359_999, as_wish(Cause::Better)), None);
+        assert_eq!(better.look(360_000, as_wish(Cause::Better)), there);
+        // A loss has its own time, however long the plan was better.
+        assert_eq!(better.look(360_001, as_wish(Cause::Missing)), None);
+    }
+
+    #[test]
+    fn a_copy_that_joins_and_leaves_every_ten_seconds_moves_nothing() {
+        let (mine, guest) = (held("a", 0, 5), held("c", 6, 11));
+        let others = [held("b", 6, 11), guest, held("d", 0, 5)];
+        let machines = [(mine, 500), (others[0], 500), (guest, 50), (others[2], 500)];
+        let machines = machines.map(|(held, us)| machine(held, 12, us));
+        let (community, model) = (Community::new(machines, []), model());
+        let (all, two) = (gone(&["b", "c", "d"]), gone(&["b", "d"]));
+        let (mut links, mut limits) = (LostLinks::default(), WaitLimits::new(0));
+        let mut wishes = 0;
+        for step in 0..600u64 {
+            let now = 20_000 + step * 500;
+            let is_away = step / 20 % 2 == 1;
+            let away = links.look(now, if is_away { &two } else { &all });
+            let situation = Situation {
+                total: 12,
+                room: 12,
+                mine,
+                others: &others,
+                gone: &away,
+                measured: Some((&community, &model)),
+            };
+            let wish = situation.wish();
+            wishes += usize::from(wish.is_some());
+            assert_eq!(limits.look(now, wish), None, "{now}");
+        }
+        // Without the guest it would take more layers.
+        assert!(wishes > 0);
+    }
+
+    #[test]
+    fn the_bytes_of_moves_within_an_hour_are_bounded() {
+        let mut loads = Loads::new(100);
+        assert!(loads.allows(0, 200, Cause::Better) && !loads.allows(0, 201, Cause::Better));
+        loads.add(0, 200);
+        assert!(!loads.allows(1_000, 1, Cause::Better));
+        assert!(loads.allows(1_000, 200, Cause::Lost));
+        loads.add(1_000, 200);
+        assert!(!loads.allows(HOUR_MS - 1, 1, Cause::Missing));
+        assert!(loads.allows(HOUR_MS, 200, Cause::Missing));
+        assert!(!loads.allows(HOUR_MS, 201, Cause::Missing));
+    }
+}

@@ -1,0 +1,524 @@
+//! `hearthnet bench mesh --policy a,b`: routing policies compared over the same hosts.
+//!
+//! The time per layer of each host comes from the benchmark that the daemon uses, with the host's
+//! number of threads, and the delay from decode steps of a chat over the host. Then the policies
+//! answer the same prompts in turns; another one begins in each round. Each has its own records of
+//! the hosts, as a caller has. The first policy is compared with each other one by the ratios of
+//! the rounds: their median, and a confidence interval (`interval.rs`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::future::try_join_all;
+use hearthnet_bus::NodeId;
+use hearthnet_orchestrator::chat::Done;
+use hearthnet_orchestrator::exact::Exact;
+use hearthnet_orchestrator::health::SharedHealth;
+use hearthnet_orchestrator::hosts::{Choice, HostPool, HostSource, RoutedSpan, Search};
+use hearthnet_orchestrator::router::{HostSpeed, PolicyName, Speeds};
+use hearthnet_orchestrator::{ChatError, Service};
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use super::interval::interval;
+use super::mesh::{DRAIN_DEADLINE, median, rate};
+use super::setup::{self, Questions};
+use crate::answering::chat_backends::pooled_hosts;
+use crate::answering::chat_setup::hosted_model;
+use crate::cli::args::{HostLayers, MeshArgs};
+use crate::cli::{Failure, failure, note, print_result, runtime, table, watch_interrupt};
+use crate::config::{Config, Context};
+use crate::hosting::host_process::different_answers;
+use crate::hosting::layer_times::{benchmark, sample, whole_us};
+use crate::models::OpenModel;
+
+/// Tokens of a chat that measures a delay, and most chats until it is known.
+const DELAY_TOKENS: u32 = 24;
+const DELAY_CHATS: usize = 4;
+
+/// Time per layer of the hosts that a chat is to avoid.
+const AVOIDED_US: u64 = 1_000_000;
+
+pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
+    let cx = setup::context(args, cx)?;
+    let config = &cx.config;
+    let runtime = runtime()?;
+    let cancel = watch_interrupt(&runtime);
+    let (model, assigned, mut hosts) = setup::start(args, &cx, &cancel)?;
+
+    let handle = runtime.handle().clone();
+    let addresses = hosts.addresses();
+    let nodes: Vec<NodeId> = addresses.iter().map(|address| address.node).collect();
+    let pool = pooled_hosts(&handle, &addresses, &hosts.key, &model, config);
+    let choice = pool.choice.clone();
+    let current = Arc::new(Mutex::new(choice.clone()));
+    let source = Switched {
+        pool,
+        current: Arc::clone(&current),
+    };
+    let served = hosted_model(&model, config, false, &handle, source)?;
+    let service = Service::new(handle, vec![served], setup::uncached(config));
+    let bench = Bench {
+        questions: Questions::new(&model, &service, args),
+        hosts: assigned.into_iter().zip(nodes).collect(),
+        args,
+        config,
+        model: &model,
+        service,
+        choice,
+        current,
+    };
+    let report = runtime.block_on(async {
+        let report = tokio::select! {
+            report = bench.measure() => report,
+            () = cancel.cancelled() => Err(ChatError::Cancelled.into()),
+        };
+        bench.service.drain(DRAIN_DEADLINE).await;
+        report
+    })?;
+    hosts.stop();
+    print_result(args.json, &report, || report.table())?;
+    if !report.same_answers {
+        return Err(different_answers("hearthnet bench mesh --policy"));
+    }
+    Ok(())
+}
+
+/// Hosts whose choice the bench sets before each chat.
+#[derive(Clone)]
+struct Switched {
+    pool: HostPool,
+    current: Arc<Mutex<Choice>>,
+}
+
+impl HostSource for Switched {
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        self.pool.route(search)
+    }
+
+    fn choice(&self) -> &Choice {
+        self.pool.choice()
+    }
+
+    /// A chat begins.
+    fn demand(&mut self, exact: Exact) {
+        self.pool.choice = self.current.lock().clone();
+        self.pool.demand(exact);
+    }
+
+    fn prepare(&mut self, route: &[RoutedSpan]) {
+        self.pool.prepare(route);
+    }
+}
+
+struct Bench<'a> {
+    questions: Questions,
+    hosts: Vec<(HostLayers, NodeId)>,
+    args: &'a MeshArgs,
+    config: &'a Config,
+    model: &'a OpenModel,
+    service: Service,
+    choice: Choice,
+    current: Arc<Mutex<Choice>>,
+}
+
+/// A policy, with its records of the hosts and its results.
+struct Contender {
+    policy: PolicyName,
+    choice: Choice,
+    samples: Vec<Sample>,
+    /// Routes of single chats, and how many chats took them.
+    routes: BTreeMap<String, u32>,
+}
+
+/// Tokens per second of one round.
+#[derive(Clone, Copy)]
+struct Sample {
+    prefill: f64,
+    one_chat: f64,
+    many_chats: f64,
+}
+
+/// Numbers that are compared.
+const METRICS: [(&str, fn(&Sample) -> f64); 3] = [
+    ("prefill", |sample| sample.prefill),
+    ("one chat", |sample| sample.one_chat),
+    ("many chats", |sample| sample.many_chats),
+];
+
+impl Bench<'_> {
+    async fn measure(&self) -> Result<Report, Failure> {
+        self.say("measuring the hosts");
+        let hosts = self.measure_hosts().await?;
+        let each = hosts.iter().zip(&self.hosts);
+        let speeds: Speeds = each
+            .map(|(measured, (_, node))| {
+                let speed = HostSpeed {
+                    layer_us: measured.layer_us.into(),
+                    // The delay contains the time of the row on the wire.
+                    hop_us: 2 * u64::from(measured.delay_us),
+                };
+                (*node, speed)
+            })
+            .collect();
+        let contender = |&policy: &PolicyName| Contender {
+            policy,
+            choice: self.choosing(policy, speeds.clone()),
+            samples: Vec::new(),
+            routes: BTreeMap::new(),
+        };
+        let mut all: Vec<Contender> = self.args.policy.iter().map(contender).collect();
+        let mut same_answers = true;
+        for round in 0..=self.args.repetitions {
+            self.say(&match round {
+                0 => "warming up".to_owned(),
+                n => format!("round {n} of {}", self.args.repetitions),
+            });
+            let mut answers: Option<Vec<Vec<u32>>> = None;
+            let first = round as usize % all.len().max(1);
+            all.rotate_left(first);
+            for contender in &mut all {
+                let (sample, route, said) = self.round(contender, round).await?;
+                same_answers &= answers.as_ref().is_none_or(|before| *before == said);
+                answers = Some(said);
+                if round > 0 {
+                    contender.samples.push(sample);
+                    *contender.routes.entry(route).or_default() += 1;
+                }
+            }
+            all.rotate_right(first);
+        }
+        let head_us = self.head_us().await?;
+        Ok(Report::new(self, hosts, head_us, &all, same_answers))
+    }
+
+    fn say(&self, what: &str) {
+        if !self.args.json {
+            note(what);
+        }
+    }
+
+    /// A caller without records of the hosts.
+    fn choosing(&self, policy: PolicyName, speeds: Speeds) -> Choice {
+        Choice {
+            policy,
+            speeds,
+            health: SharedHealth::default(),
+            ..self.choice.clone()
+        }
+    }
+
+    /// One round of a policy, the route of its single chat, and all answers.
+    async fn round(
+        &self,
+        contender: &Contender,
+        round: u32,
+    ) -> Result<(Sample, String, Vec<Vec<u32>>), Failure> {
+        *self.current.lock() = contender.choice.clone();
+        let (questions, service) = (&self.questions, &self.service);
+        let prefill = questions.ask(service, questions.long_prompt(round)).await?;
+        let one = questions.ask(service, questions.chat(0)).await?;
+        let began = Instant::now();
+        let chats = (0..self.args.chats).map(|n| questions.ask(service, questions.chat(n)));
+        let many = try_join_all(chats).await?;
+        let tokens = many.iter().map(|done| done.token_ids.len()).sum();
+        let sample = Sample {
+            prefill: prefill.timings.prefill_tokens_per_second,
+            one_chat: one.timings.tokens_per_second,
+            many_chats: rate(tokens, began),
+        };
+        let route = self.route_text(&one);
+        let answers = [prefill, one].into_iter().chain(many);
+        Ok((sample, route, answers.map(|done| done.token_ids).collect()))
+    }
+
+    /// Hosts by number with their layers, and the policies that chose them.
+    fn route_text(&self, done: &Done) -> String {
+        let hops = done.route.iter().filter_map(|hop| {
+            let host = hop.host.as_ref()?;
+            let mut nodes = self.hosts.iter().map(|(_, node)| node.to_string());
+            let number = nodes.position(|node| node == *host)? + 1;
+            let (lo, hi) = hop.layers;
+            Some(format!("host {number} {lo}-{hi} ({})", hop.policy))
+        });
+        hops.collect::<Vec<String>>().join(", ")
+    }
+
+    async fn measure_hosts(&self) -> Result<Vec<MeasuredHost>, Failure> {
+        // By threads: all layers are alike, and so are the cores.
+        let mut times: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut all = Vec::new();
+        for &(HostLayers { layers, threads }, node) in &self.hosts {
+            let layer_us = match times.get(&threads) {
+                Some(layer_us) => *layer_us,
+                None => self.layer_us(threads).await?,
+            };
+            times.insert(threads, layer_us);
+            all.push(MeasuredHost {
+                layers,
+                threads,
+                layer_us,
+                delay_us: self.delay_us(node).await?,
+            });
+        }
+        Ok(all)
+    }
+
+    async fn layer_us(&self, threads: usize) -> Result<u32, Failure> {
+        let file = Arc::clone(&self.model.file);
+        let options = self.config.engine_options(Some(threads));
+        let layers = sample(&file, u64::MAX).unwrap_or(0..1);
+        let times = benchmark(file, layers, options).await;
+        let times = times.ok_or_else(|| failure!(Host, "the layers cannot be measured here"))?;
+        Ok(times.layer_us)
+    }
+
+    /// Delay to a host, from chats whose routes use it as far as possible.
+    async fn delay_us(&self, node: NodeId) -> Result<u32, Failure> {
+        let speed = |other: NodeId| HostSpeed {
+            layer_us: if other == node { 1 } else { AVOIDED_US },
+            hop_us: 1,
+        };
+        let others = self.hosts.iter().map(|(_, other)| *other);
+        let speeds = others.map(|other| (other, speed(other))).collect();
+        let choice = self.choosing(PolicyName::Planned, speeds);
+        *self.current.lock() = choice.clone();
+        for n in 0..DELAY_CHATS {
+            let request = self.questions.chat_of(n, DELAY_TOKENS);
+            self.questions.ask(&self.service, request).await?;
+            let mut delays = choice.health.delays().into_iter();
+            if let Some((_, delay)) = delays.find(|(host, _)| *host == node) {
+                return Ok(whole_us(delay.as_secs_f64() * 1e6));
+            }
+        }
+        let what = "the delay to a host cannot be measured: the model's answers are too short, or \
+                    no route can use the host";
+        Err(failure!(Host, "{what}"))
+    }
+
+    async fn head_us(&self) -> Result<u32, Failure> {
+        let served = self.service.model(&self.model.id);
+        let served = served.ok_or_else(|| Failure::internal("the bench has no model"))?;
+        let measured = tokio::task::spawn_blocking(move || served.text.head.measure());
+        let took = measured.await.map_err(Failure::internal)?;
+        let took = took.map_err(Failure::internal)?;
+        Ok(whole_us(took.as_secs_f64() * 1e6))
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct MeasuredHost {
+    layers: (u32, u32),
+    threads: usize,
+    layer_us: u32,
+    /// Half a round trip with wake-ups.
+    delay_us: u32,
+}
+
+/// Medians of one policy, in tokens per second.
+#[derive(Debug, Serialize)]
+struct PolicyResult {
+    policy: &'static str,
+    prefill: f64,
+    one_chat: f64,
+    many_chats: f64,
+    /// Routes of single chats, and how many chats took them.
+    routes: BTreeMap<String, u32>,
+}
+
+/// Speed of a policy divided by that of the first one.
+#[derive(Debug, Serialize)]
+struct PolicyRatio {
+    policy: &'static str,
+    metric: &'static str,
+    /// Median of the rounds.
+    ratio: f64,
+    /// 95% confidence interval of the median.
+    low: f64,
+    high: f64,
+    ratios: Vec<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    repetitions: u32,
+    prompt_tokens: u32,
+    chats: usize,
+    answer_tokens: u32,
+    hosts: Vec<MeasuredHost>,
+    head_us: u32,
+    policies: Vec<PolicyResult>,
+    ratios: Vec<PolicyRatio>,
+    /// Whether all policies gave the same answers.
+    same_answers: bool,
+}
+
+impl Report {
+    fn new(
+        bench: &Bench<'_>,
+        hosts: Vec<MeasuredHost>,
+        head_us: u32,
+        all: &[Contender],
+        same_answers: bool,
+    ) -> Self {
+        let result = |one: &Contender| {
+            let middle = |of: fn(&Sample) -> f64| median(one.samples.iter().map(of));
+            PolicyResult {
+                policy: one.policy.as_str(),
+                prefill: middle(|sample| sample.prefill),
+                one_chat: middle(|sample| sample.one_chat),
+                many_chats: middle(|sample| sample.many_chats),
+                routes: one.routes.clone(),
+            }
+        };
+        let mut ratios = Vec::new();
+        if let Some((first, others)) = all.split_first() {
+            for other in others {
+                for (metric, of) in METRICS {
+                    ratios.push(PolicyRatio::new(first, other, metric, of));
+                }
+            }
+        }
+        Self {
+            model: bench.questions.model_id.clone(),
+            repetitions: bench.args.repetitions,
+            prompt_tokens: bench.args.prefill,
+            chats: bench.args.chats,
+            answer_tokens: bench.args.decode,
+            hosts,
+            head_us,
+            policies: all.iter().map(result).collect(),
+            ratios,
+            same_answers,
+        }
+    }
+
+    fn table(&self) -> String {
+        let hosts = self.hosts.iter().zip(1..).map(|(host, number)| {
+            let (lo, hi) = host.layers;
+            [
+                format!("host {number}"),
+                format!("{lo}-{hi}"),
+                host.threads.to_string(),
+                format!("{} us", host.layer_us),
+                format!("{} us", host.delay_us),
+            ]
+        });
+        let policies = self.policies.iter().map(|one| {
+            [
+                one.policy.to_owned(),
+                format!("{:.1}", one.prefill),
+                format!("{:.1}", one.one_chat),
+                format!("{:.1}", one.many_chats),
+            ]
+        });
+        let routes = self.policies.iter().flat_map(|one| {
+            let routes = one.routes.iter();
+            routes.map(move |(route, count)| format!("  {}: {count} times {route}\n", one.policy))
+        });
+        let first = self.policies.first().map_or("", |one| one.policy);
+        let ratios = self.ratios.iter().map(|ratio| {
+            [
+                format!("{} / {first}", ratio.policy),
+                ratio.metric.to_owned(),
+                format!("{:.3}", ratio.ratio),
+                format!("{:.3} to {:.3}", ratio.low, ratio.high),
+            ]
+        });
+        format!(
+            "{}: medians of {}; prompt of {} tokens, {} chats with {} tokens each\n\n\
+             {}\n{}\n{}\n{}\n  embedding, output matrix and sampling here: {} us\n  \
+             answers: {}\n",
+            self.model,
+            self.repetitions,
+            self.prompt_tokens,
+            self.chats,
+            self.answer_tokens,
+            table("hosts|layers|threads|per layer|away", hosts),
+            table("tokens/s|prefill|one chat|many chats", policies),
+            routes.collect::<String>(),
+            table("compared|speed of|ratio|95% interval", ratios),
+            self.head_us,
+            if self.same_answers {
+                "identical with every policy, token for token"
+            } else {
+                "NOT identical with every policy"
+            },
+        )
+    }
+}
+
+impl PolicyRatio {
+    fn new(
+        first: &Contender,
+        other: &Contender,
+        metric: &'static str,
+        of: fn(&Sample) -> f64,
+    ) -> Self {
+        let rounds = first.samples.iter().zip(&other.samples);
+        let ratio = |(a, b): (&Sample, &Sample)| of(b) / of(a).max(f64::MIN_POSITIVE);
+        let ratios: Vec<f64> = rounds.map(ratio).collect();
+        let (low, high) = interval(&ratios);
+        Self {
+            policy: other.policy.as_str(),
+            metric,
+            ratio: median(ratios.iter().copied()),
+            low,
+            high,
+            ratios,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contender(policy: PolicyName, one_chat: [f64; 3]) -> Contender {
+        let sample = |one_chat| Sample {
+            prefill: 1.0,
+            one_chat,
+            many_chats: 1.0,
+        };
+        let model = hearthnet_orchestrator::hosts::ModelOnWire {
+            model_id: "m".into(),
+            weights: hearthnet_files::WeightsId([0; 32]),
+            width: 1,
+            layers: 1,
+            hosted: 0..1,
+            context: 1,
+            boundary: hearthnet_files::BoundaryDtype::F32,
+            bands: None,
+        };
+        Contender {
+            policy,
+            choice: Choice {
+                model,
+                max_shards: 1,
+                own_id: NodeId::from_checked([1; 32]),
+                allow_self: false,
+                exact: Exact::Require,
+                policy,
+                speeds: Speeds::new(),
+                health: SharedHealth::default(),
+            },
+            samples: one_chat.map(sample).to_vec(),
+            routes: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_ratio_pairs_the_rounds_of_two_policies() {
+        // The machine was twice as fast in the second round.
+        let first = contender(PolicyName::Greedy, [10.0, 20.0, 10.0]);
+        let other = contender(PolicyName::Planned, [12.0, 24.0, 13.0]);
+        let (metric, of) = METRICS[1];
+        let ratio = PolicyRatio::new(&first, &other, metric, of);
+        assert_eq!((ratio.policy, ratio.metric), ("planned", "one chat"));
+        assert_eq!((ratio.ratio, ratio.low, ratio.high), (1.2, 1.2, 1.3));
+        let same = PolicyRatio::new(&first, &other, METRICS[0].0, METRICS[0].1);
+        assert_eq!((same.ratio, same.low, same.high), (1.0, 1.0, 1.0));
+    }
+}

@@ -1,0 +1,230 @@
+//! Choice of the layers of a running host: observes the other hosts and their links, and asks the
+//! pure rules of `hearthnet_orchestrator::placement`.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::NodeId;
+use hearthnet_bus::node::Node;
+use hearthnet_files::WeightsId;
+use hearthnet_orchestrator::coverage::held_by_others;
+use hearthnet_orchestrator::placement::auto::{Loads, LostLinks, Situation, WaitLimits, Wish};
+use hearthnet_orchestrator::placement::observed::observed_by_all;
+use hearthnet_orchestrator::placement::plan::Model;
+use hearthnet_orchestrator::placement::{Held, choose, room};
+use tokio::task::spawn_blocking;
+
+use crate::cli::args::Layers;
+use crate::cli::{Failure, bytes};
+use crate::config::Config;
+use crate::home::{Home, now_ms};
+use crate::hosting::host_engine::HostEngine;
+use crate::models::OpenModel;
+use crate::planning::shape;
+
+/// Interval of decisions while the other hosts serve the same layers. A plan takes up to 0.1 s.
+const DECISION_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Other hosts of the model.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Seen {
+    /// Advertised ranges.
+    others: Vec<Held>,
+    /// Nodes whose links have ended.
+    gone: BTreeSet<NodeId>,
+    /// True without any link.
+    is_alone: bool,
+}
+
+impl Seen {
+    fn reachable(&self) -> impl Iterator<Item = &Held> {
+        let held = self.others.iter();
+        held.filter(|held| !self.gone.contains(&held.node))
+    }
+}
+
+/// State of a host with `--layers auto`.
+struct Auto {
+    /// Number of layers that fit into memory.
+    room: u32,
+    layer_bytes: Vec<u64>,
+    /// The model without private layers, so that hosts serve all layers.
+    shape: Arc<Model>,
+    loads: Loads,
+    /// Input, time and result of the last decision.
+    decided: Option<(((u32, u32), bool, Seen), Instant, Option<Wish>)>,
+    /// Range that was too large for the limit of bytes.
+    refused: Option<(u32, u32)>,
+}
+
+/// Chooses the layers of one host, for as long as it is asked to serve.
+pub(super) struct Chooser {
+    home: Home,
+    node: Node,
+    own: NodeId,
+    weights: WeightsId,
+    total: u32,
+    /// Origin of the times below; a changed clock moves no layers.
+    start: Instant,
+    links: LostLinks,
+    seen: Seen,
+    auto: Option<Auto>,
+}
+
+impl Chooser {
+    /// Chooser for a host of `layers` of a model, which knows no other hosts yet. The disk has room
+    /// for `on_disk` layers.
+    ///
+    /// # Errors
+    /// Returns an error if the memory for `--layers auto` is not known.
+    pub(super) fn new(
+        home: &Home,
+        node: &Node,
+        (model, engine): (&OpenModel, &HostEngine),
+        (layers, on_disk): (Layers, u32),
+        config: &Config,
+    ) -> Result<Self, Failure> {
+        let auto = match layers {
+            Layers::Range(..) => None,
+            Layers::Auto => {
+                let layer_bytes = engine.layer_bytes(&model.file)?;
+                let in_memory = room(engine.auto_budget(&model.file, config)?, &layer_bytes);
+                let room = in_memory.min(on_disk);
+                let largest = layer_bytes.iter().copied().max().unwrap_or(0);
+                Some(Auto {
+                    room,
+                    layer_bytes,
+                    shape: Arc::new(shape(&model.file, 0..model.file.spec().layers)),
+                    loads: Loads::new(largest.saturating_mul(u64::from(room))),
+                    decided: None,
+                    refused: None,
+                })
+            }
+        };
+        Ok(Self {
+            home: home.clone(),
+            node: node.clone(),
+            own: home.key.id(),
+            weights: model.weights,
+            total: model.file.spec().layers,
+            start: Instant::now(),
+            links: LostLinks::default(),
+            seen: Seen::default(),
+            auto,
+        })
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Looks at the links and at what others serve.
+    pub(super) fn look(&mut self) {
+        let peers = self.node.peers().into_iter();
+        let linked = peers.filter(|peer| peer.link.is_some());
+        let linked: BTreeSet<NodeId> = linked.map(|peer| peer.node).collect();
+        let gone = self.links.look(self.now_ms(), &linked);
+        let (state, weights) = (self.home.state(), self.weights.to_string());
+        self.seen = Seen {
+            others: held_by_others(state.shards(now_ms()), self.own, &weights, self.total),
+            gone,
+            is_alone: linked.is_empty(),
+        };
+    }
+
+    /// Ranges that reachable hosts serve, as of the last look.
+    pub(super) fn served_by_others(&self) -> Vec<(u32, u32)> {
+        self.seen.reachable().map(|held| held.range).collect()
+    }
+
+    /// First range of a host that serves nothing yet. Others do not know it, so it is in no plan.
+    pub(super) fn first(&self) -> Option<(u32, u32)> {
+        let others: Vec<Held> = self.seen.reachable().copied().collect();
+        choose(self.total, self.auto.as_ref()?.room, &others)
+    }
+
+    /// Debouncer of a host that has just advertised a range.
+    pub(super) fn wait_limits(&self) -> WaitLimits {
+        WaitLimits::new(self.now_ms())
+    }
+
+    /// Range to which the host of `range` should move now, if any, as of the last look.
+    pub(super) async fn due(
+        &mut self,
+        range: (u32, u32),
+        limits: &mut WaitLimits,
+    ) -> Option<(u32, u32)> {
+        let now_ms = self.now_ms();
+        let wish = self.wish(range, !limits.is_new(now_ms)).await;
+        let next = limits.look(now_ms, wish)?;
+        let (auto, cause) = (self.auto.as_mut()?, wish?.cause);
+        let size = auto.bytes_of(next);
+        if auto.loads.allows(now_ms, size, cause) {
+            return Some(next);
+        }
+        if auto.refused.replace(next) != Some(next) {
+            let (lo, hi) = next;
+            tracing::info!(
+                "layers {lo}-{hi} ({}) would be needed more, but this host has moved too often within an hour",
+                bytes(size)
+            );
+        }
+        None
+    }
+
+    /// Counts the load of a range to which the host moves.
+    pub(super) fn moves_to(&mut self, range: (u32, u32)) {
+        let now_ms = self.now_ms();
+        if let Some(auto) = &mut self.auto {
+            let size = auto.bytes_of(range);
+            auto.loads.add(now_ms, size);
+        }
+    }
+
+    async fn wish(&mut self, range: (u32, u32), may_plan: bool) -> Option<Wish> {
+        let auto = self.auto.as_mut()?;
+        // The network of this machine may have failed, and no caller can reach it.
+        if self.seen.is_alone {
+            return None;
+        }
+        let input = (range, may_plan, self.seen.clone());
+        if let Some((before, at, wish)) = &auto.decided
+            && *before == input
+            && at.elapsed() < DECISION_INTERVAL
+        {
+            return *wish;
+        }
+        let (own, total, room) = (self.own, self.total, auto.room);
+        let (seen, shape) = (self.seen.clone(), Arc::clone(&auto.shape));
+        let (home, weights) = (self.home.clone(), self.weights);
+        let decide = move || {
+            let reachable = seen.reachable().map(|held| held.node);
+            let hosts: BTreeSet<NodeId> = reachable.chain([own]).collect();
+            let measured = may_plan
+                .then(|| observed_by_all(&home.state(), weights, &hosts, now_ms()))
+                .flatten();
+            let situation = Situation {
+                total,
+                room,
+                mine: Held { node: own, range },
+                others: &seen.others,
+                gone: &seen.gone,
+                measured: measured.as_ref().map(|measured| (measured, &*shape)),
+            };
+            situation.wish()
+        };
+        let wish = spawn_blocking(decide).await.ok().flatten();
+        auto.decided = Some((input, Instant::now(), wish));
+        wish
+    }
+}
+
+impl Auto {
+    /// Bytes of the layers of a range.
+    fn bytes_of(&self, (lo, hi): (u32, u32)) -> u64 {
+        let layers = self.layer_bytes.get(lo as usize..=hi as usize);
+        let layers = layers.unwrap_or_default().iter();
+        layers.fold(0, |sum: u64, layer| sum.saturating_add(*layer))
+    }
+}

@@ -1,0 +1,30 @@
+//! Shape of a model for the planner.
+
+use std::ops::Range;
+
+use hearthnet_engine::footprint;
+use hearthnet_files::ModelFile;
+use hearthnet_orchestrator::placement::plan::Model;
+
+/// Most tokens for which each node keeps memory.
+const KV_TOKENS: u32 = 4096;
+
+/// What the planner needs to know of a model. `hosted` are the layers that callers do not run
+/// themselves.
+pub(crate) fn shape(file: &ModelFile, hosted: Range<u32>) -> Model {
+    let spec = file.spec();
+    let row = u64::from(spec.width).saturating_mul(spec.boundary.bytes_per_value() as u64);
+    let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    Model {
+        layer_bytes: (0..spec.layers)
+            .map(|layer| file.layer_bytes(layer))
+            .collect(),
+        head_bytes: file.head_bytes(),
+        row_bytes: small(row),
+        kv_bytes_per_token_per_layer: small(footprint(spec, 1).per_position),
+        kv_tokens: spec.context.min(KV_TOKENS),
+        uncut: Vec::new(),
+        private_first: hosted.start,
+        private_last: spec.layers.saturating_sub(hosted.end),
+    }
+}
