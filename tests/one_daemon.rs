@@ -1,11 +1,13 @@
 //! One daemon per home: it serves layers, answers calls, opens its interfaces to its own users, and
 //! its own layers count for its own chats. Real model, real processes, one machine.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
 
+use hearthnet_testkit::TinyLlama;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -325,10 +327,30 @@ fn shard_serve_beside_a_daemon_makes_it_serve_the_layers_until_it_is_stopped() {
     assert_eq!(serving(&founder).as_deref(), Some(shard_id));
     assert_eq!(chat(&founder, &[])["text"], alone(&founder).as_str());
 
-    // A daemon serves one range at a time.
+    // A daemon serves one range of a model.
     let second = founder.run(&args);
     assert!(!second.status.success());
     assert_complains(&second, "serves layers already");
+    // It also serves one of another model. The daemon's sandbox lets it read its own folder.
+    let tiny = TinyLlama::default().write(&founder.path().join("data"));
+    let tiny = tiny.to_str().expect("UTF-8");
+    let shard = ["shard", "serve", "--model", tiny, "--json"];
+    let args = [&here()[..], &shard, &["--layers", "0-1"]].concat();
+    let mut second = Running::start(founder.hearthnet(&args).stdin(Stdio::piped()));
+    let ready: Value = serde_json::from_str(&second.line()).expect("JSON");
+    let other_id = ready["descriptor"]["shard_id"].as_str().expect("an id");
+    let both = serving(&founder).expect("layers");
+    let both: BTreeSet<&str> = both.split(", ").collect();
+    assert_eq!(both, BTreeSet::from([shard_id, other_id]));
+    // The sessions of chats still go to the host of their model.
+    assert_eq!(
+        chat(&founder, &beside(&["--no-fallback"]))["text"],
+        alone(&founder).as_str()
+    );
+    drop(second);
+    until("the other layers are withdrawn", || {
+        serving(&founder).as_deref() == Some(shard_id)
+    });
 
     // Ctrl-C ends the serving of layers, but not the daemon.
     interrupt(&attached.child);

@@ -217,6 +217,102 @@ fn name(file: &str) -> String {
     stem.to_str().expect("UTF-8").to_owned()
 }
 
+/// Random model of four layers, of 11 MiB each.
+fn medium(home: &Home, seed: u64) -> PathBuf {
+    let model = TinyLlama {
+        layers: 4,
+        width: 512,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 64,
+        ffn: 1408,
+        weights: "f32",
+        seed,
+        ..TinyLlama::default()
+    };
+    model.write(home.path())
+}
+
+#[test]
+fn two_homes_hold_half_of_each_of_two_models_and_answer_both() {
+    // Memory for two layers of each model.
+    let memory = 48;
+    let attic = Household::new(memory, &[]).holding(0);
+    let files = [1, 2].map(|seed| medium(&attic.home, seed));
+    let names = files
+        .each_ref()
+        .map(|file| name(file.to_str().expect("UTF-8")));
+    let until_both = |home: &Household, up: &Up, lo: u32| {
+        let halves = names
+            .each_ref()
+            .map(|name| format!("{name}:{lo}-{}", lo + 1));
+        let start = Instant::now();
+        while home.shards() != halves {
+            let shards = home.shards();
+            assert!(start.elapsed() < TIMEOUT, "{shards:?}: {}", up.said());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    let first = attic.up(&found(&files[0]));
+    let other_file = files[1].to_str().expect("UTF-8");
+    attic.json(&["model", "adopt", other_file, "--json"]);
+    until_both(&attic, &first, 0);
+    let cellar = Household::new(memory, &[&first.address]).holding(0);
+    let second = cellar.up(&["--join", first.code()]);
+    until_both(&cellar, &second, 2);
+
+    for (file, name) in files.iter().zip(&names) {
+        let file = file.to_str().expect("UTF-8");
+        let local = ["--local", "--json", "--model", file];
+        let alone = attic.json(&[&QUESTION[..], &local].concat());
+        for (home, other) in [(&attic, &cellar), (&cellar, &attic)] {
+            let ask = ["--no-fallback", "--json", "--model", name.as_str()];
+            let ask = [&QUESTION[..], &ask].concat();
+            let said = succeeded(&until_answered(|| home.run(&ask)));
+            let answer: Value = serde_json::from_str(&said).expect("JSON");
+            assert_eq!(answer["text"], alone["text"]);
+            let mut route = answer["route"].as_array().expect("a route").iter();
+            let other = other.home.node_id();
+            assert!(route.any(|hop| hop["host"] == other.as_str()), "{answer:#}");
+        }
+    }
+
+    attic.json(&["model", "drop", &names[1], "--json"]);
+    until("only the first model is served", || {
+        [&attic, &cellar].iter().all(|home| {
+            let shards = home.shards();
+            matches!(shards.as_slice(), [shard] if shard.starts_with(names[0].as_str()))
+        })
+    });
+}
+
+#[test]
+fn a_share_of_the_memory_that_holds_no_layer_is_named_with_what_is_missing() {
+    let (attic, first, _) = founded(2);
+    attic.until_serving(&first);
+    let other = medium(&attic.home, 2);
+    let other = other.to_str().expect("UTF-8");
+    attic.json(&["model", "adopt", other, "--json"]);
+    let complaint = || {
+        let said = first.said();
+        let mut lines = said.lines();
+        let line = lines.find(|line| line.contains("not one layer of"));
+        line.map(str::to_owned)
+    };
+    until("it says what is missing", || complaint().is_some());
+    let said = complaint().expect("a line");
+    assert_contains(
+        &said,
+        &[
+            name(other).as_str(),
+            "beside other models (1.0 MiB)",
+            "MiB are missing",
+        ],
+    );
+    // Layers of the first model fit.
+    attic.until_serving(&first);
+}
+
 #[test]
 fn a_dropped_model_leaves_all_disks_but_not_the_founders_file_and_can_be_adopted_again() {
     let (attic, first, file) = founded(ALL);

@@ -2,7 +2,8 @@
 //! ([`Stats`]), to the installed `metrics` recorder, to the flight record, and to `tracing`.
 //!
 //! [`Stats`] count for one host, the recorder for the whole process: a node that moves to other
-//! layers starts another host, whose [`Stats`] begin at zero.
+//! layers starts another host, whose [`Stats`] begin at zero. A gauge is the sum over the hosts of
+//! the process.
 //!
 //! No event contains anything of the content of rows.
 
@@ -113,6 +114,8 @@ pub(crate) struct Usage {
 #[derive(Debug)]
 pub(crate) struct HostEvents {
     stats: Mutex<Stats>,
+    /// This host's part of the gauges of the process, which sum up its hosts.
+    gauges: Mutex<BTreeMap<&'static str, f64>>,
     record: fn(Event),
 }
 
@@ -128,6 +131,7 @@ impl HostEvents {
     pub(crate) fn recording(record: fn(Event)) -> Self {
         Self {
             stats: Mutex::default(),
+            gauges: Mutex::default(),
             record,
         }
     }
@@ -146,8 +150,14 @@ impl HostEvents {
         (stats.ms_per_token, stats.streams)
     }
 
+    /// Sets this host's part of a gauge.
+    fn gauge(&self, name: &'static str, value: f64) {
+        let before = self.gauges.lock().insert(name, value);
+        gauge!(name).increment(value - before.unwrap_or(0.0));
+    }
+
     pub(crate) fn serving(&self, addr: SocketAddr, shard: &str, kv_budget: u64) {
-        gauge!("hearthnet_shard_kv_budget_bytes").set(kv_budget as f64);
+        self.gauge("hearthnet_shard_kv_budget_bytes", kv_budget as f64);
         tracing::info!(%addr, shard, "serving");
         let shard = shard.into();
         (self.record)(Event::ShardServing { shard });
@@ -171,7 +181,7 @@ impl HostEvents {
         stats.loads += 1;
         stats.weight_bytes = bytes;
         counter!("hearthnet_shard_loads_total").increment(1);
-        gauge!("hearthnet_shard_weight_bytes").set(bytes as f64);
+        self.gauge("hearthnet_shard_weight_bytes", bytes as f64);
         (self.record)(Event::WeightsLoaded { bytes });
     }
 
@@ -180,9 +190,17 @@ impl HostEvents {
         stats.evictions += 1;
         stats.weight_bytes = 0;
         counter!("hearthnet_shard_evictions_total").increment(1);
-        gauge!("hearthnet_shard_weight_bytes").set(0.0);
+        self.gauge("hearthnet_shard_weight_bytes", 0.0);
         tracing::info!("the weights were unloaded: no stream for a while");
         (self.record)(Event::WeightsEvicted {});
+    }
+}
+
+impl Drop for HostEvents {
+    fn drop(&mut self) {
+        for (name, value) in self.gauges.get_mut() {
+            gauge!(*name).decrement(*value);
+        }
     }
 }
 
@@ -217,7 +235,7 @@ impl HostEvents {
     pub(crate) fn session_began(&self, caller: Caller, purpose: &str) {
         let mut stats = self.stats.lock();
         stats.sessions += 1;
-        gauge!("hearthnet_shard_sessions").set(stats.sessions);
+        self.gauge("hearthnet_shard_sessions", stats.sessions.into());
         (self.record)(Event::SessionBegan {
             session: caller.session,
             peer: caller.node,
@@ -228,7 +246,7 @@ impl HostEvents {
     pub(crate) fn session_ended(&self, caller: Caller, code: CloseCode, by_us: bool) {
         let mut stats = self.stats.lock();
         stats.sessions = stats.sessions.saturating_sub(1);
-        gauge!("hearthnet_shard_sessions").set(stats.sessions);
+        self.gauge("hearthnet_shard_sessions", stats.sessions.into());
         tracing::debug!(%code, by_us, "session ended");
         (self.record)(Event::SessionEnded {
             session: caller.session,
@@ -243,7 +261,7 @@ impl HostEvents {
 impl HostEvents {
     pub(crate) fn streams(&self, open: u32) {
         self.stats.lock().streams = open;
-        gauge!("hearthnet_shard_streams").set(open);
+        self.gauge("hearthnet_shard_streams", open.into());
     }
 
     pub(crate) fn stream_opened(&self, caller: Caller, name: StreamClose, layers: (u32, u32)) {
@@ -365,7 +383,7 @@ impl HostEvents {
     pub(crate) fn waiting(&self, steps: usize) {
         let steps = u32::try_from(steps).unwrap_or(u32::MAX);
         self.stats.lock().steps_waiting = steps;
-        gauge!("hearthnet_shard_steps_waiting").set(steps);
+        self.gauge("hearthnet_shard_steps_waiting", steps.into());
     }
 
     /// Updates the KV gauges: bytes and pages in use, and pages in all.
@@ -377,10 +395,10 @@ impl HostEvents {
             return;
         }
         (stats.kv_bytes, stats.kv_pages_used, stats.kv_pages_left) = (bytes, used, left);
-        gauge!("hearthnet_shard_kv_bytes").set(bytes as f64);
-        gauge!("hearthnet_shard_kv_pages").set(pages as f64);
-        gauge!("hearthnet_shard_kv_pages_used").set(used as f64);
-        gauge!("hearthnet_shard_kv_pages_left").set(left as f64);
+        self.gauge("hearthnet_shard_kv_bytes", bytes as f64);
+        self.gauge("hearthnet_shard_kv_pages", pages as f64);
+        self.gauge("hearthnet_shard_kv_pages_used", used as f64);
+        self.gauge("hearthnet_shard_kv_pages_left", left as f64);
     }
 }
 

@@ -199,7 +199,9 @@ pub(crate) async fn start<S: EngineSource>(
             answers: Arc::new(authorizer.answers()),
             calls: JoinSet::new(),
         },
-        Waiting::At(node) => Arrivals::Node(node.serve_tensors(authorizer)),
+        Waiting::At(node) => {
+            Arrivals::Node(node.serve_tensors(host_state.served.weights, authorizer))
+        }
     };
     let accepting = tokio::spawn(accept(arrivals, host_state.clone(), end, max_unread));
     let (shard, kv_budget) = (&descriptor.shard_id, host_state.config.kv_budget_bytes);
@@ -298,7 +300,7 @@ impl Arrivals {
             },
             Self::Node(sessions) => match sessions.next().await {
                 Some(connection) => connection,
-                // The node has ended, or another host serves: no more sessions come.
+                // The node has ended, or another host of the model serves: no more sessions come.
                 None => std::future::pending().await,
             },
         }

@@ -107,11 +107,21 @@ impl Household {
         Part::open_reading(folders.first()?).ok()
     }
 
-    /// Layers that this home advertises, as it sees them itself.
+    /// Ids of the shards that this home advertises, as it sees them itself.
+    pub(crate) fn shards(&self) -> Vec<String> {
+        let status = self.run(&["status", "--json"]).stdout;
+        let status: Value = serde_json::from_slice(&status).unwrap_or_default();
+        let shards = status["node"]["running"]["serving"].as_str();
+        let shards = shards.into_iter().flat_map(|all| all.split(", "));
+        let mut shards: Vec<String> = shards.map(str::to_owned).collect();
+        shards.sort();
+        shards
+    }
+
+    /// Layers of the first model that this home advertises, as it sees them itself.
     pub(crate) fn serving(&self) -> Option<(u32, u32)> {
-        let status: Value = serde_json::from_slice(&self.run(&["status", "--json"]).stdout).ok()?;
-        let shard = status["node"]["running"]["serving"].as_str()?;
-        let (_, range) = shard.rsplit_once(|c: char| !c.is_ascii_digit() && c != '-')?;
+        let shards = self.shards();
+        let (_, range) = shards.first()?.rsplit_once(':')?;
         let (lo, hi) = range.split_once('-')?;
         Some((lo.parse().ok()?, hi.parse().ok()?))
     }

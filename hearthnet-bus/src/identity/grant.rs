@@ -22,6 +22,9 @@ pub const MAX_GRANT_LIFETIME_SECS: u64 = 3600;
 /// Upper bound of the clock skew (seconds) that a check tolerates.
 pub const MAX_CLOCK_SKEW_SECS: u64 = 300;
 
+/// Bytes of an id that name a host's weights. The other 12 are random.
+const NAME_BYTES: usize = 4;
+
 /// Value of the body's field `v`.
 const VERSION: u8 = 1;
 
@@ -65,7 +68,7 @@ pub struct Grant {
     /// First second in which the grant is no longer valid; at most [`MAX_GRANT_LIFETIME_SECS`]
     /// after `not_before`.
     pub expires: u64,
-    /// Random id. A token opens one session only.
+    /// Id: random, or the end of it as in [`Grant::of_host`]. A token opens one session only.
     pub id: [u8; 16],
 }
 
@@ -191,6 +194,32 @@ impl Grant {
             expires: now + seconds,
             id,
         })
+    }
+
+    /// [`Grant::of_session`] for the host of `weights`. The last bytes of the id are the first of
+    /// `weights`: a node with hosts of several models reads from its own grants for which host a
+    /// session is.
+    ///
+    /// # Errors
+    /// If the system gives no randomness for its id.
+    pub fn of_host(
+        issuer: NodeId,
+        subject: NodeId,
+        audience: NodeId,
+        weights: &[u8; 32],
+        seconds: u64,
+    ) -> Result<Self, getrandom::Error> {
+        let mut grant = Self::of_session(issuer, subject, audience, seconds)?;
+        let end = grant.id.last_chunk_mut::<NAME_BYTES>();
+        if let (Some(end), Some(name)) = (end, weights.first_chunk::<NAME_BYTES>()) {
+            *end = *name;
+        }
+        Ok(grant)
+    }
+
+    /// Whether the id is that of a grant for the host of `weights`.
+    pub(crate) fn is_for_host(id: &[u8; 16], weights: &[u8; 32]) -> bool {
+        id.last_chunk::<NAME_BYTES>() == weights.first_chunk::<NAME_BYTES>()
     }
 
     /// Encodes and signs the grant.

@@ -92,11 +92,47 @@ pub(super) fn is_open(invite: &OpenInvite, now_ms: u64) -> bool {
     !invite.withdrawn && invite.used < invite.uses && invite.expires_ms > now_ms
 }
 
-/// Acceptor and receiver of tensor sessions.
+/// Acceptor and receiver of the tensor sessions of one host.
 #[derive(Clone)]
 pub(super) struct TensorService {
+    /// Identity of the weights of which the host serves layers.
+    pub(super) weights: [u8; 32],
     pub(super) acceptor: Arc<dyn TensorAcceptor>,
     pub(super) sessions: mpsc::Sender<Connection>,
+}
+
+/// Shard hosts of this node, at most one for each model.
+#[derive(Default)]
+pub(super) struct TensorServices(RwLock<Vec<TensorService>>);
+
+impl TensorServices {
+    /// Adds a host, or replaces the one of the same weights.
+    pub(super) fn add(&self, service: TensorService) {
+        let mut all = self.0.write();
+        all.retain(|one| one.weights != service.weights);
+        all.push(service);
+    }
+
+    /// Removes the hosts that take no more sessions.
+    pub(super) fn remove_ended(&self) {
+        self.0.write().retain(|one| !one.sessions.is_closed());
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.read().is_empty()
+    }
+
+    /// Host that a session is for: the only one, else the one that the grant names. A session
+    /// without a valid grant is for any host, which refuses it with a code of its own.
+    pub(super) fn of(&self, grant: Option<(NodeId, [u8; 16])>) -> Option<TensorService> {
+        let all = self.0.read();
+        let mut hosts = all.iter();
+        let host = match (grant, all.len()) {
+            (Some((_, id)), 2..) => hosts.find(|one| Grant::is_for_host(&id, &one.weights)),
+            _ => hosts.next(),
+        };
+        host.cloned()
+    }
 }
 
 /// The community's rules for the listener and for calls.
@@ -104,15 +140,11 @@ pub(super) struct Access {
     pub(super) log: EventLog,
     /// This machine's setting `policy.research.enable`.
     pub(super) research: bool,
-    pub(super) tensor: RwLock<Option<TensorService>>,
+    pub(super) tensor: TensorServices,
     pub(super) weights: Arc<Weights>,
 }
 
 impl Access {
-    pub(super) fn tensor(&self) -> Option<TensorService> {
-        self.tensor.read().clone()
-    }
-
     fn may_use_path(&self, key: &NodeId, path: &str) -> Result<(), CloseCode> {
         let what = match path {
             BUS_PATH => Use::Bus,
@@ -123,17 +155,17 @@ impl Access {
         };
         may_use(&self.log.state(), key, what, now_ms())?;
         match what {
-            Use::Tensor(_) if self.tensor().is_none() => Err(CloseCode::PurposeUnknown),
+            Use::Tensor(_) if self.tensor.is_empty() => Err(CloseCode::PurposeUnknown),
             Use::Weights if !self.weights.is_served() => Err(CloseCode::PurposeUnknown),
             _ => Ok(()),
         }
     }
 
     fn may_open(&self, key: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
-        let tensor = self.tensor().ok_or(CloseCode::PurposeUnknown)?;
-        let what = Use::Tensor(grant_of(&hello.token));
-        may_use(&self.log.state(), key, what, now_ms())?;
-        tensor.acceptor.admit_hello(key, hello, now_unix)
+        let grant = grant_of(&hello.token);
+        let host = self.tensor.of(grant).ok_or(CloseCode::PurposeUnknown)?;
+        may_use(&self.log.state(), key, Use::Tensor(grant), now_ms())?;
+        host.acceptor.admit_hello(key, hello, now_unix)
     }
 }
 
@@ -177,8 +209,9 @@ impl Admission for Access {
     }
 
     fn session_ended(&self, key: &NodeId, closed: &SessionClosed) {
-        if let Some(tensor) = self.tensor() {
-            tensor.acceptor.session_ended(key, closed);
+        // The hosts of a process count together.
+        if let Some(host) = self.tensor.of(None) {
+            host.acceptor.session_ended(key, closed);
         }
     }
 

@@ -22,7 +22,7 @@
 //!   /bus/v1     calls     ── CallServer ── Registry (this node's capabilities)
 //!   /sync/v1    gossip    ── one link per member, dialled by either side ── EventLog
 //!   /weights/v1 weights   ── WeightsStore (files of models)
-//!   /tensor/v1  sessions  ── TensorAcceptor ── TensorSessions (a shard host)
+//!   /tensor/v1  sessions  ── TensorAcceptor ── TensorSessions (a shard host of each model)
 //! ```
 //!
 //! # Invariants
@@ -59,7 +59,7 @@ use hearthnet_transport::{
     Admission, BindError, CloseCode, Code, Config, Connection, Hello, IdentityError, Listener,
     PATH, PathRule, connect_here,
 };
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -75,7 +75,7 @@ use crate::node::discovery::{
 };
 use crate::now_ms;
 use crate::{NodeId, NodeKey};
-use access::{Access, TensorService, Use};
+use access::{Access, TensorService, TensorServices, Use};
 use shared::Inner;
 use weights::{Busy, WeightsStore};
 
@@ -162,7 +162,7 @@ impl Node {
         let access = Arc::new(Access {
             log: log.clone(),
             research: settings.research,
-            tensor: RwLock::new(None),
+            tensor: TensorServices::default(),
             weights: Arc::default(),
         });
         let listener = match &settings.listen {
@@ -312,18 +312,22 @@ impl Node {
         }
     }
 
-    /// Starts to serve tensor sessions. The returned receiver yields the sessions that `acceptor`
-    /// admits, and replaces an earlier receiver. Without a live receiver, sessions are refused with
-    /// `purpose_unknown`.
-    pub fn serve_tensors(&self, acceptor: Arc<dyn TensorAcceptor>) -> TensorSessions {
+    /// Starts to serve tensor sessions for a host of `weights`. The returned receiver yields the
+    /// sessions that `acceptor` admits, and replaces an earlier receiver of the same weights. With
+    /// receivers of several weights, each gets the sessions whose grant was issued for its weights
+    /// ([`Grant::of_host`](crate::Grant::of_host)). A session without a live receiver is refused
+    /// with `purpose_unknown`.
+    pub fn serve_tensors(
+        &self,
+        weights: [u8; 32],
+        acceptor: Arc<dyn TensorAcceptor>,
+    ) -> TensorSessions {
         let (sender, sessions) = mpsc::channel(WAITING_SESSIONS);
-        let service = TensorService {
+        self.inner.access.tensor.add(TensorService {
+            weights,
             acceptor,
             sessions: sender,
-        };
-        let tensor = &self.inner.access.tensor;
-        let mut tensor = tensor.write();
-        *tensor = Some(service);
+        });
         TensorSessions {
             sessions,
             access: Arc::clone(&self.inner.access),
@@ -352,10 +356,11 @@ impl Node {
         let key = inner.id;
         inner.access.admit_path(&key, PATH)?;
         inner.access.admit_hello(&key, hello, now_ms() / 1000)?;
-        let service = inner.access.tensor().ok_or(CloseCode::PurposeUnknown)?;
+        let grant = access::grant_of(&hello.token);
+        let service = inner.access.tensor.of(grant);
+        let service = service.ok_or(CloseCode::PurposeUnknown)?;
         let (ours, theirs) = connect_here(key, hello, config, &inner.settings.transport);
-        let what = Use::Tensor(access::grant_of(theirs.token()));
-        let closer = theirs.closer();
+        let (what, closer) = (Use::Tensor(grant), theirs.closer());
         inner.connections.add(inner.id, what, closer, false);
         match service.sessions.try_send(theirs) {
             Ok(()) => Ok(ours),
@@ -432,9 +437,7 @@ impl TensorSessions {
 impl Drop for TensorSessions {
     fn drop(&mut self) {
         self.sessions.close();
-        let tensor = &self.access.tensor;
-        let mut tensor = tensor.write();
-        // A later receiver may have replaced this one already: remove only our own.
-        tensor.take_if(|service| service.sessions.is_closed());
+        // A later receiver may have replaced this one already, and stays.
+        self.access.tensor.remove_ended();
     }
 }

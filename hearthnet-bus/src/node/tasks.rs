@@ -239,9 +239,10 @@ async fn accept(inner: Arc<Inner>, mut listener: Listener) {
         match listener.accept().await {
             Arrival::Session(session) => {
                 let peer = session.peer();
-                let what = Use::Tensor(grant_of(session.token()));
-                inner.connections.add(peer, what, session.closer(), false);
-                let sent = match inner.access.tensor() {
+                let grant = grant_of(session.token());
+                let (what, closer) = (Use::Tensor(grant), session.closer());
+                inner.connections.add(peer, what, closer, false);
+                let sent = match inner.access.tensor.of(grant) {
                     Some(service) => service.sessions.try_send(session).map_err(|error| {
                         error.into_inner().close(CloseCode::SessionLimit);
                     }),

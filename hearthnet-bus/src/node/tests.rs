@@ -327,7 +327,7 @@ impl TensorAcceptor for AdmitAll {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
     let first = founder_of(&[2]).await;
-    let mut sessions = first.node.serve_tensors(Arc::new(AdmitAll));
+    let mut sessions = first.node.serve_tensors([7; 32], Arc::new(AdmitAll));
     let mut bus = first.dial(2, &bus_rule()).await.unwrap();
     let mut sync = first.dial(2, &path_rule()).await.unwrap();
     let mut tensor = first.tensor(2, vec![]).await.unwrap();
@@ -409,7 +409,7 @@ async fn a_revocation_on_one_node_closes_connections_on_another() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revoked_grant_ends_the_session_that_stands_on_it_and_no_other() {
     let first = founder_of(&[2]).await;
-    let mut sessions = first.node.serve_tensors(Arc::new(AdmitAll));
+    let mut sessions = first.node.serve_tensors([7; 32], Arc::new(AdmitAll));
     let mut open = Vec::new();
     for number in [1, 2] {
         let tensor = first.tensor(2, token(1, 2, number)).await.unwrap();
@@ -434,7 +434,7 @@ async fn a_callers_sessions_end_when_it_is_frozen_or_research_is_switched_off() 
     ];
     for (end, code, open) in ends {
         let first = founder_of(&[2]).await;
-        let mut sessions = first.node.serve_tensors(Arc::new(AdmitAll));
+        let mut sessions = first.node.serve_tensors([7; 32], Arc::new(AdmitAll));
         let bus = first.dial(2, &bus_rule()).await.unwrap();
         // Two sessions of one caller.
         let mut kept = Vec::new();
@@ -481,7 +481,7 @@ async fn a_link_to_a_host_closes_when_the_host_loses_its_right() {
         // A host in its own community, which grants it every right.
         let host = start(3, testing::Home::founded(key(3), true), Vec::new()).await;
         host.admit(1);
-        let mut sessions = host.node.serve_tensors(Arc::new(AdmitAll));
+        let mut sessions = host.node.serve_tensors([7; 32], Arc::new(AdmitAll));
         // The table of the node, and that of a program beside the node.
         let beside = Connections::watched(first.node.log().clone());
         let mut links = Vec::new();
@@ -509,14 +509,48 @@ async fn without_a_shard_host_there_are_no_tensor_sessions() {
     let first = founder_of(&[2]).await;
     let refused = refusal(first.tensor(2, vec![]).await);
     assert_eq!(refused, CloseCode::PurposeUnknown);
-    let sessions = first.node.serve_tensors(Arc::new(AdmitAll));
-    let mut newer = first.node.serve_tensors(Arc::new(AdmitAll));
+    let sessions = first.node.serve_tensors([7; 32], Arc::new(AdmitAll));
+    let mut newer = first.node.serve_tensors([7; 32], Arc::new(AdmitAll));
     drop(sessions);
     let _session = first.tensor(2, vec![]).await.unwrap();
     assert!(newer.next().await.is_some());
     drop(newer);
     let refused = refusal(first.tensor(2, vec![]).await);
     assert_eq!(refused, CloseCode::PurposeUnknown);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_goes_to_the_host_of_the_model_that_its_grant_names() {
+    let first = founder_of(&[2]).await;
+    let granted = |weights: u8| {
+        let grant = Grant::of_host(id(1), id(2), id(1), &[weights; 32], 60);
+        grant.unwrap().sign(&key(1)).unwrap()
+    };
+    let serve = |weights: u8| {
+        let node = &first.node;
+        node.serve_tensors([weights; 32], Arc::new(AdmitAll))
+    };
+    let (mut sevens, mut eights) = (serve(7), serve(8));
+    for _ in 0..2 {
+        let _callers = [
+            first.tensor(2, granted(8)).await.unwrap(),
+            first.tensor(2, granted(7)).await.unwrap(),
+        ];
+        for (sessions, weights) in [(&mut sevens, 7), (&mut eights, 8)] {
+            let taken = timeout(PATIENCE, sessions.next()).await;
+            let grant = Grant::verify_signature(taken.unwrap().unwrap().token()).unwrap();
+            assert!(Grant::is_for_host(&grant.id, &[weights; 32]));
+        }
+        // A host that moves to other layers of its model replaces itself only.
+        sevens = serve(7);
+    }
+    // A model that is not served here.
+    let refused = refusal(first.tensor(2, granted(9)).await);
+    assert_eq!(refused, CloseCode::PurposeUnknown);
+    // The only host takes every session, and refuses the streams of other models.
+    drop(eights);
+    let _caller = first.tensor(2, granted(9)).await.unwrap();
+    assert!(sevens.next().await.is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -538,12 +538,13 @@ fn best_first(mut all: Vec<(Source, SocketAddr)>, local: &Local) -> Vec<SocketAd
     vouched_first(all, MAX_ADDRESSES)
 }
 
-/// Returns true if a host still serves the layers and the arithmetic that it was selected for. It
-/// may have been restarted.
+/// Returns true if a host still serves the weights, the layers and the arithmetic that it was
+/// selected for. It may have been restarted.
 fn is_as_advertised(link: &HostLink, advert: &Advert, lo: u32, hi: u32) -> bool {
     let (now, then) = (&link.descriptor, &advert.descriptor);
     let (first, last) = now.layer_range;
-    first <= lo && hi <= last && now.arithmetic == then.arithmetic
+    let is_same = now.weights_sha256 == then.weights_sha256 && now.arithmetic == then.arithmetic;
+    first <= lo && hi <= last && is_same
 }
 
 #[cfg(test)]

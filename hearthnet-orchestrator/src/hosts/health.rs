@@ -37,8 +37,9 @@ use crate::times::{median, percentile, whole_ms};
 
 /// Maximum number of hosts; the one updated least recently is evicted. A community has tens.
 const MAX_HOSTS: usize = 512;
-/// Maximum number of measured shards per host. A host serves one and rarely changes it.
-const MAX_SHARDS: usize = 4;
+/// Maximum number of measured shards per node. It serves at most one of each adopted model, and
+/// rarely changes it.
+const MAX_SHARDS: usize = 16;
 /// Decode steps that the speed is computed from.
 pub const WINDOW: usize = 64;
 /// Steps needed before the speed is known.

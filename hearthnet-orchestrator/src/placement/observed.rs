@@ -8,7 +8,8 @@ use hearthnet_files::WeightsId;
 
 use super::plan::{Community, Layers, Link, Machine};
 
-/// Members with unexpired measurements, as the planner sees them for the model `weights`.
+/// Members with unexpired measurements, as the planner sees them for the model `weights`. Adopted
+/// models share the memory of each member equally.
 pub fn observed(state: &log::Community, weights: WeightsId, now_ms: u64) -> Community {
     observed_for(None, state, weights, now_ms)
 }
@@ -22,6 +23,10 @@ pub fn observed_for(
     now_ms: u64,
 ) -> Community {
     let text = weights.to_string();
+    let sharing = match state.model(&weights.0) {
+        Some(_) => state.models().len().max(1) as u64,
+        None => 1,
+    };
     let mut served: BTreeMap<NodeId, &Advert> = BTreeMap::new();
     let mut busy: BTreeSet<NodeId> = BTreeSet::new();
     for advert in state.shards(now_ms) {
@@ -43,7 +48,7 @@ pub fn observed_for(
         let range = served.get(node).map(|advert| advert.descriptor.layer_range);
         Machine {
             node: *node,
-            memory_bytes: measured.memory_bytes,
+            memory_bytes: measured.memory_bytes / sharing,
             serves: state.level(node) >= Some(Level::Trusted),
             layer_us: speed.map_or(0, |model| model.layer_us),
             prefill_row_us: speed.map_or(0, |model| model.prefill_row_us),
@@ -97,7 +102,7 @@ fn length(advert: &Advert) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use hearthnet_bus::log::{Body, LinkSpeed, ModelSpeed};
+    use hearthnet_bus::log::{Adoption, Body, LinkSpeed, ModelSpeed};
     use hearthnet_bus::testing::{self, Home, id, key};
     use hearthnet_bus::{Descriptor, now_ms};
 
@@ -148,6 +153,32 @@ mod tests {
         let machine = other.machine(id(1)).unwrap();
         assert_eq!((machine.head_us, machine.holds), (0, None));
         assert!(!machine.chats);
+    }
+
+    #[test]
+    fn adopted_models_share_the_memory() {
+        let home = Home::founded(key(1), true);
+        home.append(Body::NodeMeasured(measured(400, 2)));
+        let memory = |weights: u8| {
+            let found = observed(&home.log.state(), WeightsId([weights; 32]), now_ms());
+            found.machine(id(1)).unwrap().memory_bytes
+        };
+        for (adopted, share) in [(7, 5 << 30), (8, 5 << 29)] {
+            home.append(Body::ModelAdopted(Adoption {
+                head: [1; 32],
+                name: format!("model {adopted}"),
+                layers: 16,
+                pieces: [2; 32],
+                sources: Vec::new(),
+                weights: [adopted; 32],
+                file_bytes: 4_000_000_000,
+                head_bytes: 6_000_000,
+                manifest_bytes: 30_000,
+            }));
+            assert_eq!(memory(7), share);
+        }
+        // A model that is not adopted would have all of it.
+        assert_eq!(memory(9), 5 << 30);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::answering::http::http_settings;
 use crate::cli::args::{Global, HostEngineArgs};
 use crate::cli::{Failure, Kind, failure, note, print};
 use crate::config::{Context, Loaded};
-use crate::daemon::layers::LayerRequest;
+use crate::daemon::layer_request::LayerRequest;
 use crate::hosting::host_engine::HostEngine;
 use crate::models::{open_resolved, resolve};
 
@@ -61,6 +61,7 @@ pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure>
             threads: None,
             engine,
             fetch: None,
+            models: 1,
         };
         order
             .check(config)

@@ -70,7 +70,8 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     let key = cx.global.node_key()?;
     let model = open_model(cx, args.model.as_ref(), None)?;
     let settings = &cx.config.research.distributed_inference.host;
-    named_layers_fit(&model, &engine, (lo, hi), settings.memory_budget_mb.0)?;
+    let setting_mb = settings.memory_budget_mb.0;
+    named_layers_fit(&model, &engine, (lo, hi), setting_mb, setting_mb << 20)?;
     let mut host_config = shard_config(&model, (lo, hi), &listen, args.threads, &cx.config);
     host_config.serve.admitted = args.peer_key.clone();
     if args.peer_key.is_empty() && !args.json {

@@ -15,7 +15,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::layers::{EventSink, LayerHost, LayerRequest, print_event};
+use super::layer_events::{EventSink, print_event};
+use super::layer_request::LayerRequest;
+use super::layers::LayerHost;
 use crate::cli::args::{HostEngineArgs, Layers, RunArgs};
 use crate::cli::{Failure, Kind, Stop, failure, note, print, print_json};
 use crate::config::Context;
@@ -213,6 +215,7 @@ async fn serve(
         threads: wanted.threads,
         engine,
         fetch: None,
+        models: 1,
     };
     let (sender, mut news) = mpsc::channel(EVENT_QUEUE);
     let tell: EventSink = Arc::new(move |one| {

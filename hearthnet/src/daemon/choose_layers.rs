@@ -17,7 +17,6 @@ use tokio::task::spawn_blocking;
 
 use crate::cli::args::Layers;
 use crate::cli::{Failure, bytes};
-use crate::config::Config;
 use crate::home::{Home, now_ms};
 use crate::hosting::host_engine::HostEngine;
 use crate::models::OpenModel;
@@ -73,24 +72,23 @@ pub(super) struct Chooser {
 }
 
 impl Chooser {
-    /// Chooser for a host of `layers` of a model, which knows no other hosts yet. The disk has room
-    /// for `on_disk` layers.
+    /// Chooser for a host of `layers` of a model, which knows no other hosts yet. With `--layers
+    /// auto`, the layers fit into `budget`, and the disk has room for `on_disk` of them.
     ///
     /// # Errors
-    /// Returns an error if the memory for `--layers auto` is not known.
+    /// Returns an error if the engine cannot tell the size of layers.
     pub(super) fn new(
         home: &Home,
         node: &Node,
         (model, engine): (&OpenModel, &HostEngine),
         (layers, on_disk): (Layers, u32),
-        config: &Config,
+        budget: u64,
     ) -> Result<Self, Failure> {
         let auto = match layers {
             Layers::Range(..) => None,
             Layers::Auto => {
                 let layer_bytes = engine.layer_bytes(&model.file)?;
-                let in_memory = room(engine.auto_budget(&model.file, config)?, &layer_bytes);
-                let room = in_memory.min(on_disk);
+                let room = room(budget, &layer_bytes).min(on_disk);
                 let largest = layer_bytes.iter().copied().max().unwrap_or(0);
                 Some(Auto {
                     room,

@@ -2,12 +2,14 @@
 //!
 //! The counts are in the home, in `gave.json`: at most a minute of them is lost by a crash.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use hearthnet_bus::calls::Served;
 use hearthnet_bus::log::{Body, Gave, Member};
+use hearthnet_files::WeightsId;
 use hearthnet_platform::regular_file;
 use hearthnet_platform::whole_file::{self, Access};
 use parking_lot::Mutex;
@@ -34,7 +36,8 @@ pub(super) struct Computed(Mutex<Layers>);
 struct Layers {
     /// Thousandths of tokens of earlier ranges.
     before: u64,
-    now: Option<Range>,
+    /// Ranges served now, by model.
+    now: BTreeMap<WeightsId, Range>,
 }
 
 struct Range {
@@ -51,19 +54,31 @@ impl Range {
 }
 
 impl Computed {
-    /// Counts another range from here on. `total` is the number of layers of the whole model.
-    pub(super) fn begin(&self, rows: impl Fn() -> u64 + Send + 'static, total: u32) {
-        let mut layers = self.0.lock();
+    /// Counts another range of a model from here on, instead of an earlier one. `total` is the
+    /// number of layers of the whole model.
+    pub(super) fn begin(
+        &self,
+        model: WeightsId,
+        rows: impl Fn() -> u64 + Send + 'static,
+        total: u32,
+    ) {
+        self.end(model);
         let rows = Box::new(rows);
-        if let Some(ended) = layers.now.replace(Range { rows, total }) {
+        self.0.lock().now.insert(model, Range { rows, total });
+    }
+
+    /// Ends the count of a model's range, after its last steps.
+    pub(super) fn end(&self, model: WeightsId) {
+        let mut layers = self.0.lock();
+        if let Some(ended) = layers.now.remove(&model) {
             layers.before = layers.before.saturating_add(ended.millitokens());
         }
     }
 
     fn millitokens(&self) -> u64 {
         let layers = self.0.lock();
-        let now = layers.now.as_ref().map_or(0, Range::millitokens);
-        layers.before.saturating_add(now)
+        let now = layers.now.values().map(Range::millitokens);
+        now.fold(layers.before, u64::saturating_add)
     }
 }
 
@@ -247,13 +262,18 @@ mod tests {
             let rows = Arc::clone(rows);
             move || rows.load(Ordering::Relaxed)
         };
-        computed.begin(read(&rows), 32);
+        let [model, other] = [1, 2].map(|byte| WeightsId([byte; 32]));
+        computed.begin(model, read(&rows), 32);
         rows.store(8 * 100, Ordering::Relaxed);
         assert_eq!(computed.millitokens(), 25_000);
         let second = Arc::new(AtomicU64::new(5));
-        computed.begin(read(&second), 10);
-        // The first range ended after its last steps.
+        computed.begin(other, read(&second), 10);
         assert_eq!(computed.millitokens(), 25_500);
+        // Another range of the first model, and the end of the second one.
+        computed.begin(model, read(&second), 5);
+        computed.end(other);
+        second.store(10, Ordering::Relaxed);
+        assert_eq!(computed.millitokens(), 27_500);
     }
 
     #[test]

@@ -10,37 +10,32 @@
 //! `manners.rs` decides about pauses, `choose_layers.rs` about moves.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, OptionFuture};
 use hearthnet_bus::calls::Served;
 use hearthnet_bus::log::{Body, Level};
 use hearthnet_bus::{Descriptor, NodeId};
-use hearthnet_engine::footprint;
-use hearthnet_files::part::Part;
+use hearthnet_files::WeightsId;
 use hearthnet_http::Health;
 use hearthnet_orchestrator::placement::{missing, runs_text};
-use hearthnet_shard::{RunningHost, check_kv_budget};
-use serde::{Deserialize, Serialize};
-use tokio::sync::{Mutex, watch};
+use hearthnet_shard::RunningHost;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::choose_layers::Chooser;
 use super::contributions::Computed;
+use super::layer_events::{EventSink, LayerEvent};
+use super::layer_request::{LayerRequest, Memory};
 use super::manners::{Give, Why};
+use super::ranges::{Range, Ranges, Taken};
 use super::watch::{RELEASE_WITHIN, Watch, reason};
-use super::weights::Fetcher;
 use crate::cli::args::Layers;
-use crate::cli::{Failure, Stop, failure, note, print_result};
-use crate::config::{Config, Host};
+use crate::cli::{Failure, Stop, failure};
+use crate::config::Config;
 use crate::home::Home;
-use crate::hosting::host_config::{
-    Ready, announcement, engine_failed, serve_config, shard_config, stopping,
-};
-use crate::hosting::host_engine::start::start_failure;
-use crate::hosting::host_engine::{HostEngine, named_layers_fit, no_layer_fits};
-use crate::models::OpenModel;
+use crate::hosting::host_config::{Ready, engine_failed, shard_config, stopping};
+use crate::hosting::host_engine::no_layer_fits;
 use crate::node::{DaemonNode, wait_until_synced};
 
 /// Interval of advertisements. An advertisement is valid for four times as long.
@@ -54,85 +49,15 @@ const ANSWERED: Duration = Duration::from_secs(3);
 /// Time without moves after a fetch that failed.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Request to serve layers.
-#[derive(Clone)]
-pub(crate) struct LayerRequest {
-    pub(crate) model: OpenModel,
-    pub(crate) layers: Layers,
-    pub(crate) threads: Option<usize>,
-    pub(crate) engine: HostEngine,
-    /// Fetches layers before they are served, if the model is a part.
-    pub(crate) fetch: Option<(Fetcher, Arc<Part>)>,
-}
-
-impl LayerRequest {
-    /// Checks that the model has the layers, that they fit into `memory_budget_mb`, and that
-    /// `kv_budget_mb` is large enough for a stream.
-    pub(crate) fn check(&self, config: &Config) -> Result<(), Failure> {
-        let total = self.model.file.spec().layers;
-        match self.layers {
-            Layers::Range(lo, hi) if hi >= total => Err(failure!(
-                BadRequest,
-                "layers {lo}-{hi} do not exist: {} has layers 0-{}",
-                self.model.id,
-                total.saturating_sub(1)
-            )
-            .hint("--layers auto chooses what the community lacks")),
-            Layers::Range(lo, hi) => {
-                let host = &config.research.distributed_inference.host;
-                named_layers_fit(&self.model, &self.engine, (lo, hi), host.memory_budget_mb.0)?;
-                self.check_kv(hi.saturating_sub(lo).saturating_add(1), host)
-            }
-            Layers::Auto => self.check_kv(1, &config.research.distributed_inference.host),
-        }
-    }
-
-    /// Refuses a KV budget of less than a page of so many layers. An engine with pages of its own
-    /// size checks them when it has loaded.
-    fn check_kv(&self, layers: u32, host: &Host) -> Result<(), Failure> {
-        let HostEngine::Exact = self.engine else {
-            return Ok(());
-        };
-        let footprint = footprint(self.model.file.spec(), layers);
-        check_kv_budget(&serve_config(host, ""), &footprint)
-            .map_err(|error| start_failure("", &error))
-    }
-}
-
-/// Event while layers are served. In the local API the name of a variant is that of the event.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum LayerEvent {
-    Line { text: String },
-    Ready(Box<Ready>),
-}
-
-/// Receives events; must not block.
-pub(crate) type EventSink = Arc<dyn Fn(LayerEvent) + Send + Sync>;
-
-/// Prints events as lines, or with `json` only the descriptor, as JSON.
-pub(crate) fn print_event(json: bool, news: LayerEvent) {
-    match news {
-        LayerEvent::Line { text } if !json => note(text),
-        LayerEvent::Line { .. } => {}
-        // A closed output is no reason to stop.
-        LayerEvent::Ready(ready) => drop(print_result(json, &ready, || announcement(&ready))),
-    }
-}
-
-/// Host of layers in this process; serves one range at a time.
+/// Hosts of layers in this process, at most one for each model.
 pub(crate) struct LayerHost {
     pub(super) home: Home,
     pub(super) config: Config,
     pub(super) daemon_node: Arc<DaemonNode>,
     pub(super) served: Arc<Served>,
-    /// Locked while layers are served.
-    pub(super) busy: Mutex<()>,
-    pub(super) computing: AtomicBool,
+    pub(super) ranges: watch::Sender<Ranges>,
     /// What was computed for other members.
     pub(super) computed: Arc<Computed>,
-    /// The current range is being withdrawn.
-    pub(super) leaving: AtomicBool,
     /// Whether this machine gives anything to others now.
     pub(super) watch: Arc<Watch>,
     /// Health, as reported under /healthz, and the address of the metrics.
@@ -145,56 +70,87 @@ impl LayerHost {
     /// reports that.
     ///
     /// # Errors
-    /// Returns an error if other layers are served already, if the layers cannot be loaded, if the
-    /// engine fails, or if this node is no longer a member.
+    /// Returns an error if layers of the model are served already, if the layers cannot be loaded,
+    /// if the engine fails, or if this node is no longer a member.
     pub(crate) async fn serve(
         &self,
         request: LayerRequest,
         tell: EventSink,
         stop: Stop,
     ) -> Result<(), Failure> {
-        request.check(&self.config)?;
-        let busy = match self.busy.try_lock() {
-            // The previous range is draining its streams.
-            Err(_) if self.leaving.load(Ordering::SeqCst) => tokio::select! {
-                busy = self.busy.lock() => Some(busy),
-                () = stop.asked() => return Ok(()),
-            },
-            free => free.ok(),
+        let mut changes = self.ranges.subscribe();
+        let place = loop {
+            changes.mark_unchanged();
+            match self.place(&request)? {
+                Some(place) => break place,
+                // The previous range is draining its streams.
+                None => tokio::select! {
+                    _ = changes.changed() => {}
+                    () = stop.asked() => return Ok(()),
+                },
+            }
         };
-        let Some(_busy) = busy else {
-            let what = match self.served.all().first() {
-                Some(descriptor) => descriptor.shard_id.clone(),
-                None => "others".to_owned(),
-            };
-            return Err(failure!(
-                Host,
-                "the node on this machine serves layers already: {what}"
-            )
-            .code("layers_served")
-            .hint("stop that first; `hearthnet status` shows it"));
-        };
-        self.leaving.store(false, Ordering::SeqCst);
         let serving = Serving {
             own: self.home.key.id(),
             host: self,
+            place,
             request,
             tell,
             stop,
         };
-        let outcome = serving.run().await;
-        self.daemon_node.set_serving(Ok(None));
-        outcome
+        serving.run().await
+    }
+
+    /// Takes the place of a model, and its memory; `None` while its previous range is leaving.
+    fn place(&self, request: &LayerRequest) -> Result<Option<Place<'_>>, Failure> {
+        let model = &request.model;
+        let mut placed = Ok(None);
+        self.ranges.send_if_modified(|ranges| {
+            let memory = match ranges.is_free(model.weights, &model.id) {
+                Ok(()) => request.memory(&self.config, ranges.budget(), ranges.held()),
+                Err(Taken::Leaving) => return false,
+                Err(Taken::Served(what)) => Err(failure!(
+                    Host,
+                    "the node on this machine serves layers already: {what}"
+                )
+                .code("layers_served")
+                .hint("stop that first; `hearthnet status` shows it")),
+            };
+            placed = memory.map(Some);
+            let Ok(Some(memory)) = placed else {
+                return false;
+            };
+            ranges.add(model.weights, Range::new(&model.id, memory.weights));
+            self.publish(ranges);
+            true
+        });
+        let memory = placed?;
+        Ok(memory.map(|memory| Place {
+            host: self,
+            model: model.weights,
+            memory,
+        }))
+    }
+
+    /// Shows the state of the ranges in `node.status` and `/healthz`, and to the watch.
+    fn publish(&self, ranges: &Ranges) {
+        self.watch.set_held(ranges.held());
+        self.daemon_node
+            .set_serving(ranges.serving(), ranges.suspended());
+        if let Some(health) = ranges.health() {
+            self.health.send_replace(health);
+        }
     }
 
     /// Whether steps of callers were computed within the last [`POLL_INTERVAL`].
     pub(super) fn is_computing(&self) -> bool {
-        self.computing.load(Ordering::Relaxed)
+        self.ranges.borrow().is_computing()
     }
 
     /// Resolves when no layers are served.
     pub(crate) async fn idle(&self) {
-        let _ = self.busy.lock().await;
+        let mut ranges = self.ranges.subscribe();
+        let _ = ranges.wait_for(Ranges::is_empty).await;
     }
 
     /// Checks in the current log that this node may serve layers.
@@ -215,6 +171,38 @@ impl LayerHost {
     }
 }
 
+/// Place of a model among the ranges; given back when dropped.
+struct Place<'a> {
+    host: &'a LayerHost,
+    model: WeightsId,
+    memory: Memory,
+}
+
+impl Place<'_> {
+    /// Changes the state of the range.
+    fn set(&self, change: impl FnOnce(&mut Range)) {
+        self.host.ranges.send_modify(|ranges| {
+            if let Some(range) = ranges.get_mut(self.model) {
+                change(range);
+            }
+            self.host.publish(ranges);
+        });
+    }
+
+    fn set_serving(&self, serving: Result<Option<String>, String>) {
+        self.set(|range| range.serving = serving);
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.host.ranges.send_modify(|ranges| {
+            ranges.remove(self.model);
+            self.host.publish(ranges);
+        });
+    }
+}
+
 /// Outcome of serving one range.
 enum Next {
     Move((u32, u32)),
@@ -230,6 +218,7 @@ type Fetching<'a> = ((u32, u32), BoxFuture<'a, Result<(), Failure>>);
 
 struct Serving<'a> {
     host: &'a LayerHost,
+    place: Place<'a>,
     own: NodeId,
     request: LayerRequest,
     tell: EventSink,
@@ -244,15 +233,16 @@ impl Serving<'_> {
     /// Serves ranges one after another, until a stop or an error.
     async fn run(&self) -> Result<(), Failure> {
         let (host, asked) = (self.host, &self.request);
+        let model = &asked.model;
         let on_disk = match &asked.fetch {
             Some((fetcher, part)) if asked.layers == Layers::Auto => {
                 fetcher.layers_on_disk(part)?
             }
             _ => self.total(),
         };
-        let (node, of) = (&host.daemon_node.node, (&asked.model, &asked.engine));
-        let layers = (asked.layers, on_disk);
-        let mut chooser = Chooser::new(&host.home, node, of, layers, &host.config)?;
+        let (node, of) = (&host.daemon_node.node, (model, &asked.engine));
+        let (layers, budget) = ((asked.layers, on_disk), self.place.memory.weights);
+        let mut chooser = Chooser::new(&host.home, node, of, layers, budget)?;
         let mut chosen = None;
         loop {
             tokio::select! {
@@ -276,16 +266,18 @@ impl Serving<'_> {
                 // Ends the start.
                 _ = self.pause() => continue,
             };
-            self.host.health.send_replace(Health::Serving);
+            self.place.set(|range| range.health = Health::Serving);
             let rows = running.given_layer_rows();
-            self.host.computed.begin(rows, self.total());
+            host.computed.begin(model.weights, rows, self.total());
             let next = self.serve(&running, range, &mut chooser).await;
-            self.host.computing.store(false, Ordering::Relaxed);
             let ends = matches!(next, Ok(Next::Stop) | Err(_));
-            self.host.leaving.store(ends, Ordering::SeqCst);
-            self.host.health.send_replace(match ends {
-                true => Health::Leaving,
-                false => Health::Starting,
+            self.place.set(|range| {
+                range.is_computing = false;
+                range.is_leaving = ends;
+                range.health = match ends {
+                    true => Health::Leaving,
+                    false => Health::Starting,
+                };
             });
             // Withdraw first, so that no caller opens a stream that would have to move.
             self.withdraw(&running.descriptor());
@@ -298,8 +290,7 @@ impl Serving<'_> {
                 }
                 Ok(Next::Stop) => self.say(stopping(settings)),
                 Ok(Next::Pause(why)) => {
-                    let text = reason(why).to_string();
-                    self.host.daemon_node.set_serving(Err(text));
+                    self.place.set_serving(Err(reason(why).to_string()));
                     if *why == Why::Memory {
                         within = within.min(RELEASE_WITHIN);
                     }
@@ -313,6 +304,7 @@ impl Serving<'_> {
                 // Memory ran short while streams were drained.
                 () = self.until_memory_is_short(), if within > RELEASE_WITHIN => {}
             }
+            host.computed.end(model.weights);
             match next? {
                 Next::Move(range) => chosen = Some(range),
                 Next::Stop => return Ok(()),
@@ -324,11 +316,16 @@ impl Serving<'_> {
     }
 
     fn say(&self, line: impl Into<String>) {
-        (self.tell)(LayerEvent::Line { text: line.into() });
+        let line: String = line.into();
+        let text = match self.request.models {
+            0 | 1 => line,
+            _ => format!("{}: {line}", self.request.model.id),
+        };
+        (self.tell)(LayerEvent::Line { text });
     }
 
     fn suspended(&self, why: &Failure) {
-        self.host.daemon_node.set_serving(Err(why.to_string()));
+        self.place.set_serving(Err(why.to_string()));
         self.say(format!("no layers are served for now: {}", why.with_hint()));
     }
 
@@ -411,9 +408,11 @@ impl Serving<'_> {
         if let Some(range) = chooser.first() {
             return Ok(range);
         }
-        let layers = self.request.engine.layer_bytes(&self.request.model.file)?;
-        let (id, config) = (&self.request.model.id, &self.host.config);
-        Err(no_layer_fits(id, layers.first().copied(), config))
+        let LayerRequest { model, models, .. } = &self.request;
+        let layers = self.request.engine.layer_bytes(&model.file)?;
+        let budget = self.place.memory.weights;
+        let is_shared = *models > 1 || self.host.ranges.borrow().len() > 1;
+        Err(no_layer_fits(&model.id, &layers, budget, is_shared))
     }
 
     async fn start(&self, range: (u32, u32)) -> Result<RunningHost, Failure> {
@@ -425,6 +424,7 @@ impl Serving<'_> {
         let config = || {
             let mut config = shard_config(model, range, &listen, threads, all);
             config.serve.endpoint.clone_from(&endpoint);
+            config.serve.kv_budget_bytes = self.place.memory.kv;
             config
         };
         let engine = &self.request.engine;
@@ -432,14 +432,9 @@ impl Serving<'_> {
         if let Some((fetcher, part)) = &self.request.fetch {
             fetcher.fetch(part, part.table().of_layers(lo, hi)).await?;
         }
-        let bytes = engine.layer_bytes(&model.file)?;
         // Missing layers are refused by the engine.
-        let layers = bytes.get(lo as usize..=hi as usize).unwrap_or_default();
-        self.host.watch.set_held(
-            layers
-                .iter()
-                .fold(0, |all: u64, one| all.saturating_add(*one)),
-        );
+        let held = self.request.bytes(range)?;
+        self.place.set(|range| range.held = held);
         let started = engine.start(config(), &daemon_node.node, &listen).await;
         let (Err(why), Some((fetcher, part))) = (&started, &self.request.fetch) else {
             return started;
@@ -466,7 +461,7 @@ impl Serving<'_> {
         let descriptor = running.descriptor();
         let address = format!("{}#{}", descriptor.endpoint, self.own);
         let shard = descriptor.shard_id;
-        self.host.daemon_node.set_serving(Ok(Some(shard)));
+        self.place.set_serving(Ok(Some(shard)));
         let ready = Ready::of(running, address, self.host.metrics.clone());
         (self.tell)(LayerEvent::Ready(Box::new(ready)));
         let mut lacking = None;
@@ -475,12 +470,14 @@ impl Serving<'_> {
         let mut fetching: Option<Fetching<'_>> = None;
         let mut moves_from = Instant::now();
         let mut changes = self.host.home.log.changes();
-        let mut steps = 0;
+        let (mut steps, mut computing) = (0, false);
         loop {
             let computed = running.stats().steps;
-            let computing = computed != std::mem::replace(&mut steps, computed);
-            self.host.computing.store(computing, Ordering::Relaxed);
-            if computing {
+            let computes = computed != std::mem::replace(&mut steps, computed);
+            if std::mem::replace(&mut computing, computes) != computes {
+                self.place.set(|range| range.is_computing = computes);
+            }
+            if computes {
                 moves_from = moves_from.max(Instant::now() + ANSWERED);
             }
             chooser.look();
@@ -593,7 +590,7 @@ impl Serving<'_> {
 
     fn withdraw(&self, descriptor: &Descriptor) {
         self.host.served.remove(&descriptor.shard_id);
-        self.host.daemon_node.set_serving(Ok(None));
+        self.place.set_serving(Ok(None));
         let shard_id = descriptor.shard_id.clone();
         // If this fails, the advertisement expires by itself.
         if let Err(error) = self.append(Body::ShardWithdrawn { shard_id }) {

@@ -5,7 +5,8 @@
 //! |---|---|
 //! | node, listener, local API | `../node/` |
 //! | chats | `chats.rs`, `../answering/` |
-//! | layers; their choice | `layers.rs`, `choose_layers.rs` |
+//! | layers; what is requested; their choice | `layers.rs`, `layer_request.rs`, `choose_layers.rs` |
+//! | ranges of all models; news of them | `ranges.rs`, `layer_events.rs` |
 //! | weights of adopted models | `weights/` |
 //! | what this node gives to others | `contributions.rs` |
 //! | whether layers are served: decision, readings | `manners.rs`, `watch.rs` |
@@ -25,18 +26,20 @@ mod chats;
 mod choose_layers;
 mod contributions;
 pub(crate) mod isolation;
-pub(crate) mod layers;
+mod layer_events;
+pub(crate) mod layer_request;
+mod layers;
 mod links;
 mod manners;
 mod measure;
 pub(crate) mod metrics_server;
 mod news;
 pub(crate) mod pause;
+mod ranges;
 mod watch;
 pub(crate) mod weights;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
@@ -46,16 +49,18 @@ use hearthnet_http::{Health, HttpServer, Part};
 use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
 use tokio::runtime::Handle;
-use tokio::sync::Mutex;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::DropGuard;
 
 use self::chats::add_model;
 use self::contributions::{Computed, Contributions};
-use self::layers::{EventSink, LayerHost, LayerRequest, print_event};
+use self::layer_events::{EventSink, print_event};
+use self::layer_request::LayerRequest;
+use self::layers::LayerHost;
 use self::measure::Measurer;
 use self::metrics_server::MetricsServer;
 use self::pause::OwnersPause;
+use self::ranges::Ranges;
 use self::watch::Watch;
 use self::weights::{Follower, Parts, offer_file, remove_dropped};
 use crate::answering::chat_setup::{most_chats, settings};
@@ -144,6 +149,7 @@ impl Daemon {
                 threads: args.threads,
                 engine: engine.clone(),
                 fetch: None,
+                models: 1,
             }),
             (Err(why), Some(_)) if !args.for_layers => {
                 note(format!("no layers are served: {}", why.with_hint()));
@@ -187,10 +193,8 @@ impl Daemon {
             config: cx.config.clone(),
             daemon_node: Arc::clone(&daemon_node),
             served,
-            busy: Mutex::default(),
-            computing: AtomicBool::new(false),
+            ranges: tokio::sync::watch::Sender::new(Ranges::default()),
             computed: Arc::clone(&computed),
-            leaving: AtomicBool::new(false),
             watch: Arc::clone(&watch),
             health: numbers.health.clone(),
             metrics: numbers.url(),

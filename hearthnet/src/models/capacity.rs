@@ -67,7 +67,7 @@ pub(crate) fn community(global: &Global) -> Option<Home> {
 
 impl Capacity {
     pub(crate) fn of(cx: &Context) -> Self {
-        let own = weights_budget(&cx.config);
+        let own = weights_budget(&cx.config, 0);
         Self {
             free: available_bytes(),
             community: community(&cx.global)
@@ -84,14 +84,18 @@ impl Capacity {
 impl HostCapacity {
     /// `own` is the memory that this machine would give, if it does not host layers yet.
     pub(super) fn of(state: &Community, this: NodeId, own: u64, now: u64) -> Self {
-        // A host may still advertise a range that it has left; the larger range counts.
-        let mut hosts: BTreeMap<NodeId, u64> = BTreeMap::new();
+        // A host may still advertise a range that it has left; the larger range of a model counts.
+        let mut hosts: BTreeMap<(NodeId, String), u64> = BTreeMap::new();
         for advert in state.shards(now) {
-            let holds = advert.descriptor.weights_mb.saturating_mul(1 << 20);
-            let most = hosts.entry(advert.author).or_default();
+            let descriptor = &advert.descriptor;
+            let holds = descriptor.weights_mb.saturating_mul(1 << 20);
+            let model = descriptor.weights_sha256.clone();
+            let most = hosts.entry((advert.author, model)).or_default();
             *most = holds.max(*most);
         }
-        hosts.entry(this).or_insert(own);
+        if !hosts.keys().any(|(node, _)| *node == this) {
+            hosts.insert((this, String::new()), own);
+        }
         let served = by_model(state.shards(now), |_| true);
         Self {
             name: state.name.clone(),

@@ -13,13 +13,17 @@ pub(crate) fn needed_bytes(file: u64) -> u64 {
     file.saturating_add(file / 8).saturating_add(256 << 20)
 }
 
-/// Bytes of weights that `--layers auto` may take: host.memory_budget_mb, or what the share of the
-/// free memory in `[manners]` leaves beside keys and values.
-pub(crate) fn weights_budget(config: &Config) -> u64 {
+/// Bytes of weights that layers with `--layers auto` may take, of which `held` are in use:
+/// host.memory_budget_mb, or what the share of the free memory in `[manners]` leaves beside keys and
+/// values.
+pub(crate) fn weights_budget(config: &Config, held: u64) -> u64 {
     let host = &config.research.distributed_inference.host;
     match host.memory_budget_mb.0 {
         0 => {
-            let share = share_of_free(config.manners.memory_percent.0);
+            let percent = config.manners.memory_percent.0;
+            // What is held would be free otherwise.
+            let held = (held / 100).saturating_mul(percent);
+            let share = share_of_free(percent).saturating_add(held);
             beside_kv(share, host.kv_budget_mb.0 << 20)
         }
         mb => mb << 20,
@@ -28,18 +32,8 @@ pub(crate) fn weights_budget(config: &Config) -> u64 {
 
 /// Bytes that this machine would give to weights, keys and values, of which `held` are in use.
 pub(crate) fn given_bytes(config: &Config, held: u64) -> u64 {
-    let host = &config.research.distributed_inference.host;
-    let kv = host.kv_budget_mb.0 << 20;
-    let weights = match host.memory_budget_mb.0 {
-        0 => {
-            let percent = config.manners.memory_percent.0;
-            // What is held would be free otherwise.
-            let held = (held / 100).saturating_mul(percent);
-            beside_kv(share_of_free(percent).saturating_add(held), kv)
-        }
-        mb => mb << 20,
-    };
-    weights.saturating_add(kv)
+    let kv = config.research.distributed_inference.host.kv_budget_mb.0 << 20;
+    weights_budget(config, held).saturating_add(kv)
 }
 
 /// Bytes for weights out of `share` bytes for weights, keys and values. A conversation needs
@@ -92,8 +86,8 @@ mod tests {
     #[test]
     fn a_budget_in_mib_overrides_the_share_of_memory() {
         let key = "research.distributed_inference.host.memory_budget_mb=3";
-        assert_eq!(weights_budget(&config(&[key])), 3 << 20);
-        assert!(weights_budget(&config(&[])) > 0);
+        assert_eq!(weights_budget(&config(&[key]), 1 << 30), 3 << 20);
+        assert!(weights_budget(&config(&[]), 0) > 0);
     }
 
     #[test]

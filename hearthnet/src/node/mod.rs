@@ -218,12 +218,11 @@ impl DaemonNode {
         stored.map_err(Failure::internal)?
     }
 
-    /// Sets the served shard, if any, or the reason why requested layers are not served, for
+    /// Sets the served shards, if any, and the reason why requested layers are not served, for
     /// `node.status`.
-    pub(crate) fn set_serving(&self, serving: Result<Option<String>, String>) {
+    pub(crate) fn set_serving(&self, serving: Option<String>, suspended: Option<String>) {
         let mut running = self.told.running.lock();
-        running.suspended = serving.clone().err();
-        running.serving = serving.ok().flatten();
+        (running.serving, running.suspended) = (serving, suspended);
     }
 
     /// Whether a download is shown.

@@ -38,7 +38,7 @@ pub(crate) struct Running {
     pub(crate) mdns: String,
     /// Peers that are linked or known.
     pub(crate) peers: Vec<Peer>,
-    /// Shard that it serves, if any.
+    /// Ids of the shards that it serves, with `, ` between them.
     pub(crate) serving: Option<String>,
     /// Reason why requested layers are not served now.
     pub(crate) suspended: Option<String>,

@@ -45,8 +45,8 @@ use crate::hosts::health::Standing;
 /// tie-break, so that no claim and no choice of a name helps.
 pub const MAX_CANDIDATES: usize = 4096;
 
-/// Maximum number of candidates of one host, latest first: it serves one range and rarely changes
-/// it.
+/// Maximum number of candidates of one host, latest first: it serves one range of a model and rarely
+/// changes it.
 pub const MAX_OF_HOST: usize = 4;
 
 /// Covers the requested layers with usable candidates, by the policy [`Greedy`].

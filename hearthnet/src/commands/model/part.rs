@@ -94,12 +94,14 @@ fn chosen(
     let file = file.map_err(|e| model_failure(&part.path(), e))?;
     let engine = HostEngine::of(&HostEngineArgs::default(), &cx.config)?;
     let each = engine.layer_bytes(&file)?;
-    let room = room(engine.auto_budget(&file, &cx.config)?, &each);
     let (state, own) = (home.state(), home.key.id());
+    let models = state.models().len().max(1);
+    let budget = engine.auto_budget(&file, &cx.config, 0)? / models as u64;
+    let room = room(budget, &each);
     let weights = WeightsId(model.weights).to_string();
     let others = held_by_others(state.shards(now_ms()), own, &weights, model.layers);
     choose(model.layers, room, &others)
-        .ok_or_else(|| no_layer_fits(&model.name, each.first().copied(), &cx.config))
+        .ok_or_else(|| no_layer_fits(&model.name, &each, budget, models > 1))
 }
 
 /// Reads all pieces that are held, and compares them with the adoption.

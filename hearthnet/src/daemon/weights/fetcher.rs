@@ -274,7 +274,8 @@ impl Fetcher {
         if part.is_shared() {
             return Ok(layers);
         }
-        let space = self.parts.room_for_layers(part, &self.disk()?);
+        let models = self.home.state().models().len();
+        let space = self.parts.room_for_layers(part, &self.disk()?, models);
         let space = space.map_err(|e| Failure::file("use", part.folder(), e))?;
         match room(space, &each) {
             0 => Err(failure!(

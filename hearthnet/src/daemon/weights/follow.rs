@@ -1,20 +1,20 @@
 //! Follows what the community adopts and drops: opens chats with each adopted model, and serves
-//! layers of one of them.
+//! layers of each.
 //!
-//! This node serves one range of one model at a time. It takes the adopted model of which most
-//! layers are missing, and of several the first by name.
+//! Adopted models share the memory of this node equally. When their number changes, the layers of
+//! all of them are withdrawn, and served again within the new share.
 //!
 //! What fails is tried again after a pause (`retry.rs`), and at once when the community's models
 //! change. New sources of a model are asked at once; another file of it is opened like a new model.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::future::{FutureExt, select_all};
 use hearthnet_bus::log::Adoption;
 use hearthnet_files::part::Part;
 use hearthnet_orchestrator::Service;
-use hearthnet_orchestrator::coverage::held_by_others;
-use hearthnet_orchestrator::placement::missing;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -29,11 +29,16 @@ use crate::cli::args::PrivateArgs;
 use crate::cli::{Failure, Stop, note};
 use crate::config::Context;
 use crate::daemon::chats::add_model;
-use crate::daemon::layers::{EventSink, LayerHost, LayerRequest};
-use crate::home::{Home, now_ms};
+use crate::daemon::layer_events::EventSink;
+use crate::daemon::layer_request::LayerRequest;
+use crate::daemon::layers::LayerHost;
+use crate::home::Home;
 use crate::hosting::host_engine::HostEngine;
 use crate::models::{OpenModel, open_part};
 use crate::node::DaemonNode;
+
+/// Time for ended engines to return their memory to the system, before it is divided anew.
+const RETURNED: Duration = Duration::from_millis(500);
 
 /// Everything that following needs.
 pub(in crate::daemon) struct Follower {
@@ -57,6 +62,8 @@ struct Followed {
     /// Number of the attempt to open it, and its task, while that runs.
     opening: Option<(u64, AbortHandle)>,
     retry: Retry,
+    /// Attempts to serve its layers.
+    hosting: Retry,
 }
 
 /// End of an attempt to open a model.
@@ -73,9 +80,8 @@ struct Usable {
     part: Arc<Part>,
 }
 
-/// Layers that are being served.
+/// Layers of a model that are being served.
 struct Hosted {
-    weights: [u8; 32],
     task: JoinHandle<Result<(), Failure>>,
     /// Stops the layers when dropped.
     stops: DropGuard,
@@ -88,8 +94,8 @@ impl Follower {
         let mut followed: BTreeMap<[u8; 32], Followed> = BTreeMap::new();
         let mut usable: BTreeMap<[u8; 32], Usable> = BTreeMap::new();
         let (mut opening, mut attempts) = (JoinSet::new(), 0);
-        let mut hosted: Option<Hosted> = None;
-        let mut hosting = Retry::default();
+        let mut hosted: BTreeMap<[u8; 32], Hosted> = BTreeMap::new();
+        let mut models = 0;
         loop {
             let state = self.home.state();
             let now: BTreeMap<[u8; 32], Adoption> = state
@@ -97,6 +103,15 @@ impl Follower {
                 .into_iter()
                 .map(|model| (model.weights, model.clone()))
                 .collect();
+            if now.len() != models {
+                // All shares change.
+                models = now.len();
+                let ended = std::mem::take(&mut hosted);
+                if !ended.is_empty() {
+                    end_layers(&self.parts, ended).await;
+                    tokio::time::sleep(RETURNED).await;
+                }
+            }
             let gone: Vec<_> = followed
                 .extract_if(.., |weights, it| {
                     !now.get(weights)
@@ -105,10 +120,7 @@ impl Follower {
                 .collect();
             let mut has_changed = !gone.is_empty();
             for (weights, it) in gone {
-                if let Some(hosted) = hosted.take_if(|hosted| hosted.weights == weights) {
-                    drop(hosted.stops);
-                    let _ = hosted.task.await;
-                }
+                end_layers(&self.parts, hosted.remove_entry(&weights)).await;
                 if let Some((_, opening)) = it.opening {
                     opening.abort();
                 }
@@ -125,8 +137,10 @@ impl Follower {
                 };
             }
             if has_changed {
-                followed.values_mut().for_each(|it| it.retry.hurry());
-                hosting.hurry();
+                for it in followed.values_mut() {
+                    it.retry.hurry();
+                    it.hosting.hurry();
+                }
             }
             for (weights, it) in &mut followed {
                 let waits = it.opening.is_some() || usable.contains_key(weights);
@@ -145,14 +159,22 @@ impl Follower {
                 });
                 it.opening = Some((attempt, task));
             }
-            if hosted.is_none() && hosting.is_due(Instant::now()) {
-                hosted = self.host(&usable, &stop);
+            for (weights, model) in &usable {
+                let it = followed.get(weights);
+                let is_due = it.is_some_and(|it| it.hosting.is_due(Instant::now()));
+                if is_due && !hosted.contains_key(weights) {
+                    let begun = self.host(model, models, &stop);
+                    hosted.extend(begun.map(|begun| (*weights, begun)));
+                }
             }
             let idle = followed
                 .iter()
                 .filter(|(weights, it)| it.opening.is_none() && !usable.contains_key(*weights));
             let idle = idle.filter_map(|(_, it)| it.retry.at());
-            let layers = hosting.at().filter(|_| hosted.is_none());
+            let layers = followed
+                .iter()
+                .filter(|(weights, _)| !hosted.contains_key(*weights))
+                .filter_map(|(_, it)| it.hosting.at());
             // An attempt that is due has begun, or there is no model for it.
             let next = idle.chain(layers).filter(|at| *at > Instant::now()).min();
             tokio::select! {
@@ -184,8 +206,6 @@ impl Follower {
                         Ok(opened) => {
                             it.retry = Retry::default();
                             usable.insert(it.model.weights, opened);
-                            // It may be the one of which most layers are missing.
-                            hosting.hurry();
                         }
                         Err(why) => {
                             self.parts.end_use(&it.model.weights);
@@ -194,17 +214,18 @@ impl Follower {
                         }
                     }
                 }
-                ended = ended(&mut hosted) => {
-                    hosted = None;
-                    if let Err(why) = ended {
-                        self.parts.end_serving();
-                        again(&mut hosting, "no layers are served", &why);
+                (weights, ended) = ended(&mut hosted) => {
+                    hosted.remove(&weights);
+                    self.parts.end_serving(&weights);
+                    if let (Err(why), Some(it)) = (ended, followed.get_mut(&weights)) {
+                        let what = format!("no layers of {} are served", it.model.name);
+                        again(&mut it.hosting, &what, &why);
                     }
                 }
                 () = until(next) => {}
             }
         }
-        if let Some(hosted) = hosted {
+        for hosted in hosted.into_values() {
             let _ = hosted.task.await;
         }
         Ok(())
@@ -249,32 +270,20 @@ impl Follower {
         })
     }
 
-    /// Begins to serve layers of the model that lacks most, if this node serves layers.
-    fn host(&self, usable: &BTreeMap<[u8; 32], Usable>, stop: &Stop) -> Option<Hosted> {
+    /// Begins to serve layers of one of `models` adopted models, if this node serves layers.
+    fn host(&self, chosen: &Usable, models: usize, stop: &Stop) -> Option<Hosted> {
         let engine = self.engine.clone()?;
-        let state = self.home.state();
-        let own = self.home.key.id();
-        let lacks = |it: &&Usable| {
-            let total = it.model.file.spec().layers;
-            let weights = it.model.weights.to_string();
-            let others = held_by_others(state.shards(now_ms()), own, &weights, total);
-            let held: Vec<(u32, u32)> = others.into_iter().map(|held| held.range).collect();
-            let runs = missing(total, &held).into_iter();
-            let lacking: u32 = runs.map(|(lo, hi)| hi - lo + 1).sum();
-            (lacking, std::cmp::Reverse(it.model.id.clone()))
-        };
-        let chosen = usable.values().max_by_key(lacks)?;
         let request = LayerRequest {
             model: chosen.model.clone(),
             layers: self.cx.config.serve_layers(),
             threads: None,
             engine,
             fetch: Some((chosen.fetcher.clone(), Arc::clone(&chosen.part))),
+            models,
         };
         let (stop, stops) = stop.or_dropped();
         let (host, tell) = (Arc::clone(&self.layer_host), Arc::clone(&self.tell));
         Some(Hosted {
-            weights: chosen.fetcher.model.weights,
             task: tokio::spawn(async move { host.serve(request, tell, stop).await }),
             stops,
         })
@@ -306,6 +315,7 @@ impl Followed {
             model: Arc::new(model),
             opening: None,
             retry: Retry::default(),
+            hosting: Retry::default(),
         }
     }
 
@@ -347,15 +357,29 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-/// Resolves when the hosted layers end.
-async fn ended(hosted: &mut Option<Hosted>) -> Result<(), Failure> {
-    match hosted {
-        Some(hosted) => (&mut hosted.task)
-            .await
-            .map_err(Failure::internal)
-            .flatten(),
-        None => std::future::pending().await,
+/// Stops to serve layers, of all these models at once.
+async fn end_layers(parts: &Parts, hosted: impl IntoIterator<Item = ([u8; 32], Hosted)>) {
+    let stopped = hosted.into_iter().map(|(weights, hosted)| {
+        drop(hosted.stops);
+        (weights, hosted.task)
+    });
+    for (weights, task) in stopped.collect::<Vec<_>>() {
+        let _ = task.await;
+        parts.end_serving(&weights);
     }
+}
+
+/// Resolves when the layers of a model end.
+async fn ended(hosted: &mut BTreeMap<[u8; 32], Hosted>) -> ([u8; 32], Result<(), Failure>) {
+    if hosted.is_empty() {
+        return std::future::pending().await;
+    }
+    let all = hosted.iter_mut().map(|(weights, hosted)| {
+        let weights = *weights;
+        (&mut hosted.task).map(move |ended| (weights, ended))
+    });
+    let ((weights, ended), _, _) = select_all(all).await;
+    (weights, ended.map_err(Failure::internal).flatten())
 }
 
 #[cfg(test)]

@@ -221,8 +221,14 @@ impl Parts {
         Ok(given_up)
     }
 
-    /// Bytes that layers of a part may take on the disk for others, with those that are there.
-    pub(super) fn room_for_layers(&self, part: &Part, disk: &Disk) -> io::Result<u64> {
+    /// Bytes that layers of a part may take on the disk for others, with those that are there. They
+    /// are its share of what layers of so many models may take.
+    pub(super) fn room_for_layers(
+        &self,
+        part: &Part,
+        disk: &Disk,
+        models: usize,
+    ) -> io::Result<u64> {
         let _alone = self.room.lock();
         let first = part.identity().weights;
         // What was served before makes way.
@@ -231,7 +237,9 @@ impl Parts {
         let taken: u64 = stored.iter().map(|part| part.taken).sum();
         let budget = disk_budget(disk.limit, &disk.parts, taken)?;
         let idle: u64 = stored.iter().map(|part| part.idle).sum();
-        Ok(budget.saturating_sub(all_bytes(&stored).saturating_sub(idle)))
+        let left = budget.saturating_sub(all_bytes(&stored).saturating_sub(idle));
+        let all = left.saturating_add(self.served_beside(&first.0));
+        Ok((all / models.max(1) as u64).min(left))
     }
 }
 
@@ -404,6 +412,28 @@ mod tests {
         assert_matches!(&error, Err(NoRoom::Full(full)) if full.over > 0 && full.needed > 0 && full.kept.len() == 1);
         let open = parts.open(&id(&two).0).unwrap();
         assert!(open.for_others.is_empty(), "the use is recorded");
+    }
+
+    #[test]
+    fn served_layers_of_several_models_stay_and_share_the_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (part(dir.path(), 3), part(dir.path(), 4));
+        let parts = Parts::default();
+        let id = |part: &Part| part.identity().weights;
+        let layers = |part: &Part| part.table().of_layers(0, 1);
+        for part in [&one, &two] {
+            parts.add(part);
+            parts.set_use(&id(part).0, Purpose::Others, layers(part));
+        }
+        let beside = parts.served_beside(&id(&two).0);
+        assert_eq!(beside, one.table().bytes(&layers(&one)));
+        let disk = full(dir.path());
+        let room = |models| parts.room_for_layers(&two, &disk, models).unwrap();
+        let left = room(1);
+        assert!(left > 0 && room(2) == left.min((left + beside) / 2));
+        parts.end_serving(&id(&one).0);
+        assert_eq!(parts.served_beside(&id(&two).0), 0);
+        assert!(room(1) > left);
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(super) struct Open {
 pub(super) enum Purpose {
     /// Chats of this node.
     Chats,
-    /// Layers for other members. A node serves one range of one model.
+    /// Layers for other members. A node serves at most one range of each model.
     Others,
 }
 
@@ -66,10 +66,6 @@ impl Parts {
         pieces: Vec<Range<u32>>,
     ) -> Vec<Range<u32>> {
         let mut all = self.open.write();
-        if purpose == Purpose::Others {
-            let others = all.iter_mut().filter(|(other, _)| *other != weights);
-            others.for_each(|(_, open)| open.for_others.clear());
-        }
         let Some(open) = all.get_mut(weights) else {
             return Vec::new();
         };
@@ -89,10 +85,17 @@ impl Parts {
         }
     }
 
-    /// No layers are served.
-    pub(super) fn end_serving(&self) {
-        let mut all = self.open.write();
-        all.values_mut().for_each(|open| open.for_others.clear());
+    /// No layers of a model are served.
+    pub(super) fn end_serving(&self, weights: &[u8; 32]) {
+        self.set_use(weights, Purpose::Others, Vec::new());
+    }
+
+    /// Bytes of the layers for others of all models but one.
+    pub(super) fn served_beside(&self, weights: &[u8; 32]) -> u64 {
+        let all = self.open.read();
+        let others = all.iter().filter(|(other, _)| *other != weights);
+        let each = others.map(|(_, open)| open.part.table().bytes(&open.for_others));
+        each.fold(0, u64::saturating_add)
     }
 }
 

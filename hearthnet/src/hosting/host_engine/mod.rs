@@ -98,8 +98,13 @@ impl HostEngine {
         }
     }
 
-    /// Bytes of weights that `--layers auto` may take.
-    pub(crate) fn auto_budget(&self, file: &ModelFile, config: &Config) -> Result<u64, Failure> {
+    /// Bytes of weights that layers with `--layers auto` may take, of which `held` are in use.
+    pub(crate) fn auto_budget(
+        &self,
+        file: &ModelFile,
+        config: &Config,
+        held: u64,
+    ) -> Result<u64, Failure> {
         if let Self::Torch(torch) = self
             && config
                 .research
@@ -118,28 +123,41 @@ impl HostEngine {
                 "set research.distributed_inference.host.memory_budget_mb, or name layers: --layers LO-HI",
             ));
         }
-        Ok(weights_budget(config))
+        Ok(weights_budget(config, held))
     }
 }
 
-/// Error if the memory for weights is too small for a layer of a model.
-pub(crate) fn no_layer_fits(model: &str, layer_bytes: Option<u64>, config: &Config) -> Failure {
+/// Error if the memory for weights is too small for a layer of a model. `budget` is the part of it
+/// for this model, if other models share it.
+pub(crate) fn no_layer_fits(
+    model: &str,
+    layer_bytes: &[u64],
+    budget: u64,
+    is_shared: bool,
+) -> Failure {
+    let layer = layer_bytes.iter().copied().max().unwrap_or_default();
+    let beside = match is_shared {
+        true => " beside other models",
+        false => "",
+    };
     failure!(
         Host,
-        "not one layer of {model} ({} each) fits into the memory for weights ({})",
-        bytes(layer_bytes.unwrap_or_default()),
-        bytes(weights_budget(config)),
+        "not one layer of {model} ({} each) fits into the memory for weights{beside} ({}): {} are missing",
+        bytes(layer),
+        bytes(budget),
+        bytes(layer.saturating_sub(budget)),
     )
     .hint("manners.memory_percent, or research.distributed_inference.host.memory_budget_mb, sets this memory")
 }
 
-/// Checks that explicitly named layers fit into `memory_budget_mb`. Without a setting there is no
-/// limit.
+/// Checks that explicitly named layers fit into `budget`, the part of `memory_budget_mb` that other
+/// models leave. Without a setting there is no limit.
 pub(crate) fn named_layers_fit(
     model: &OpenModel,
     engine: &HostEngine,
     (lo, hi): (u32, u32),
     setting_mb: u64,
+    budget: u64,
 ) -> Result<(), Failure> {
     if setting_mb == 0 {
         return Ok(());
@@ -150,7 +168,6 @@ pub(crate) fn named_layers_fit(
     let needed = layers
         .iter()
         .fold(0, |all: u64, one| all.saturating_add(*one));
-    let budget = setting_mb << 20;
     if needed <= budget {
         return Ok(());
     }
@@ -161,9 +178,14 @@ pub(crate) fn named_layers_fit(
             lo.saturating_add(n - 1)
         ),
     };
-    let whole = needed.div_ceil(1 << 20);
+    let others = (setting_mb << 20).saturating_sub(budget);
+    let beside = match others {
+        0 => "",
+        _ => " beside other models",
+    };
+    let whole = needed.saturating_add(others).div_ceil(1 << 20);
     Err(failure!(Config, "layers {lo}-{hi} of {} take {}, which do not fit into the {} that \
-             memory_budget_mb = {setting_mb} allows; {fit}",
+             memory_budget_mb = {setting_mb} allows{beside}; {fit}",
             model.id,
             bytes(needed),
             bytes(budget),)

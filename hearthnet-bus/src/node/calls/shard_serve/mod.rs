@@ -127,7 +127,10 @@ impl Serve {
             )
             .with_hint("its advertisement is out of date; choose another host")
         })?;
-        let grant = Grant::of_session(own, ctx.caller, own, GRANT_SECONDS)
+        let mut weights = [0; 32];
+        hex::decode_to_slice(&descriptor.weights_sha256, &mut weights)
+            .map_err(CallError::internal)?;
+        let grant = Grant::of_host(own, ctx.caller, own, &weights, GRANT_SECONDS)
             .map_err(|_| CallError::internal("the system gave no randomness"))?;
         let token = grant.sign(&self.key).map_err(CallError::internal)?;
         Ok(json!(ShardGrant {

@@ -1,0 +1,135 @@
+//! Request to serve layers of a model, and the memory that it may take beside other models.
+
+use std::sync::Arc;
+
+use hearthnet_engine::footprint;
+use hearthnet_files::part::Part;
+use hearthnet_shard::{ServeConfig, check_kv_budget};
+
+use super::weights::Fetcher;
+use crate::cli::args::Layers;
+use crate::cli::{Failure, failure};
+use crate::config::{Config, Host};
+use crate::hosting::host_config::serve_config;
+use crate::hosting::host_engine::start::start_failure;
+use crate::hosting::host_engine::{HostEngine, named_layers_fit};
+use crate::models::OpenModel;
+
+/// Request to serve layers.
+#[derive(Clone)]
+pub(crate) struct LayerRequest {
+    pub(crate) model: OpenModel,
+    pub(crate) layers: Layers,
+    pub(crate) threads: Option<usize>,
+    pub(crate) engine: HostEngine,
+    /// Fetches layers before they are served, if the model is a part.
+    pub(crate) fetch: Option<(Fetcher, Arc<Part>)>,
+    /// Number of adopted models that share the memory; at least 1.
+    pub(crate) models: usize,
+}
+
+/// Memory that layers may take, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Memory {
+    pub(super) weights: u64,
+    /// Keys and values.
+    pub(super) kv: u64,
+}
+
+/// Part of `all` bytes for one of `models`, of which others may take `used`.
+fn share(all: u64, models: usize, used: u64) -> u64 {
+    (all / models.max(1) as u64).min(all.saturating_sub(used))
+}
+
+impl LayerRequest {
+    /// Checks that the model has the layers, that they fit into `memory_budget_mb`, and that
+    /// `kv_budget_mb` is large enough for a stream.
+    pub(crate) fn check(&self, config: &Config) -> Result<(), Failure> {
+        let host = &config.research.distributed_inference.host;
+        let (weights, kv) = (host.memory_budget_mb.0 << 20, host.kv_budget_mb.0 << 20);
+        self.fits(Memory { weights, kv }, host)
+    }
+
+    /// Memory for the layers beside other ranges, whose weights may take `used` bytes and take `held`
+    /// now. Each of several models gets the same part, whatever it needs, so that all nodes divide
+    /// alike. Layers that were named get what they need, if the others leave it.
+    ///
+    /// # Errors
+    /// As [`Self::check`], within that memory. Returns an error also if the memory for `--layers
+    /// auto` is not known.
+    pub(super) fn memory(&self, config: &Config, used: u64, held: u64) -> Result<Memory, Failure> {
+        let host = &config.research.distributed_inference.host;
+        let kv = share(host.kv_budget_mb.0 << 20, self.models, 0);
+        let weights = match self.layers {
+            Layers::Range(..) => share(host.memory_budget_mb.0 << 20, 1, used),
+            Layers::Auto => {
+                let all = self.engine.auto_budget(&self.model.file, config, held)?;
+                share(all, self.models, used)
+            }
+        };
+        self.fits(Memory { weights, kv }, host)?;
+        let weights = match self.layers {
+            Layers::Range(lo, hi) => self.bytes((lo, hi))?,
+            Layers::Auto => weights,
+        };
+        Ok(Memory { weights, kv })
+    }
+
+    /// Bytes of the weights of these layers. Layers that the model lacks count as none.
+    pub(super) fn bytes(&self, (lo, hi): (u32, u32)) -> Result<u64, Failure> {
+        let all = self.engine.layer_bytes(&self.model.file)?;
+        let layers = all.get(lo as usize..=hi as usize).unwrap_or_default();
+        Ok(layers.iter().copied().fold(0, u64::saturating_add))
+    }
+
+    /// Checks that the model has the layers, and that they fit into this memory. Without
+    /// `memory_budget_mb`, named layers have no limit.
+    fn fits(&self, memory: Memory, host: &Host) -> Result<(), Failure> {
+        let total = self.model.file.spec().layers;
+        match self.layers {
+            Layers::Range(lo, hi) if hi >= total => Err(failure!(
+                BadRequest,
+                "layers {lo}-{hi} do not exist: {} has layers 0-{}",
+                self.model.id,
+                total.saturating_sub(1)
+            )
+            .hint("--layers auto chooses what the community lacks")),
+            Layers::Range(lo, hi) => {
+                let (model, setting_mb) = (&self.model, host.memory_budget_mb.0);
+                named_layers_fit(model, &self.engine, (lo, hi), setting_mb, memory.weights)?;
+                self.check_kv(hi.saturating_sub(lo).saturating_add(1), memory.kv, host)
+            }
+            Layers::Auto => self.check_kv(1, memory.kv, host),
+        }
+    }
+
+    /// Refuses a KV budget of less than a page of so many layers. An engine with pages of its own
+    /// size checks them when it has loaded.
+    fn check_kv(&self, layers: u32, kv: u64, host: &Host) -> Result<(), Failure> {
+        let HostEngine::Exact = self.engine else {
+            return Ok(());
+        };
+        let footprint = footprint(self.model.file.spec(), layers);
+        let config = ServeConfig {
+            kv_budget_bytes: kv,
+            ..serve_config(host, "")
+        };
+        check_kv_budget(&config, &footprint).map_err(|error| start_failure("", &error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_share_memory_equally_and_never_take_what_others_may_take() {
+        assert_eq!(share(100, 1, 0), 100);
+        assert_eq!(share(100, 0, 0), 100);
+        assert_eq!(share(100, 3, 0), 33);
+        assert_eq!(share(100, 3, 66), 33);
+        // Another model may take more than its share: its layers were named.
+        assert_eq!(share(100, 3, 80), 20);
+        assert_eq!(share(100, 3, 180), 0);
+    }
+}
