@@ -187,7 +187,9 @@ impl Street {
     fn chat(&self, extra: &[&str]) -> std::process::Command {
         let known = [ENABLE, QUIET, static_peer(&self.founder_runs)].concat();
         let ask = ["chat", QUESTION, "--model", model(), "--max-tokens", "96"];
-        let how = ["--temperature", "0.8", "--seed", "7"];
+        // By its measurements another host could be faster.
+        let policy = "research.distributed_inference.routing_policy=greedy";
+        let how = ["--temperature", "0.8", "--seed", "7", "--set", policy];
         self.asks
             .hearthnet(&[&known[..], &ask, &how, extra].concat())
     }

@@ -254,9 +254,13 @@ fn two_homes_hold_half_of_each_of_two_models_and_answer_both() {
         }
     };
     let first = attic.up(&found(&files[0]));
+    attic.until_serving(&first);
     let other_file = files[1].to_str().expect("UTF-8");
     attic.json(&["model", "adopt", other_file, "--json"]);
     until_both(&attic, &first, 0);
+    // Its layers of the first model fit into the new share, and stay.
+    let said = first.said();
+    assert!(!said.contains("stopping: "), "{said}");
     let cellar = Household::new(memory, &[&first.address]).holding(0);
     let second = cellar.up(&["--join", first.code()]);
     until_both(&cellar, &second, 2);

@@ -379,3 +379,49 @@ fn a_daemon_with_the_whole_file_offers_it_to_neighbours() {
     assert!(cellar.part().expect("a part").is_shared());
     genuine(&shed);
 }
+
+#[test]
+fn pieces_come_from_a_drive_and_parts_go_with_their_home() {
+    let (attic, first) = founded(&medium(3));
+    let cellar = Household::new(ALL, &[&first.address]);
+    let join = ["community", "join", "--research", "on", first.code()];
+    succeeded(&cellar.run(&join));
+    // Both models have the same file name.
+    let files = [("drive", 3), ("other", 4)].map(|(name, layers)| {
+        let folder = cellar.home.path().join(name);
+        std::fs::create_dir(&folder).expect("a folder");
+        medium(layers).write(&folder)
+    });
+    let [drive, other] = files.each_ref().map(|file| {
+        let folder = file.parent().expect("a folder");
+        folder.to_str().expect("UTF-8")
+    });
+    let part = attic.parts().pop().expect("a part");
+    let name = part.file_name().and_then(|name| name.to_str());
+    let name = name.expect("a weights id");
+    let pull = |from| {
+        let options = ["--layers", "0-0", "--from", from];
+        cellar.run(&[&["model", "pull", name][..], &options].concat())
+    };
+    let refused = pull(other);
+    assert!(!refused.status.success());
+    let said = text(&refused.stderr);
+    assert_contains(&said, &["has nothing of", "neither the file"]);
+    succeeded(&pull(drive));
+    let (held, sent) = (genuine(&cellar), first.sent());
+    assert!(held > 0 && sent * 10 < held, "{sent} for {held}");
+
+    let second = cellar.up(&["--from", drive]);
+    cellar.until_serving(&second);
+    let (held, sent) = (genuine(&cellar), first.sent());
+    assert!(sent * 10 < held, "{sent} for {held}: {}", second.said());
+    second.stop();
+
+    let twin = files[1].to_str().expect("UTF-8");
+    let taken = attic.run(&["model", "adopt", twin, "--json"]);
+    assert_contains(&text(&taken.stdout), &["name_taken"]);
+
+    let left = cellar.json(&["community", "leave", "--yes", "--json"]);
+    assert_eq!(left["removed_parts"].as_array().map(Vec::len), Some(1));
+    assert!(cellar.parts().is_empty() && files[0].is_file());
+}

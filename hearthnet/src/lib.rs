@@ -85,9 +85,9 @@ pub fn isolate(args: impl IntoIterator<Item = OsString>) -> Result<&'static str,
     let (Args { global, command }, _) = Args::read(args).map_err(|e| e.to_string())?;
     let loaded = Loaded::load(global.config.as_deref(), &global.set).map_err(|e| e.to_string())?;
     let serves = command.serves();
-    let (model, engine) = serves.ok_or("these arguments start no daemon")?;
+    let (model, engine, from) = serves.ok_or("these arguments start no daemon")?;
     let config = loaded.config;
-    isolation::enter(&Context { global, config }, model, engine);
+    isolation::enter(&Context { global, config }, model, engine, from);
     Ok(isolation::stands())
 }
 
@@ -159,9 +159,9 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
     }
     let cx = &Context { global, config };
     // Before any thread is started, because threads keep the access they start with.
-    if let Some((model, engine)) = command.serves() {
+    if let Some((model, engine, from)) = command.serves() {
         start_starter();
-        isolation::enter(cx, model, engine);
+        isolation::enter(cx, model, engine, from);
     }
     if let Some((model, into)) = command.reads() {
         isolation::enter_to_read(cx, &model, into);

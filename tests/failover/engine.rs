@@ -70,7 +70,8 @@ fn an_engine_ends_with_its_killed_node() {
 fn a_node_outlives_its_engine_and_has_its_memory_outside() {
     let (home, node) = founded(&[]);
     let daemon = node.child.id();
-    let bytes = |id| kernel_number(id, "VmRSS:") << 10;
+    // Without pages of the model's file.
+    let bytes = |id| kernel_number(id, "RssAnon:") << 10;
     let without = bytes(daemon);
     let serve = [
         "shard",

@@ -56,7 +56,7 @@ class Model:
         spec = shown["spec"]
         self.file, self.weights = file, shown["weights"]
         self.layers = spec["layers"]
-        self.layer_bytes, self.head_bytes = shown["layer_bytes"], shown["head_bytes"]
+        self.layer_bytes = shown["layer_bytes"]
         self.kv_bytes = shown["kv_bytes_per_position_and_layer"] * self.layers * min(spec["context"], KV_TOKENS)
         self.row_bytes = spec["width"] * (4 if spec["boundary"] == "f32" else 2)
 
@@ -251,9 +251,9 @@ def measure_kind(kind, label, file, options):
             if "share" in own:
                 home.slow_down(own["share"])
         model = Model(file, net[CALLER])
-        # Every home can chat as well, so the planner keeps memory for the head on each.
+        # Homes add the head to what they announce, because the planner keeps memory for it.
         budget = {
-            "memory_budget_mb": about["room"] * sum(model.layer_bytes) + model.head_bytes,
+            "memory_budget_mb": about["room"] * sum(model.layer_bytes),
             "kv_budget_mb": about["room"] * model.kv_bytes,
         }
         for home in net.homes.values():

@@ -76,7 +76,7 @@ impl Head {
             file.head_bytes(),
             &mut progress,
         )?;
-        Ok(Self {
+        let head = Self {
             kernels,
             thread_pool,
             embedding: loader.matrix(&embedding)?,
@@ -85,7 +85,9 @@ impl Head {
             weight_bytes: loader.bytes as u64,
             spec,
             act: Mutex::default(),
-        })
+        };
+        file.check_copied(file.head_tensors())?;
+        Ok(head)
     }
 
     pub fn spec(&self) -> &ModelSpec {

@@ -213,7 +213,12 @@ impl<'a> Loader<'a> {
         }
         let total = range.clone().map(|layer| file.layer_bytes(layer)).sum();
         let mut loader = Self::new(file, threads, packed, total, progress)?;
-        range.map(|layer| loader.layer(layer)).collect()
+        let mut layers = Vec::with_capacity(range.len());
+        for layer in range {
+            layers.push(loader.layer(layer)?);
+            file.check_copied(file.layer_tensors(layer))?;
+        }
+        Ok(layers)
     }
 
     fn layer(&mut self, layer: u32) -> Result<Layer, LoadError> {

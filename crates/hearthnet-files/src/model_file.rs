@@ -34,6 +34,10 @@ pub(crate) trait Holdings: fmt::Debug + Send + Sync {
     /// tensor are no longer held.
     fn is_genuine(&self, tensor: &TensorInfo, data: &[u8]) -> bool;
 
+    /// Name of the first of these tensors of which a piece was given up, by any process, since the
+    /// file was opened.
+    fn given_up(&self, tensors: &[&TensorInfo]) -> Option<String>;
+
     /// Hashes all that is held. Damaged pieces are no longer held; returns the name of the first
     /// damaged tensor. `progress` receives the bytes done and the total.
     fn verify(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Option<String>, ModelError>;
@@ -215,6 +219,26 @@ impl ModelFile {
         }
         self.set_genuine(tensor);
         Ok(())
+    }
+
+    /// Checks that these tensors are held after their data was copied. A store withdraws the claim
+    /// of a piece before it frees the bytes, so a copy that was made before this check has no zeros
+    /// of a hole. (Nothing fetches a piece again within such a copy.)
+    ///
+    /// # Errors
+    /// [`ModelError::NotHeld`].
+    pub fn check_copied<'a>(
+        &self,
+        tensors: impl Iterator<Item = &'a TensorInfo>,
+    ) -> Result<(), ModelError> {
+        let Some(part) = &self.part else {
+            return Ok(());
+        };
+        let tensors: Vec<&TensorInfo> = tensors.collect();
+        match part.holdings.given_up(&tensors) {
+            Some(name) => Err(ModelError::NotHeld(name)),
+            None => Ok(()),
+        }
     }
 
     /// Whether the file has the tensors of blocks `lo..=hi`, and those that all blocks share. A

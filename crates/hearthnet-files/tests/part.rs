@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use hearthnet_files::manifest::VerifyError;
 use hearthnet_files::part::{
-    Identity, MAX_HEAD_BYTES, PIECE_BYTES, Part, PartError, identity_of, open_model, piece_count,
-    stored_identity,
+    Identity, MAX_HEAD_BYTES, PIECE_BYTES, Part, PartError, identity_of, objects_of, open_model,
+    piece_count, stored_identity,
 };
 use hearthnet_files::{Digest, Manifest, ModelError, ModelFile, WeightsId};
 use hearthnet_testkit::{TinyLlama, assert_matches};
@@ -454,6 +454,44 @@ fn a_users_own_file_is_never_written() {
 }
 
 #[test]
+fn a_file_that_a_symbolic_link_leads_to_is_never_changed() {
+    let adopted = Adopted::new(&large());
+    let own = tempfile::tempdir().unwrap();
+    let (path, link) = (own.path().join("whole.gguf"), own.path().join("link.gguf"));
+    fs::write(&path, &adopted.file).unwrap();
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let part = of_file(&adopted, &ModelFile::open(&link).unwrap()).unwrap();
+    let all = [part.table().all()];
+    assert_eq!(part.held(), all);
+    assert!(part.is_shared());
+    part.evict(&all).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), adopted.file);
+    drop(part);
+    // Nor if the part's own file is replaced by a link.
+    let inside = adopted.path().join("model.gguf");
+    fs::remove_file(&inside).unwrap();
+    std::os::unix::fs::symlink(&path, &inside).unwrap();
+    assert_matches!(Part::open(&adopted.path()), Err(PartError::Damaged { .. }));
+    let part = adopted.create().unwrap();
+    adopted.fetch(&part, &all);
+    part.evict(&all).unwrap();
+    assert!(!inside.is_symlink());
+    assert_eq!(fs::read(&path).unwrap(), adopted.file);
+}
+
+#[test]
+fn a_removed_part_claims_nothing_of_the_one_that_follows_it() {
+    let adopted = Adopted::new(&large());
+    let removed = adopted.create().unwrap();
+    removed.write(0, adopted.bytes(&removed, 0)).unwrap();
+    assert!(removed.leave("home").unwrap());
+    let part = adopted.create().unwrap();
+    removed.sync().unwrap_err();
+    drop(part);
+    assert!(Part::open(&adopted.path()).unwrap().held().is_empty());
+}
+
+#[test]
 fn a_part_has_one_writer() {
     let adopted = Adopted::new(&large());
     let part = adopted.create().unwrap();
@@ -500,6 +538,46 @@ fn evicted_pieces_return_their_blocks_and_are_holes() {
         model.verify(None, &mut |_, _| {}),
         Ok(adopted.manifest.clone())
     );
+}
+
+#[test]
+fn a_copy_of_a_tensor_whose_pieces_are_given_up_meanwhile_is_refused() {
+    let adopted = Adopted::new(&large());
+    let part = Arc::new(adopted.create().unwrap());
+    adopted.fetch(&part, &[part.table().all()]);
+    // The second one was opened as by another process.
+    let models = [
+        part.model_file().unwrap(),
+        open_model(&part.path()).unwrap(),
+    ];
+    let copied = |layer| {
+        let checked = models.each_ref().map(|model: &ModelFile| {
+            let tensors = model.layer_tensors(layer);
+            match model.check_copied(tensors) {
+                Err(ModelError::NotHeld(name)) => name.starts_with(&format!("blk.{layer}.")),
+                checked => checked.map(|()| false).unwrap(),
+            }
+        });
+        assert_eq!(checked[0], checked[1]);
+        checked[0]
+    };
+    assert!(!copied(1));
+    part.evict(&part.table().of_layers(1, 1)).unwrap();
+    assert!(copied(1) && !copied(2));
+}
+
+#[test]
+fn objects_that_are_read_from_a_file_are_those_of_the_mapped_one() {
+    let adopted = Adopted::new(&large());
+    let path = adopted.folder.path().join("whole.gguf");
+    fs::write(&path, &adopted.file).unwrap();
+    let file = fs::File::options().read(true).write(true).open(&path);
+    let file = file.unwrap();
+    let read = || objects_of(&file, &path, adopted.head().to_vec());
+    let (manifest, list) = read().unwrap();
+    assert!(manifest == adopted.manifest.encode() && list == adopted.list);
+    file.set_len(adopted.identity.file_bytes - 1).unwrap();
+    read().unwrap_err();
 }
 
 #[test]

@@ -175,8 +175,7 @@ const PRIVATE_NAMES: [&str; 6] = ["localhost", "local", "internal", "lan", "home
 fn is_public_host(authority: &str) -> bool {
     if let Some(rest) = authority.strip_prefix('[') {
         let ip = rest.split(']').next().map(str::parse::<Ipv6Addr>);
-        // All unicast addresses that are assigned for public use.
-        return matches!(ip, Some(Ok(ip)) if ip.segments()[0] & 0xe000 == 0x2000);
+        return matches!(ip, Some(Ok(ip)) if is_public_ipv6(ip));
     }
     let host = authority.split(':').next().unwrap_or(authority);
     if let Ok(ip) = host.parse::<Ipv4Addr>() {
@@ -195,16 +194,28 @@ fn is_public_host(authority: &str) -> bool {
             .any(|name| last.eq_ignore_ascii_case(name))
 }
 
+/// Whether the address is of those that are assigned for public use, and holds no IPv4 address.
+fn is_public_ipv6(ip: Ipv6Addr) -> bool {
+    let [first, second, ..] = ip.segments();
+    let is_teredo = first == 0x2001 && second == 0;
+    let is_6to4 = first == 0x2002;
+    first & 0xe000 == 0x2000 && !is_teredo && !is_6to4
+}
+
 fn is_public_ip(ip: Ipv4Addr) -> bool {
     let [first, second, ..] = ip.octets();
+    // 198.18.0.0/15 is for measurements of networks.
+    let is_benchmark = first == 198 && second & 0xfe == 18;
     // 100.64.0.0/10 lies between providers and their customers.
     let is_shared = first == 100 && second & 0xc0 == 64;
     !(ip.is_loopback()
         || ip.is_private()
         || ip.is_link_local()
         || ip.is_multicast()
-        || ip.is_broadcast()
+        // Reserved, with the broadcast address.
+        || first >= 240
         || first == 0
+        || is_benchmark
         || is_shared)
 }
 
@@ -226,6 +237,8 @@ mod tests {
             "https://example.xn--p1ai/m.gguf",
             "https://203.0.113.7/m.gguf",
             "https://[2001:db8::1]:443/m.gguf",
+            "https://198.17.0.1/m.gguf",
+            "https://198.20.0.1/m.gguf",
         ] {
             assert!(is_public(url), "{url}");
         }
@@ -245,6 +258,12 @@ mod tests {
             "https://100.64.0.1/m.gguf",
             "https://169.254.169.254/m.gguf",
             "https://224.0.0.1/m.gguf",
+            "https://240.0.0.1/m.gguf",
+            "https://255.255.255.255/m.gguf",
+            "https://198.18.0.1/m.gguf",
+            "https://198.19.255.254/m.gguf",
+            "https://[2001:0:7f00:1::1]/m.gguf",
+            "https://[2002:7f00:1::1]/m.gguf",
             "https://[::1]/m.gguf",
             "https://[::ffff:127.0.0.1]/m.gguf",
             "https://[fe80::1]/m.gguf",

@@ -110,6 +110,16 @@ impl Situation<'_> {
         planned.or_else(|| settled().map(|range| wish(range, Cause::Better)))
     }
 
+    /// Returns the layers of this host's range that it keeps, if its memory does not hold all of them.
+    pub fn kept(&self) -> Option<(u32, u32)> {
+        let (lo, hi) = self.mine.range;
+        let all = Layers::new(lo, hi.saturating_add(1));
+        let there = self.others.iter().filter(|h| !self.gone.contains(&h.node));
+        let there: Vec<Held> = there.copied().collect();
+        let is_large = all.count() > self.room;
+        is_large.then(|| self.fitting(all, &there)).flatten()
+    }
+
     fn cause(&self, there: &[Held]) -> Cause {
         let held = there.iter().chain([&self.mine]);
         let held: Vec<(u32, u32)> = held.map(|h| h.range).collect();
@@ -174,17 +184,7 @@ impl Situation<'_> {
                 machine.serves = false;
                 machine.holds = None;
             }
-            if let Some(held) = machine.holds {
-                // The memory of held layers suffices, whatever was measured.
-                let head = if machine.chats {
-                    model.caller_memory()
-                } else {
-                    0
-                };
-                let used = model.memory_of(held.within(model.hosted()));
-                machine.memory_bytes = machine.memory_bytes.max(used.saturating_add(head));
-            }
-            Some(machine)
+            Some(machine.with_held(model))
         })
     }
 
@@ -314,7 +314,7 @@ impl Loads {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::Machine;
+    use super::super::plan::{Machine, plan};
     use super::*;
     use crate::tests::node;
 
@@ -457,6 +457,33 @@ mod tests {
         assert_eq!(planned(&[(a, 12), (b, 6)], 8, &["b"]), to);
         // It is full.
         assert_eq!(planned(&[(a, 12), (b, 6)], 6, &["b"]), None);
+    }
+
+    #[test]
+    fn a_host_that_announces_the_memory_for_its_room_gets_no_more_layers() {
+        let model = Model {
+            kv_bytes_per_token_per_layer: 4_096,
+            kv_tokens: 4_096,
+            ..model()
+        };
+        let room = |name, layers, layer_us| Machine {
+            memory_bytes: model.memory_of_any(layers),
+            holds: None,
+            ..machine(held(name, 0, 0), 0, layer_us)
+        };
+        let caller = room("a", 5, 500);
+        let caller = Machine {
+            memory_bytes: caller.memory_bytes + model.head_bytes,
+            chats: true,
+            ..caller
+        };
+        let community = Community::new([caller, room("b", 12, 900)], []);
+        let task = Task {
+            purpose: Purpose::Chat,
+            caller: None,
+        };
+        let found = plan(&community, &model, task).unwrap();
+        assert_eq!(found.ranges[&node("a")].count(), 5);
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //!    missing, it is the longest missing run if that is more, since a conversation needs all
 //!    layers. The memory of the machine is the upper limit.
 //! 2. *Range.* Of all ranges of that length, the one with the most missing layers; on a tie, the
-//!    one whose layers are served least; then the first.
+//!    one whose layers are served least; then the one of which the host has most on its disk; then
+//!    the first.
 //! 3. *Concurrent starts.* Hosts that start together cannot see each other's choice. So each
 //!    checks again after it has advertised, and when advertisements change. If layers are missing,
 //!    and each of its own is also served by a host that ranks before it (longer range, then smaller
@@ -17,13 +18,14 @@
 //! By rule 3, the first-ranked host of a layer stays. Moves thus never uncover a layer, even when
 //! several hosts move at once. A host that moves takes missing layers, so the moves end.
 //!
-//! Moves of a running host, by these rules or by a plan: [`auto`]. Coverage of models by a community:
+//! Moves of a running host, by these rules or by a plan: [`auto`]; with less memory: [`shrink`]. Coverage of models by a community:
 //! [`coverage`]. Placement by measurements: [`plan`], whose input [`observed`] takes from the log.
 
 pub mod auto;
 pub mod coverage;
 pub mod observed;
 pub mod plan;
+pub mod shrink;
 
 use hearthnet_bus::NodeId;
 
@@ -81,6 +83,17 @@ pub fn runs_text(runs: &[(u32, u32)]) -> String {
 /// Selects the inclusive range for a host with memory for `room` layers of a model with `total`
 /// layers (at least 1), next to `others`. `None` if there is no room or no layer.
 pub fn choose(total: u32, room: u32, others: &[Held]) -> Option<(u32, u32)> {
+    choose_near(total, room, others, |_| false)
+}
+
+/// [`choose`], for a host whose disk has the weights of the layers that are `here`. A host that
+/// restarts thus takes its layers again, if others are not needed more.
+pub fn choose_near(
+    total: u32,
+    room: u32,
+    others: &[Held],
+    here: impl Fn(u32) -> bool,
+) -> Option<(u32, u32)> {
     if total == 0 || room == 0 {
         return None;
     }
@@ -102,10 +115,14 @@ pub fn choose(total: u32, room: u32, others: &[Held]) -> Option<(u32, u32)> {
     let served: Vec<u64> = (0..total)
         .map(|layer| others.iter().filter(|h| h.holds(layer)).count() as u64)
         .collect();
+    let here: Vec<bool> = (0..total).map(here).collect();
     let score = |lo: u32| {
-        let window = served.iter().skip(lo as usize).take(size as usize);
+        let (first, count) = (lo as usize, size as usize);
+        let window = served.iter().skip(first).take(count);
         let covered = window.clone().filter(|&&n| n > 0).count();
-        (covered, window.sum::<u64>(), lo)
+        let here = here.iter().skip(first).take(count);
+        let away = here.filter(|&&here| !here).count();
+        (covered, window.sum::<u64>(), away, lo)
     };
     let lo = (0..=total - size).min_by_key(|&lo| score(lo))?;
     Some((lo, lo + size - 1))
@@ -169,6 +186,17 @@ mod tests {
         assert_eq!(choose(30, 99, &two), Some((0, 9)));
         let three = [two[0], two[1], held(2, 0, 9)];
         assert_eq!(choose(30, 99, &three), Some((10, 17)));
+    }
+
+    #[test]
+    fn of_equally_needed_ranges_a_host_takes_the_one_on_its_disk() {
+        let near = |others: &[Held]| choose_near(30, 99, others, |layer| layer >= 15);
+        // After a power cut no host sees another one.
+        assert_eq!(near(&[]), Some((15, 29)));
+        // Beside hosts of all layers it has to fetch none.
+        assert_eq!(near(&[held(0, 0, 14), held(1, 15, 29)]), Some((15, 24)));
+        // Missing layers are needed more.
+        assert_eq!(near(&[held(0, 15, 29)]), Some((0, 14)));
     }
 
     #[test]

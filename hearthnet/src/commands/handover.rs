@@ -3,7 +3,7 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hearthnet_platform::peer::user_of;
 use zeroize::Zeroizing;
@@ -14,6 +14,8 @@ use crate::cli::Failure;
 /// advance, on which they send nothing.
 const MAX_HEAD: usize = 16 << 10;
 const SILENCE: Duration = Duration::from_millis(500);
+/// Longest time for a request's head, also if it arrives byte by byte.
+const LONGEST: Duration = Duration::from_secs(2);
 
 /// Listener for one request.
 pub(super) struct Handover {
@@ -57,11 +59,16 @@ impl Handover {
 
     fn redirect(&self, mut stream: TcpStream, to: &str) -> io::Result<bool> {
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(SILENCE))?;
         stream.set_write_timeout(Some(SILENCE))?;
         let mut head = Vec::new();
         let mut part = [0; 1024];
+        let deadline = Instant::now() + LONGEST;
         while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            stream.set_read_timeout(Some(left.min(SILENCE)))?;
             let read = stream.read(&mut part)?;
             if read == 0 || head.len() > MAX_HEAD {
                 return Ok(false);
@@ -117,6 +124,22 @@ mod tests {
         let location = "\r\nLocation: http://127.0.0.1:7602/#key=abc\r\n";
         assert!(answer.contains(location), "{answer}");
         assert!(!handover.url().contains("key"));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_request_that_arrives_byte_by_byte_ends() {
+        let handover = Handover::new().unwrap();
+        handover.listener.set_nonblocking(false).unwrap();
+        let mut slow = TcpStream::connect(handover.at).unwrap();
+        // Until the other side has closed the connection.
+        let writer = std::thread::spawn(move || {
+            while slow.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        assert!(!handover.answer("link", "link"));
+        writer.join().unwrap();
     }
 
     #[test]

@@ -41,6 +41,7 @@ pub(crate) fn run(command: ShardCommand, cx: &Context) -> Result<(), Failure> {
                 ..AnswerArgs::default()
             },
             up: false,
+            from: None,
             for_layers: true,
             threads: args.threads,
             metrics: args.metrics,

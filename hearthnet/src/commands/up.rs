@@ -90,6 +90,9 @@ pub(crate) fn run(args: &UpArgs, global: Global) -> Result<(), Failure> {
         true => Some(open_to_phones(&cx)?),
         false => None,
     };
+    if args.from.is_some() && Lock::is_held(&dir) {
+        note("this node runs already; stop it before `hearthnet up --from`");
+    }
     become_daemon(args, memory, phone, &cx)
 }
 
@@ -353,6 +356,9 @@ fn become_daemon(
         let mut setting = OsString::from("http.api_key_file=");
         setting.push(key_file);
         serve.arg("--set").arg(setting);
+    }
+    if let Some(from) = &args.from {
+        serve.arg("--from").arg(from);
     }
     let http = phone.map(|phone| phone.listen);
     for (name, value) in [

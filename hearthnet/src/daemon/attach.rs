@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::layer_events::{EventSink, print_event};
+use super::layer_host::LayerHost;
 use super::layer_request::LayerRequest;
-use super::layers::LayerHost;
 use crate::cli::args::{HostEngineArgs, Layers, RunArgs};
 use crate::cli::{Failure, Kind, Stop, failure, note, print, print_json};
 use crate::config::Context;

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::hosts::Links;
+use hearthnet_orchestrator::service::ServedModel;
 use tokio::runtime::Handle;
 
 use crate::answering::chat_backends::community_hosts;
@@ -14,8 +15,7 @@ use crate::home::Home;
 use crate::models::OpenModel;
 use crate::node::{DaemonNode, in_sync};
 
-/// Adds a model whose layers the community's hosts hold to a service. All its chats share the
-/// embedding, the sessions with hosts, and the local fallback engine.
+/// Adds a model whose layers the community's hosts hold to a service.
 pub(super) fn add_model(
     service: &Service,
     daemon_node: &DaemonNode,
@@ -23,6 +23,18 @@ pub(super) fn add_model(
     model: &OpenModel,
     config: &Config,
 ) -> Result<(), Failure> {
+    service.add_model(shared_model(daemon_node, home, model, config)?);
+    Ok(())
+}
+
+/// A model for [`Service::add_model`]. All its chats share the embedding, the sessions with hosts, and
+/// the local fallback engine. Loads the embedding, so it blocks. Requires a runtime.
+pub(super) fn shared_model(
+    daemon_node: &DaemonNode,
+    home: &Home,
+    model: &OpenModel,
+    config: &Config,
+) -> Result<ServedModel, Failure> {
     let (node, runtime) = (&daemon_node.node, Handle::current());
     let fallback = config.research.distributed_inference.fallback_to_local;
     let links = Links::new(node.connections().clone(), daemon_node.health.clone());
@@ -30,6 +42,5 @@ pub(super) fn add_model(
     hosts.discovery = Some(node.discovery().clone());
     hosts.here = Some(node.downgrade());
     hosts.in_sync = fallback.then(|| in_sync(node.downgrade(), Instant::now()));
-    service.add_model(hosted_model(model, config, fallback, &runtime, hosts)?);
-    Ok(())
+    hosted_model(model, config, fallback, &runtime, hosts)
 }

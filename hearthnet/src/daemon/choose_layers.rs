@@ -12,7 +12,8 @@ use hearthnet_orchestrator::coverage::held_by_others;
 use hearthnet_orchestrator::placement::auto::{Loads, LostLinks, Situation, WaitLimits, Wish};
 use hearthnet_orchestrator::placement::observed::observed_by_all;
 use hearthnet_orchestrator::placement::plan::Model;
-use hearthnet_orchestrator::placement::{Held, choose, room};
+use hearthnet_orchestrator::placement::shrink::ShrinkWait;
+use hearthnet_orchestrator::placement::{Held, choose_near, room};
 use tokio::task::spawn_blocking;
 
 use crate::cli::args::Layers;
@@ -45,8 +46,10 @@ impl Seen {
 
 /// State of a host with `--layers auto`.
 struct Auto {
-    /// Number of layers that fit into memory.
+    /// Number of layers that fit into memory, and on the disk.
     room: u32,
+    /// Number of layers for which the disk has room.
+    on_disk: u32,
     layer_bytes: Vec<u64>,
     /// The model without private layers, so that hosts serve all layers.
     shape: Arc<Model>,
@@ -68,6 +71,7 @@ pub(super) struct Chooser {
     start: Instant,
     links: LostLinks,
     seen: Seen,
+    shrink: ShrinkWait,
     auto: Option<Auto>,
 }
 
@@ -92,6 +96,7 @@ impl Chooser {
                 let largest = layer_bytes.iter().copied().max().unwrap_or(0);
                 Some(Auto {
                     room,
+                    on_disk,
                     layer_bytes,
                     shape: Arc::new(shape(&model.file, 0..model.file.spec().layers)),
                     loads: Loads::new(largest.saturating_mul(u64::from(room))),
@@ -109,6 +114,7 @@ impl Chooser {
             start: Instant::now(),
             links: LostLinks::default(),
             seen: Seen::default(),
+            shrink: ShrinkWait::default(),
             auto,
         })
     }
@@ -136,10 +142,27 @@ impl Chooser {
         self.seen.reachable().map(|held| held.range).collect()
     }
 
-    /// First range of a host that serves nothing yet. Others do not know it, so it is in no plan.
-    pub(super) fn first(&self) -> Option<(u32, u32)> {
+    /// First range of a host that serves nothing yet, and has the weights of the layers that are
+    /// `here`. Others do not know it, so it is in no plan.
+    pub(super) fn first(&self, here: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
         let others: Vec<Held> = self.seen.reachable().copied().collect();
-        choose(self.total, self.auto.as_ref()?.room, &others)
+        choose_near(self.total, self.auto.as_ref()?.room, &others, here)
+    }
+
+    /// Number of layers that the host can hold; `None` if its layers were named.
+    pub(super) fn room(&self) -> Option<u32> {
+        Some(self.auto.as_ref()?.room)
+    }
+
+    /// Takes the memory for weights that the host has at present.
+    pub(super) fn set_budget(&mut self, budget: u64) {
+        let Some(auto) = &mut self.auto else {
+            return;
+        };
+        let room = room(budget, &auto.layer_bytes).min(auto.on_disk);
+        if std::mem::replace(&mut auto.room, room) != room {
+            auto.decided = None;
+        }
     }
 
     /// Debouncer of a host that has just advertised a range.
@@ -169,6 +192,31 @@ impl Chooser {
             );
         }
         None
+    }
+
+    /// Layers of `range` that the host keeps, if that is too large for its memory, and once it is its
+    /// turn to give up the others. `is_idle`: no answer runs.
+    pub(super) fn kept(
+        &mut self,
+        range: (u32, u32),
+        is_too_large: bool,
+        is_idle: bool,
+    ) -> Option<(u32, u32)> {
+        let (now_ms, node) = (self.now_ms(), self.own);
+        let others: Vec<Held> = self.seen.reachable().copied().collect();
+        let hosts = (node, others.as_slice());
+        if !self.shrink.look(now_ms, hosts, is_too_large, is_idle) {
+            return None;
+        }
+        let situation = Situation {
+            total: self.total,
+            room: self.auto.as_ref()?.room,
+            mine: Held { node, range },
+            others: &self.seen.others,
+            gone: &self.seen.gone,
+            measured: None,
+        };
+        situation.kept()
     }
 
     /// Counts the load of a range to which the host moves.

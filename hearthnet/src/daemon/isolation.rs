@@ -30,9 +30,16 @@ pub(crate) fn stands() -> &'static str {
     STANDS.get().map_or("nothing", String::as_str)
 }
 
-/// Sandboxes a daemon irrevocably, according to the arguments that name its model and engine.
-pub(crate) fn enter(cx: &Context, model: Option<&ModelRef>, engine: &HostEngineArgs) {
+/// Sandboxes a daemon irrevocably, according to the arguments that name its model, its engine, and
+/// a path with weights.
+pub(crate) fn enter(
+    cx: &Context,
+    model: Option<&ModelRef>,
+    engine: &HostEngineArgs,
+    from: Option<&Path>,
+) {
     let mut needed = Needs::of(cx, model.or(cx.config.model.default.as_ref()));
+    needed.0.read.extend(from.map(Path::to_owned));
     if may_use_cards(engine, &cx.config) {
         needed.cards();
     }

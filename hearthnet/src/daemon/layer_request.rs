@@ -29,7 +29,7 @@ pub(crate) struct LayerRequest {
 }
 
 /// Memory that layers may take, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Memory {
     pub(super) weights: u64,
     /// Keys and values.

@@ -9,34 +9,28 @@
 //!
 //! `manners.rs` decides about pauses, `choose_layers.rs` about moves.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, OptionFuture};
-use hearthnet_bus::calls::Served;
-use hearthnet_bus::log::{Body, Level};
+use hearthnet_bus::log::Body;
 use hearthnet_bus::{Descriptor, NodeId};
-use hearthnet_files::WeightsId;
 use hearthnet_http::Health;
 use hearthnet_orchestrator::placement::{missing, runs_text};
 use hearthnet_shard::RunningHost;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::choose_layers::Chooser;
-use super::contributions::Computed;
 use super::layer_events::{EventSink, LayerEvent};
-use super::layer_request::{LayerRequest, Memory};
+use super::layer_host::{LayerHost, Place};
+use super::layer_request::LayerRequest;
 use super::manners::{Give, Why};
-use super::ranges::{Range, Ranges, Taken};
-use super::watch::{RELEASE_WITHIN, Watch, reason};
+use super::ranges::Range;
+use super::watch::{RELEASE_WITHIN, reason};
 use crate::cli::args::Layers;
-use crate::cli::{Failure, Stop, failure};
-use crate::config::Config;
-use crate::home::Home;
+use crate::cli::{Failure, Stop};
 use crate::hosting::host_config::{Ready, engine_failed, shard_config, stopping};
 use crate::hosting::host_engine::no_layer_fits;
-use crate::node::{DaemonNode, wait_until_synced};
+use crate::node::wait_until_synced;
 
 /// Interval of advertisements. An advertisement is valid for four times as long.
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -48,22 +42,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const ANSWERED: Duration = Duration::from_secs(3);
 /// Time without moves after a fetch that failed.
 const RETRY: Duration = Duration::from_secs(60);
-
-/// Hosts of layers in this process, at most one for each model.
-pub(crate) struct LayerHost {
-    pub(super) home: Home,
-    pub(super) config: Config,
-    pub(super) daemon_node: Arc<DaemonNode>,
-    pub(super) served: Arc<Served>,
-    pub(super) ranges: watch::Sender<Ranges>,
-    /// What was computed for other members.
-    pub(super) computed: Arc<Computed>,
-    /// Whether this machine gives anything to others now.
-    pub(super) watch: Arc<Watch>,
-    /// Health, as reported under /healthz, and the address of the metrics.
-    pub(super) health: watch::Sender<Health>,
-    pub(super) metrics: Option<String>,
-}
 
 impl LayerHost {
     /// Serves layers until `stop`, or until an error. Without the right to serve it waits, and
@@ -100,112 +78,13 @@ impl LayerHost {
         };
         serving.run().await
     }
-
-    /// Takes the place of a model, and its memory; `None` while its previous range is leaving.
-    fn place(&self, request: &LayerRequest) -> Result<Option<Place<'_>>, Failure> {
-        let model = &request.model;
-        let mut placed = Ok(None);
-        self.ranges.send_if_modified(|ranges| {
-            let memory = match ranges.is_free(model.weights, &model.id) {
-                Ok(()) => request.memory(&self.config, ranges.budget(), ranges.held()),
-                Err(Taken::Leaving) => return false,
-                Err(Taken::Served(what)) => Err(failure!(
-                    Host,
-                    "the node on this machine serves layers already: {what}"
-                )
-                .code("layers_served")
-                .hint("stop that first; `hearthnet status` shows it")),
-            };
-            placed = memory.map(Some);
-            let Ok(Some(memory)) = placed else {
-                return false;
-            };
-            ranges.add(model.weights, Range::new(&model.id, memory.weights));
-            self.publish(ranges);
-            true
-        });
-        let memory = placed?;
-        Ok(memory.map(|memory| Place {
-            host: self,
-            model: model.weights,
-            memory,
-        }))
-    }
-
-    /// Shows the state of the ranges in `node.status` and `/healthz`, and to the watch.
-    fn publish(&self, ranges: &Ranges) {
-        self.watch.set_held(ranges.held());
-        self.daemon_node
-            .set_serving(ranges.serving(), ranges.suspended());
-        if let Some(health) = ranges.health() {
-            self.health.send_replace(health);
-        }
-    }
-
-    /// Whether steps of callers were computed within the last [`POLL_INTERVAL`].
-    pub(super) fn is_computing(&self) -> bool {
-        self.ranges.borrow().is_computing()
-    }
-
-    /// Resolves when no layers are served.
-    pub(crate) async fn idle(&self) {
-        let mut ranges = self.ranges.subscribe();
-        let _ = ranges.wait_for(Ranges::is_empty).await;
-    }
-
-    /// Checks in the current log that this node may serve layers.
-    fn right(&self) -> Result<(), Failure> {
-        self.home.require_research(&self.config)?;
-        self.home.require(Level::Trusted, "serve layers")
-    }
-
-    /// Checks the right to serve. If the log denies it, syncs first, since the log may be outdated.
-    pub(crate) async fn settled_right(&self, tell: &EventSink) -> Result<(), Failure> {
-        if self.right().is_ok() {
-            return Ok(());
-        }
-        let text = "asking other members whether this node may serve layers".to_owned();
-        tell(LayerEvent::Line { text });
-        wait_until_synced(&self.daemon_node.node).await;
-        self.right()
-    }
-}
-
-/// Place of a model among the ranges; given back when dropped.
-struct Place<'a> {
-    host: &'a LayerHost,
-    model: WeightsId,
-    memory: Memory,
-}
-
-impl Place<'_> {
-    /// Changes the state of the range.
-    fn set(&self, change: impl FnOnce(&mut Range)) {
-        self.host.ranges.send_modify(|ranges| {
-            if let Some(range) = ranges.get_mut(self.model) {
-                change(range);
-            }
-            self.host.publish(ranges);
-        });
-    }
-
-    fn set_serving(&self, serving: Result<Option<String>, String>) {
-        self.set(|range| range.serving = serving);
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.host.ranges.send_modify(|ranges| {
-            ranges.remove(self.model);
-            self.host.publish(ranges);
-        });
-    }
 }
 
 /// Outcome of serving one range.
 enum Next {
     Move((u32, u32)),
+    /// Only these layers fit into the memory.
+    Keep((u32, u32)),
     Stop,
     /// The right to serve is lost, for now.
     Suspend(Failure),
@@ -236,13 +115,14 @@ impl Serving<'_> {
         let model = &asked.model;
         let on_disk = match &asked.fetch {
             Some((fetcher, part)) if asked.layers == Layers::Auto => {
-                fetcher.layers_on_disk(part)?
+                fetcher.layers_on_disk(part, asked.models)?
             }
             _ => self.total(),
         };
         let (node, of) = (&host.daemon_node.node, (model, &asked.engine));
-        let (layers, budget) = ((asked.layers, on_disk), self.place.memory.weights);
+        let (layers, budget) = ((asked.layers, on_disk), self.place.memory().weights);
         let mut chooser = Chooser::new(&host.home, node, of, layers, budget)?;
+        self.take_budget(&mut chooser);
         let mut chosen = None;
         loop {
             tokio::select! {
@@ -254,8 +134,9 @@ impl Serving<'_> {
                 () = self.stop.asked() => return Ok(()),
             }
             let range = match chosen.take() {
-                Some(range) => range,
-                None => tokio::select! {
+                // The memory may have shrunk since it was chosen.
+                Some(range) if self.request.bytes(range)? <= self.place.memory().weights => range,
+                _ => tokio::select! {
                     range = self.first_range(&mut chooser) => range?,
                     () = self.stop.asked() => return Ok(()),
                 },
@@ -266,7 +147,7 @@ impl Serving<'_> {
                 // Ends the start.
                 _ = self.pause() => continue,
             };
-            self.place.set(|range| range.health = Health::Serving);
+            self.place.set(Range::begins);
             let rows = running.given_layer_rows();
             host.computed.begin(model.weights, rows, self.total());
             let next = self.serve(&running, range, &mut chooser).await;
@@ -288,6 +169,9 @@ impl Serving<'_> {
                     chooser.moves_to((*lo, *hi));
                     self.say(format!("moving to layers {lo}-{hi}, which are needed more"));
                 }
+                Ok(Next::Keep((lo, hi))) => self.say(format!(
+                    "keeping only layers {lo}-{hi}: another model gets a part of the memory"
+                )),
                 Ok(Next::Stop) => self.say(stopping(settings)),
                 Ok(Next::Pause(why)) => {
                     self.place.set_serving(Err(reason(why).to_string()));
@@ -306,7 +190,7 @@ impl Serving<'_> {
             }
             host.computed.end(model.weights);
             match next? {
-                Next::Move(range) => chosen = Some(range),
+                Next::Move(range) | Next::Keep(range) => chosen = Some(range),
                 Next::Stop => return Ok(()),
                 // The missing range may have changed by then, so it is chosen again.
                 Next::Suspend(why) => self.suspended(&why),
@@ -315,9 +199,18 @@ impl Serving<'_> {
         }
     }
 
+    /// Takes over the memory of the range, which changes with the number of adopted models.
+    fn take_budget(&self, chooser: &mut Chooser) {
+        chooser.set_budget(self.place.memory().weights);
+        if let Some(room) = chooser.room() {
+            self.place.set_room(room);
+        }
+    }
+
     fn say(&self, line: impl Into<String>) {
         let line: String = line.into();
-        let text = match self.request.models {
+        let ranges = self.host.ranges.borrow().len();
+        let text = match ranges.max(self.request.models) {
             0 | 1 => line,
             _ => format!("{}: {line}", self.request.model.id),
         };
@@ -332,8 +225,9 @@ impl Serving<'_> {
     /// Waits for the right to serve. Returns an error if this node is no longer a member.
     async fn until_allowed(&self) -> Result<(), Failure> {
         let host = self.host;
-        let mut right = host.settled_right(&self.tell).await;
+        // Before the first look at the log, so that no change is missed.
         let mut changes = host.home.log.changes();
+        let mut right = host.settled_right(&self.tell).await;
         let mut said = None;
         while let Err(why) = right {
             // A revoked or frozen node does not wait.
@@ -404,13 +298,14 @@ impl Serving<'_> {
         }
         self.say("looking at what the community serves");
         wait_until_synced(&self.host.daemon_node.node).await;
+        self.take_budget(chooser);
         chooser.look();
-        if let Some(range) = chooser.first() {
+        if let Some(range) = chooser.first(|layer| self.is_here((layer, layer))) {
             return Ok(range);
         }
         let LayerRequest { model, models, .. } = &self.request;
         let layers = self.request.engine.layer_bytes(&model.file)?;
-        let budget = self.place.memory.weights;
+        let budget = self.place.memory().weights;
         let is_shared = *models > 1 || self.host.ranges.borrow().len() > 1;
         Err(no_layer_fits(&model.id, &layers, budget, is_shared))
     }
@@ -424,7 +319,7 @@ impl Serving<'_> {
         let config = || {
             let mut config = shard_config(model, range, &listen, threads, all);
             config.serve.endpoint.clone_from(&endpoint);
-            config.serve.kv_budget_bytes = self.place.memory.kv;
+            config.serve.kv_budget_bytes = self.place.memory().kv;
             config
         };
         let engine = &self.request.engine;
@@ -490,6 +385,7 @@ impl Serving<'_> {
                 Some(fetched) = OptionFuture::from(fetch) => {
                     fetching = None;
                     if let Err(why) = fetched {
+                        self.gives_up_fetch(range);
                         let why = why.with_hint();
                         self.say(format!("no move to other layers for now: {why}"));
                         moves_from = Instant::now() + RETRY;
@@ -515,12 +411,21 @@ impl Serving<'_> {
                 }
                 said = (Instant::now(), now);
             }
+            self.take_budget(chooser);
+            let is_idle = Instant::now() >= moves_from;
+            if let Some(kept) = chooser.kept(range, self.place.is_too_large(), is_idle) {
+                return Ok(Next::Keep(kept));
+            }
             match chooser.due(range, &mut wait_limits).await {
-                None => fetching = None,
+                None => {
+                    if fetching.take().is_some() {
+                        self.gives_up_fetch(range);
+                    }
+                }
                 Some(_) if Instant::now() < moves_from => {}
                 Some(next) if self.is_here(next) => return Ok(Next::Move(next)),
                 Some(next) if fetching.as_ref().is_some_and(|(to, _)| *to == next) => {}
-                Some(next) => fetching = self.fetching(next),
+                Some(next) => fetching = self.fetching(range, next),
             }
         }
     }
@@ -533,11 +438,18 @@ impl Serving<'_> {
         part.missing(&part.table().of_layers(lo, hi)).is_empty()
     }
 
-    /// Begins to fetch layers, while others are served. Dropping the result ends the fetch.
-    fn fetching(&self, range: (u32, u32)) -> Option<Fetching<'_>> {
+    /// Begins to fetch layers `next` while `range` is served. Dropping the result ends the fetch.
+    fn fetching(&self, range: (u32, u32), next: (u32, u32)) -> Option<Fetching<'_>> {
         let (fetcher, part) = self.request.fetch.as_ref()?;
-        let wanted = part.table().of_layers(range.0, range.1);
-        Some((range, fetcher.fetch(part, wanted).boxed()))
+        let [served, wanted] = [range, next].map(|(lo, hi)| part.table().of_layers(lo, hi));
+        Some((next, fetcher.fetch_beside(part, wanted, served).boxed()))
+    }
+
+    /// Only the pieces of `range` are in use again.
+    fn gives_up_fetch(&self, (lo, hi): (u32, u32)) {
+        if let Some((fetcher, part)) = &self.request.fetch {
+            fetcher.serves(part, part.table().of_layers(lo, hi));
+        }
     }
 
     /// Reports when the layers change that no reachable host serves, given that this host serves

@@ -2,7 +2,7 @@
 //!
 //! | number | source |
 //! |---|---|
-//! | memory | what `[manners]` and the settings of hosts give, and what is held; 0 while no layers are served |
+//! | memory | as plans count it, for the layers that `[manners]` and the settings let this node hold; 0 while no layers may be served |
 //! | share of the time online | hours in which the daemon ran (`home/online.rs`) |
 //! | time per layer | the host's own turns, else a benchmark of held layers |
 //! | time per prefill row | that benchmark |
@@ -24,12 +24,13 @@ use hearthnet_bus::log::{
 };
 use hearthnet_files::WeightsId;
 use hearthnet_orchestrator::Service;
+use hearthnet_orchestrator::placement::room;
 use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_platform::regular_file;
 use hearthnet_platform::whole_file::{self, Access};
 use tokio::task::spawn_blocking;
 
-use super::layers::LayerHost;
+use super::layer_host::LayerHost;
 use super::links::Probed;
 use super::manners::Give;
 use super::news::is_news;
@@ -38,8 +39,9 @@ use crate::cli::args::EngineKind;
 use crate::config::Config;
 use crate::home::{Home, Online, now_ms};
 use crate::hosting::layer_times::{Times, benchmark, sample, whole_us};
-use crate::models::{given_bytes, share_of_free};
+use crate::models::{given_bytes, share_of_free, weights_budget};
 use crate::node::{DaemonNode, wait_until_synced};
+use crate::planning::shape;
 
 /// Interval of measurements.
 const INTERVAL: Duration = Duration::from_secs(40);
@@ -139,10 +141,8 @@ impl Measurer {
 
     async fn measure(&self, known: &mut Known, online_permille: u16) -> Measured {
         let models = self.chats.as_ref().map_or_else(Vec::new, Service::models);
-        let mut held = 0u64;
         let mut speeds: BTreeMap<[u8; 32], ModelSpeed> = BTreeMap::new();
         for model in models.iter().take(MAX_MODEL_SPEEDS) {
-            held = held.saturating_add(model.file.head_bytes());
             let times = self.layer_times(known, model).await;
             let speed = ModelSpeed {
                 head_us: self.head_us(known, model).await,
@@ -153,7 +153,6 @@ impl Measurer {
             speeds.insert(model.weights.0, speed);
         }
         for host in self.layer_host.served.all() {
-            held = held.saturating_add(host.weights_mb.saturating_mul(1 << 20));
             let Ok(WeightsId(weights)) = host.weights_sha256.parse::<WeightsId>() else {
                 continue;
             };
@@ -172,13 +171,48 @@ impl Measurer {
             });
             speed.layer_us = layer_us;
         }
+        let memory_bytes = self.memory(&models, &speeds);
         Measured {
             links: self.links(known).await,
             models: speeds.into_values().collect(),
-            memory_bytes: given_bytes(&self.config, held),
+            memory_bytes,
             online_permille,
             ..Measured::default()
         }
+    }
+
+    /// Memory that this node gives to any of the models, as plans count it: so a plan gives it no more
+    /// layers than a host here can hold.
+    fn memory(&self, models: &[Arc<ServedModel>], speeds: &BTreeMap<[u8; 32], ModelSpeed>) -> u64 {
+        let (rooms, held) = {
+            let ranges = self.layer_host.ranges.borrow();
+            (ranges.rooms(), ranges.held())
+        };
+        let state = self.home.state();
+        // Plans give each adopted model an equal part.
+        let are_adopted = models.iter().all(|it| state.model(&it.weights.0).is_some());
+        let sharing = match are_adopted {
+            true => state.models().len().max(1) as u64,
+            false => 1,
+        };
+        let budget = weights_budget(&self.config, held) / sharing;
+        let of = |model: &Arc<ServedModel>| {
+            let shape = shape(&model.file, 0..model.file.spec().layers);
+            let known = rooms.get(&model.weights).copied();
+            let room = known.unwrap_or_else(|| room(budget, &shape.layer_bytes));
+            // A plan leaves the head to a node that has measured it.
+            let speed = speeds.get(&model.weights.0);
+            let head = match speed.is_some_and(|it| it.head_us > 0) {
+                true => shape.head_bytes,
+                false => 0,
+            };
+            shape.memory_of_any(room).saturating_add(head)
+        };
+        let least = models.iter().map(of).min();
+        least.map_or_else(
+            || given_bytes(&self.config, held),
+            |least| least.saturating_mul(sharing),
+        )
     }
 
     /// Links whose delay is known: first those of this node's chats.

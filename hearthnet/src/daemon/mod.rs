@@ -6,7 +6,7 @@
 //! | node, listener, local API | `../node/` |
 //! | chats | `chats.rs`, `../answering/` |
 //! | layers; what is requested; their choice | `layers.rs`, `layer_request.rs`, `choose_layers.rs` |
-//! | ranges of all models; news of them | `ranges.rs`, `layer_events.rs` |
+//! | ranges of all models, their memory; news of them | `layer_host.rs`, `ranges.rs`, `layer_events.rs` |
 //! | weights of adopted models | `weights/` |
 //! | what this node gives to others | `contributions.rs` |
 //! | whether layers are served: decision, readings | `manners.rs`, `watch.rs` |
@@ -27,6 +27,7 @@ mod choose_layers;
 mod contributions;
 pub(crate) mod isolation;
 mod layer_events;
+mod layer_host;
 pub(crate) mod layer_request;
 mod layers;
 mod links;
@@ -55,8 +56,8 @@ use tokio_util::sync::DropGuard;
 use self::chats::add_model;
 use self::contributions::{Computed, Contributions};
 use self::layer_events::{EventSink, print_event};
+use self::layer_host::LayerHost;
 use self::layer_request::LayerRequest;
-use self::layers::LayerHost;
 use self::measure::Measurer;
 use self::metrics_server::MetricsServer;
 use self::pause::OwnersPause;
@@ -274,6 +275,7 @@ impl Daemon {
                             service: service.clone(),
                             parts: Arc::clone(&parts),
                             private: args.answers.private,
+                            from: args.from.clone(),
                             engine,
                             tell: Arc::clone(&tell),
                         };
@@ -290,7 +292,8 @@ impl Daemon {
             )),
         }
         self.serve_parts(parts);
-        tokio::spawn(remove_dropped(home.clone(), Arc::clone(&self.daemon_node)));
+        let node = Arc::clone(&self.daemon_node);
+        tokio::spawn(remove_dropped(home.clone(), node, stop.clone()));
         let measurer = Measurer {
             home: home.clone(),
             config: config.clone(),

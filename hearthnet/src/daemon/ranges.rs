@@ -6,13 +6,19 @@ use std::collections::BTreeMap;
 use hearthnet_files::WeightsId;
 use hearthnet_http::Health;
 
+use super::layer_request::Memory;
+
 /// Range that is served, or that is about to be.
 #[derive(Debug)]
 pub(super) struct Range {
     /// Name of the model.
     pub(super) name: String,
-    /// Bytes of weights that the range and later ones of this host may take.
-    pub(super) budget: u64,
+    /// Memory that the range and later ones of this host may take.
+    pub(super) memory: Memory,
+    /// Smaller memory that the next range has, if this one is too large for it.
+    pub(super) next: Option<Memory>,
+    /// Number of layers that it can hold; 0 if its layers were named, or while that is not known.
+    pub(super) room: u32,
     /// Bytes of weights that it holds, or held when it was withdrawn.
     pub(super) held: u64,
     /// Whether steps of callers were computed lately.
@@ -25,16 +31,24 @@ pub(super) struct Range {
 }
 
 impl Range {
-    pub(super) fn new(name: &str, budget: u64) -> Self {
+    pub(super) fn new(name: &str, memory: Memory) -> Self {
         Self {
             name: name.to_owned(),
-            budget,
+            memory,
+            next: None,
+            room: 0,
             held: 0,
             is_computing: false,
             is_leaving: false,
             health: Health::Starting,
             serving: Ok(None),
         }
+    }
+
+    /// The range is served, and fits into the memory that was meant for it.
+    pub(super) fn begins(&mut self) {
+        self.health = Health::Serving;
+        self.memory = self.next.take().unwrap_or(self.memory);
     }
 }
 
@@ -71,6 +85,10 @@ impl Ranges {
         self.0.insert(model, range);
     }
 
+    pub(super) fn get(&self, model: WeightsId) -> Option<&Range> {
+        self.0.get(&model)
+    }
+
     pub(super) fn get_mut(&mut self, model: WeightsId) -> Option<&mut Range> {
         self.0.get_mut(&model)
     }
@@ -89,8 +107,43 @@ impl Ranges {
 
     /// Bytes of weights that all ranges may take.
     pub(super) fn budget(&self) -> u64 {
-        let all = self.0.values().map(|range| range.budget);
+        let all = self.0.values().map(|range| range.memory.weights);
         all.fold(0, u64::saturating_add)
+    }
+
+    /// Gives a range other memory, if it is served and what it holds fits in that. Returns whether it
+    /// does.
+    pub(super) fn resize(&mut self, model: WeightsId, memory: Memory) -> bool {
+        let range = self.0.get_mut(&model);
+        let served = range.filter(|range| range.health == Health::Serving);
+        let Some(range) = served.filter(|range| range.held <= memory.weights) else {
+            return false;
+        };
+        range.memory = memory;
+        range.next = None;
+        true
+    }
+
+    /// Gives a served range less memory than it holds, as soon as it has given up layers. Until then
+    /// no other range may take it. Returns whether the range is served.
+    pub(super) fn shrink(&mut self, model: WeightsId, memory: Memory) -> bool {
+        let range = self.0.get_mut(&model);
+        let Some(range) = range.filter(|range| range.health == Health::Serving) else {
+            return false;
+        };
+        range.next = Some(memory);
+        true
+    }
+
+    /// Whether a range has to give up layers.
+    pub(super) fn is_shrinking(&self) -> bool {
+        self.0.values().any(|range| range.next.is_some())
+    }
+
+    /// Number of layers that each range can hold, as far as known.
+    pub(super) fn rooms(&self) -> BTreeMap<WeightsId, u32> {
+        let known = self.0.iter().filter(|(_, range)| range.room > 0);
+        known.map(|(model, range)| (*model, range.room)).collect()
     }
 
     /// Bytes of weights that all ranges hold.
@@ -141,12 +194,16 @@ mod tests {
     const A: WeightsId = WeightsId([1; 32]);
     const B: WeightsId = WeightsId([2; 32]);
 
+    fn memory(weights: u64) -> Memory {
+        Memory { weights, kv: 1 }
+    }
+
     /// Ranges of the models A and B.
     fn both() -> Ranges {
         let mut ranges = Ranges::default();
         for (model, name, budget) in [(A, "a", 40), (B, "b", 2)] {
             assert_eq!(ranges.is_free(model, name), Ok(()));
-            ranges.add(model, Range::new(name, budget));
+            ranges.add(model, Range::new(name, memory(budget)));
         }
         ranges
     }
@@ -172,6 +229,43 @@ mod tests {
         assert_eq!((ranges.budget(), ranges.len()), (2, 1));
         ranges.remove(B);
         assert!(ranges.is_empty() && ranges.health().is_none());
+    }
+
+    #[test]
+    fn only_a_range_that_is_served_and_fits_goes_on_with_less_memory() {
+        let mut ranges = both();
+        let a = ranges.get_mut(A).unwrap();
+        (a.held, a.room, a.health) = (30, 3, Health::Serving);
+        assert!(!ranges.resize(A, memory(29)));
+        assert_eq!(ranges.budget(), 42);
+        assert!(ranges.resize(A, memory(30)));
+        assert_eq!(
+            (ranges.budget(), ranges.rooms()),
+            (32, BTreeMap::from([(A, 3)]))
+        );
+        // Layers that are loading may need more.
+        assert!(!ranges.resize(B, memory(2)));
+        assert!(!ranges.resize(WeightsId([3; 32]), memory(99)));
+    }
+
+    #[test]
+    fn a_range_that_is_too_large_keeps_its_memory_until_a_smaller_one_is_served() {
+        let mut ranges = both();
+        assert!(!ranges.shrink(A, memory(20)), "it is not served yet");
+        let a = ranges.get_mut(A).unwrap();
+        a.held = 30;
+        a.begins();
+        assert!(!ranges.resize(A, memory(20)) && ranges.shrink(A, memory(20)));
+        assert_eq!((ranges.budget(), ranges.is_shrinking()), (42, true));
+        let a = ranges.get_mut(A).unwrap();
+        a.health = Health::Starting;
+        a.held = 15;
+        assert!(ranges.is_shrinking());
+        ranges.get_mut(A).unwrap().begins();
+        assert_eq!((ranges.budget(), ranges.is_shrinking()), (22, false));
+        // The other model was dropped before it had to give up any.
+        assert!(ranges.shrink(A, memory(10)) && ranges.resize(A, memory(40)));
+        assert_eq!((ranges.budget(), ranges.is_shrinking()), (42, false));
     }
 
     #[test]

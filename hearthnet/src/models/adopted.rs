@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use hearthnet_bus::log::{Adoption, Community};
-use hearthnet_files::part::{Identity, PART_FILE, Part, stored_identity};
+use hearthnet_bus::{CommunityId, NodeId};
+use hearthnet_files::part::{Identity, PART_FILE, Part, PartError, folder, stored_identity};
 use hearthnet_files::{Digest, WeightsId};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Resolved;
@@ -40,8 +41,52 @@ pub(crate) fn part_folder(model: &Adoption) -> Option<PathBuf> {
 /// Name of a home in the folders of the parts that it uses: `<community>.<node>`, both in
 /// hexadecimal digits. The part of a dropped model is removed by this name.
 pub(crate) fn name_in_parts(home: &Home) -> String {
-    let community = hex::encode(home.log.community().as_bytes());
-    format!("{community}.{}", hex::encode(home.key.id().as_bytes()))
+    node_in_parts(home.log.community(), home.key.id())
+}
+
+/// As [`name_in_parts`], of the home of a node.
+pub(crate) fn node_in_parts(community: CommunityId, node: NodeId) -> String {
+    let community = hex::encode(community.as_bytes());
+    format!("{community}.{}", hex::encode(node.as_bytes()))
+}
+
+/// Renames a home that has a new key in the parts that it uses.
+pub(crate) fn rename_in_parts(old: &str, new: &str) {
+    let Ok(parts) = parts_dir() else {
+        return;
+    };
+    for weights in folder::parts_in(&parts) {
+        if let Err(why) = folder::rename(&Part::folder_in(&parts, &weights), old, new) {
+            tracing::warn!("the part {weights} stays when its model is dropped: {why}");
+        }
+    }
+}
+
+/// Ends a home's use of the parts of models that are not adopted. Returns those that were removed,
+/// with their bytes on the disk: no other home uses them, and no process has them open. `stays` is
+/// told why another one was not removed.
+pub(crate) fn leave_parts(
+    parts: &Path,
+    own: &str,
+    is_adopted: impl Fn(&[u8; 32]) -> bool,
+    stays: impl Fn(PartError),
+) -> Vec<(WeightsId, u64)> {
+    let found = folder::parts_in(parts).into_iter();
+    let ended = found.filter_map(|weights| {
+        let folder = Part::folder_in(parts, &weights);
+        if is_adopted(&weights.0) || !folder::uses(&folder, own) {
+            return None;
+        }
+        let bytes = folder::disk_bytes(&folder);
+        match folder::leave(parts, &weights, own) {
+            Ok(removed) => removed.then_some((weights, bytes)),
+            Err(why) => {
+                stays(why);
+                None
+            }
+        }
+    });
+    ended.collect()
 }
 
 /// Checks that the part in a folder is one of the adopted file: weights, tokenizer and template.
@@ -166,5 +211,32 @@ mod tests {
         assert!(said(&other).contains("the part of tiny on this machine is of another file"));
         std::fs::write(part.folder().join("identity"), "{").unwrap();
         assert!(said(&model).contains("tiny on this machine cannot be used"));
+    }
+
+    #[test]
+    fn only_parts_that_this_home_used_and_no_other_home_uses_are_removed() {
+        let parts = tempfile::tempdir().unwrap();
+        let path = |n: u8| Part::folder_in(parts.path(), &WeightsId([n; 32]));
+        for n in 1..=4 {
+            std::fs::create_dir(path(n)).unwrap();
+        }
+        for (n, home) in [
+            (1, "own"),
+            (2, "own"),
+            (2, "other"),
+            (3, "other"),
+            (4, "own"),
+        ] {
+            folder::enter(&path(n), home).unwrap();
+        }
+        std::fs::create_dir(parts.path().join("own")).unwrap();
+        let is_adopted = |weights: &[u8; 32]| weights[0] == 4;
+        let removed = leave_parts(parts.path(), "own", is_adopted, |why| panic!("{why}"));
+        assert_eq!(removed, [(WeightsId([1; 32]), 0)]);
+        assert!(!path(1).exists());
+        assert!([2, 3, 4].iter().all(|n| path(*n).exists()));
+        // The other home's use alone is left of the second.
+        assert!(!folder::uses(&path(2), "own") && folder::uses(&path(2), "other"));
+        assert!(parts.path().join("own").exists());
     }
 }

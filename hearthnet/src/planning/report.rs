@@ -140,6 +140,7 @@ impl Report {
             return Err(NoPlan::ModelNotMeasured);
         }
         let community = observed_for(Some(asked.own), state, asked.weights, now_ms);
+        let community = community.map(|machine| Some(machine.clone().with_held(asked.shape)));
         let mut report = Self::new(asked, &community, name)?;
         for row in &mut report.nodes {
             row.is_measured = of_model.contains(&row.node);

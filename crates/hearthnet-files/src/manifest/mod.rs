@@ -115,15 +115,21 @@ impl Manifest {
         }
         let tensors: Vec<&TensorInfo> = model.gguf().tensors().iter().collect();
         let hashes = hashes(model.gguf(), &tensors, progress);
-        let entries = tensors
-            .iter()
-            .zip(hashes)
-            .map(|(info, sha256)| TensorEntry {
-                name: info.name.clone(),
-                dtype: info.dtype,
-                dims: info.dims.clone(),
-                sha256,
-            });
+        let entries = tensors.iter().zip(hashes);
+        Self::from_hashes(model, entries.map(|(info, sha256)| (*info, sha256)))
+    }
+
+    /// Manifest of a whole file whose tensors have these hashes.
+    pub(crate) fn from_hashes<'a>(
+        model: &ModelFile,
+        hashes: impl Iterator<Item = (&'a TensorInfo, Digest)>,
+    ) -> Self {
+        let entries = hashes.map(|(info, sha256)| TensorEntry {
+            name: info.name.clone(),
+            dtype: info.dtype,
+            dims: info.dims.clone(),
+            sha256,
+        });
         let mut tensors: Vec<TensorEntry> = entries.collect();
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
         Self {

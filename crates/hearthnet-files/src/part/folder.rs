@@ -16,7 +16,7 @@ use hearthnet_platform::regular_file;
 use hearthnet_platform::whole_file::{self, Access};
 
 use super::error::PartError;
-use super::objects::{HELD, IDENTITY, MANIFEST, PIECES};
+use super::objects::{HELD, IDENTITY, MANIFEST, PIECES, remove};
 use super::store::{Part, lock_folder};
 use crate::error::FileError;
 use crate::manifest::WeightsId;
@@ -46,7 +46,7 @@ pub fn parts_in(parts: &Path) -> Vec<WeightsId> {
 /// the part's file is a second name, is not counted.
 pub fn disk_bytes(folder: &Path) -> u64 {
     let all = [PART_FILE, MANIFEST, PIECES, IDENTITY, HELD].into_iter();
-    let found = all.filter_map(|name| fs::metadata(folder.join(name)).ok());
+    let found = all.filter_map(|name| fs::symlink_metadata(folder.join(name)).ok());
     found
         .filter(|info| names(info) < 2)
         .map(|info| files::disk_bytes(&info))
@@ -88,20 +88,63 @@ pub fn enter(folder: &Path, home: &str) -> io::Result<()> {
     File::create(file).map(drop)
 }
 
+/// Renames a home in a part, if it uses the part.
+///
+/// # Errors
+/// The file system's error.
+pub fn rename(folder: &Path, from: &str, to: &str) -> io::Result<()> {
+    match fs::rename(file_of(folder, from)?, file_of(folder, to)?) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Whether a home uses a part.
 pub fn uses(folder: &Path, home: &str) -> bool {
     file_of(folder, home).is_ok_and(|file| file.is_file())
+}
+
+/// Whether a home other than `home` uses a part.
+///
+/// # Errors
+/// The file system's error, also if `home` is no file name.
+pub fn is_used_beside(folder: &Path, home: &str) -> io::Result<bool> {
+    let own = file_of(folder, home)?;
+    match fs::read_dir(folder.join(HOMES)) {
+        Ok(entries) => {
+            let paths: io::Result<Vec<_>> = entries.map(|it| it.map(|it| it.path())).collect();
+            Ok(paths?.iter().any(|path| *path != own))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Ends a home's use of a part that this process has not open. Returns whether the part was
 /// removed: it stays while another home uses it.
 ///
 /// # Errors
-/// [`PartError::InUse`] if a process has the part open for writing; then nothing is changed.
+/// [`PartError::InUse`] if a process has the part open for writing, and no other home uses it; then
+/// nothing is changed.
 pub fn leave(parts: &Path, weights: &WeightsId, home: &str) -> Result<bool, PartError> {
     let folder = Part::folder_in(parts, weights);
-    let _lock = lock_folder(&folder)?;
-    end_use(&folder, home)
+    let failed = |source| FileError::new("remove", &folder, source);
+    match lock_folder(&folder) {
+        Ok(_lock) => end_use(&folder, home),
+        // It is open for the other home.
+        Err(PartError::InUse(_)) if is_used_beside(&folder, home).map_err(failed)? => {
+            remove_file(&file_of(&folder, home).map_err(failed)?).map_err(failed)?;
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn file_of(folder: &Path, home: &str) -> io::Result<PathBuf> {
@@ -116,22 +159,14 @@ fn file_of(folder: &Path, home: &str) -> io::Result<PathBuf> {
 fn end_use(folder: &Path, home: &str) -> Result<bool, PartError> {
     let failed = |source| FileError::new("remove", folder, source);
     let own = file_of(folder, home).map_err(failed)?;
-    let others = match fs::read_dir(folder.join(HOMES)) {
-        Ok(entries) => {
-            let names: Result<Vec<_>, _> = entries.map(|it| it.map(|it| it.path())).collect();
-            names.map_err(failed)?.iter().any(|path| *path != own)
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-        Err(error) => return Err(failed(error).into()),
-    };
-    if !others {
+    if !is_used_beside(folder, home).map_err(failed)? {
+        // First what takes the space: after an interruption nothing tells that this home used the part.
+        remove(folder, &[PART_FILE]).map_err(failed)?;
         fs::remove_dir_all(folder).map_err(failed)?;
         return Ok(true);
     }
-    match fs::remove_file(&own) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error).into()),
-        _ => Ok(false),
-    }
+    remove_file(&own).map_err(failed)?;
+    Ok(false)
 }
 
 impl Part {
@@ -175,19 +210,36 @@ mod tests {
             enter(&folder, home).unwrap();
         }
         assert!(uses(&folder, "one") && !uses(&folder, "three"));
+        assert!(is_used_beside(&folder, "one").unwrap());
         assert!(!leave(parts.path(), &WEIGHTS, "one").unwrap());
         assert!(!uses(&folder, "one") && folder.join(PART_FILE).exists());
         // Again, and by a home that never used it.
         for home in ["one", "three"] {
             assert!(!leave(parts.path(), &WEIGHTS, home).unwrap());
         }
+        assert!(!is_used_beside(&folder, "two").unwrap());
         let lock = lock_folder(&folder).unwrap();
+        // Open for another home.
+        enter(&folder, "one").unwrap();
+        assert!(!leave(parts.path(), &WEIGHTS, "one").unwrap());
+        assert!(!uses(&folder, "one") && uses(&folder, "two"));
         let error = leave(parts.path(), &WEIGHTS, "two").unwrap_err();
         assert_eq!(error.code(), "in_use");
         assert!(uses(&folder, "two"));
         drop(lock);
         assert!(leave(parts.path(), &WEIGHTS, "two").unwrap());
         assert!(!folder.exists() && parts.path().exists());
+    }
+
+    #[test]
+    fn a_home_with_a_new_name_uses_the_parts_that_it_used_before() {
+        let parts = tempfile::tempdir().unwrap();
+        let folder = folder(parts.path());
+        rename(&folder, "old", "new").unwrap();
+        enter(&folder, "old").unwrap();
+        rename(&folder, "old", "new").unwrap();
+        assert!(!uses(&folder, "old") && uses(&folder, "new"));
+        assert!(!is_used_beside(&folder, "new").unwrap());
     }
 
     #[test]

@@ -1,11 +1,17 @@
 //! What an adoption says about a model's file.
 
+use std::fs::File;
+use std::path::Path;
+
+use hearthnet_platform::files::read_exact_at;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::error::PartError;
 use super::table::{ENTRY_BYTES, Layout, PieceTable};
 use super::{MAX_HEAD_BYTES, PIECE_BYTES};
-use crate::gguf::Gguf;
+use crate::error::{FileError, ModelError};
+use crate::gguf::{Gguf, TensorInfo};
 use crate::manifest::{Digest, MAX_MANIFEST_BYTES, Manifest, WeightsId, hash_each};
 use crate::model_file::ModelFile;
 
@@ -72,7 +78,7 @@ impl Identity {
         }
         let manifest = Manifest::decode(manifest)?;
         let gguf = Gguf::from_head(head.to_vec(), self.file_bytes);
-        let model = ModelFile::from_gguf(gguf.map_err(crate::error::ModelError::from)?)?;
+        let model = ModelFile::from_gguf(gguf.map_err(ModelError::from)?)?;
         let first = model.gguf().tensors().iter().map(|info| info.offset).min();
         if first != Some(self.head_bytes) {
             return Err(PartError::Disagrees(format!(
@@ -116,4 +122,40 @@ pub fn identity_of(
         pieces: Digest::of(&list),
     };
     Ok((identity, list))
+}
+
+/// Encoded manifest and piece list of a whole model file with this head. The file is read and not
+/// mapped: if its drive is pulled out, a read fails, but an access to a map ends the process.
+///
+/// # Errors
+/// [`PartError::File`] if the file cannot be read; [`PartError::Model`] if it has no model that can
+/// be run.
+pub fn objects_of(
+    file: &File,
+    path: &Path,
+    head: Vec<u8>,
+) -> Result<(Vec<u8>, Vec<u8>), PartError> {
+    let failed = |source| FileError::new("read", path, source);
+    let file_bytes = file.metadata().map_err(failed)?.len();
+    let gguf = Gguf::from_head(head, file_bytes).map_err(ModelError::from)?;
+    let model = ModelFile::from_gguf(gguf)?;
+    let mut tensors: Vec<&TensorInfo> = model.gguf().tensors().iter().collect();
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let (mut hashes, mut list) = (Vec::with_capacity(tensors.len()), Vec::new());
+    let mut piece = Vec::new();
+    for info in tensors {
+        let (mut whole, mut done) = (Sha256::new(), 0);
+        while done < info.bytes {
+            let len = (info.bytes - done).min(u64::from(PIECE_BYTES));
+            // At most the length of a piece.
+            piece.resize(len as usize, 0);
+            read_exact_at(file, &mut piece, info.offset + done).map_err(failed)?;
+            whole.update(&piece);
+            list.extend(Digest::of(&piece).0);
+            done += len;
+        }
+        hashes.push((info, Digest(whole.finalize().into())));
+    }
+    let manifest = Manifest::from_hashes(&model, hashes.into_iter());
+    Ok((manifest.encode(), list))
 }

@@ -35,7 +35,7 @@ mod whole;
 
 pub use crate::model_file::PART_FILE;
 pub use error::PartError;
-pub use identity::{Identity, identity_of};
+pub use identity::{Identity, identity_of, objects_of};
 pub use objects::stored_identity;
 pub use store::{Part, open_model};
 pub use table::{Piece, PieceTable, piece_count};

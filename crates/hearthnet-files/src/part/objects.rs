@@ -38,7 +38,7 @@ pub(super) fn read(folder: &Path, name: &str, most: u64) -> Result<Vec<u8>, Part
 }
 
 /// Whether the file at `path` has another name: removing it here keeps its bytes.
-fn is_shared(path: &Path) -> bool {
+pub(super) fn is_shared(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|info| names(&info) > 1)
 }
 
@@ -75,6 +75,12 @@ pub(super) fn write_objects(
     remove(folder, &[HELD, IDENTITY])?;
     whole_file::sync_folder(folder)?;
     let path = folder.join(PART_FILE);
+    let has_other_length = fs::metadata(&path).is_ok_and(|info| info.len() != identity.file_bytes);
+    // What a symbolic link leads to is never written, and no file is cut: a process that has mapped
+    // it would end.
+    if path.is_symlink() || has_other_length {
+        remove(folder, &[PART_FILE])?;
+    }
     // A file of the user with this second name is never written.
     let shared = is_shared(&path);
     if !shared || !begins_with(&path, identity.file_bytes, head) {

@@ -4,19 +4,19 @@
 //! and no longer claimed before their blocks are given back. If `held` is missing or damaged, the
 //! pieces in the file are hashed and those that fit are claimed.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use hearthnet_platform::files::{names, read_exact_at, write_all_at};
+use hearthnet_platform::files::{inode, names, read_exact_at, write_all_at};
 use hearthnet_platform::whole_file::{self, Access};
 use hearthnet_platform::{holes, regular_file};
 
 use super::error::PartError;
 use super::identity::Identity;
-use super::objects::{HELD, MANIFEST, PIECES, read, stored_identity, write_objects};
+use super::objects::{HELD, MANIFEST, PIECES, is_shared, read, stored_identity, write_objects};
 use super::set::PieceSet;
 use super::table::PieceTable;
 use super::{MAX_HEAD_BYTES, PIECE_BYTES};
@@ -152,12 +152,20 @@ impl Part {
         let most = identity.file_bytes / u64::from(PIECE_BYTES) + MAX_TENSORS;
         let list = read(folder, PIECES, most.saturating_mul(32))?;
         let path = folder.join(PART_FILE);
+        // It may lead to a file of the user.
+        if path.is_symlink() {
+            return Err(damaged("file model.gguf is a symbolic link"));
+        }
         let failed = |source| FileError::new("open", &path, source);
         let mut options = File::options();
         let options = options.read(true).write(lock.is_some());
         let file = match regular_file::open_with(options, &path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(damaged("file model.gguf is missing"));
+            }
+            // A file that its user may only read, too: with this second name it is never written.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_shared(&path) => {
+                regular_file::open(&path).map_err(failed)?
             }
             opened => opened.map_err(failed)?,
         };
@@ -399,11 +407,22 @@ impl Part {
             sets.held.encode()
         };
         // Not `write`, which tolerates that the folder cannot be synced.
-        let stored = whole_file::replace(&self.folder.join(HELD), &bytes, Access::Umask);
+        let replace = || whole_file::replace(&self.folder.join(HELD), &bytes, Access::Umask);
+        let stored = self.check_place().and_then(|()| replace());
         if stored.is_err() {
             locked(&self.sets).is_dirty = true;
         }
         stored
+    }
+
+    /// Checks that the part is in its folder. After its removal a new part may be there, of which
+    /// this one must not claim pieces.
+    fn check_place(&self) -> io::Result<()> {
+        let there = fs::symlink_metadata(self.path())?;
+        match inode(&there) == inode(&self.file.metadata()?) {
+            true => Ok(()),
+            false => Err(io::Error::other("another part is in its folder")),
+        }
     }
 
     /// Reads and verifies a held piece; `None` if it is not held. A damaged piece is no longer held.
@@ -524,6 +543,21 @@ impl Holdings for Part {
         let damaged: Vec<u32> = damaged.map(|(index, _)| index).collect();
         self.forget(&damaged);
         false
+    }
+
+    fn given_up(&self, tensors: &[&TensorInfo]) -> Option<String> {
+        // Another process may have given up pieces since this value was opened.
+        let stored = match self.is_writer() {
+            true => None,
+            false => self.stored_claims(),
+        };
+        let held = stored.unwrap_or_else(|| locked(&self.sets).held.clone());
+        let is_held = |info: &&&TensorInfo| {
+            let found = self.table.layout().tensor(&info.name);
+            found.is_some_and(|found| held.contains_all(found.pieces.clone()))
+        };
+        let gone = tensors.iter().find(|info| !is_held(info));
+        gone.map(|info| info.name.clone())
     }
 
     fn verify(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Option<String>, ModelError> {

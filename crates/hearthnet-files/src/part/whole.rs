@@ -1,8 +1,10 @@
 //! Complete part of a whole model file that is on this machine.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
+use hearthnet_platform::files::names;
 use hearthnet_platform::whole_file::{self, Access};
 
 use super::error::PartError;
@@ -57,25 +59,34 @@ fn whole(
     let folder = Part::folder_in(parts, &identity.weights);
     let failed = |source| FileError::new("write", &folder, source);
     whole_file::make_folder(&folder, Access::Umask).map_err(failed)?;
+    // Not the path of a symbolic link: a hard link to it would be another symbolic link, and the part
+    // would change the file that it leads to.
     let source = model.path().unwrap_or(Path::new(""));
+    let source = source
+        .canonicalize()
+        .map_err(|error| FileError::new("link", source, error))?;
     // The model may be this part itself.
-    if part_folder(source).is_some_and(|part| folder.canonicalize().is_ok_and(|f| f == part)) {
+    if part_folder(&source).is_some_and(|part| folder.canonicalize().is_ok_and(|f| f == part)) {
         return Part::open(&folder);
     }
     let lock = lock_folder(&folder)?;
     let (target, link) = (folder.join(PART_FILE), folder.join(LINK));
     remove(&folder, &[LINK]).map_err(failed)?;
-    let linked = fs::hard_link(source, &link);
+    let linked = fs::hard_link(&source, &link).and_then(|()| match names(&fs::metadata(&link)?) {
+        // Some network file systems do not count names: the part would take the user's file for its own.
+        0 | 1 => fs::remove_file(&link).and(Err(io::ErrorKind::Unsupported.into())),
+        _ => Ok(()),
+    });
     if let (Err(error), false) = (&linked, may_copy) {
-        let error = std::io::Error::new(error.kind(), error.to_string());
-        return Err(FileError::new("link", source, error).into());
+        let error = io::Error::new(error.kind(), error.to_string());
+        return Err(FileError::new("link", &source, error).into());
     }
     // Without claims first, so that an interrupted call leaves none for another file. The file
     // itself may be another name of `source`, which a copy onto it would empty.
     remove(&folder, &[HELD, PART_FILE]).map_err(failed)?;
     match linked {
         Ok(()) => fs::rename(&link, &target).map_err(failed)?,
-        Err(_) => drop(fs::copy(source, &target).map_err(failed)?),
+        Err(_) => drop(fs::copy(&source, &target).map_err(failed)?),
     }
     drop(lock);
     Part::create(parts, identity, model.gguf().head(), manifest, pieces)

@@ -3,13 +3,19 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use hearthnet_files::manifest::{Digest, Manifest};
 use hearthnet_files::part::{Identity, Part, PartError, piece_count};
 
 use super::error::{Dropped, FetchError, Why};
 use super::fetch::Progress;
-use super::source::{Object, PieceSource, SourceError};
+use super::source::{Object, PieceSource, Rank, SourceError};
+
+/// Time for an object of a source, beyond that of its bytes at the least rate in bytes per second.
+/// Sources are asked one after the other, so one that sends little by little would delay all others.
+const LONGEST: Duration = Duration::from_secs(60);
+const LEAST_RATE: u64 = 32 << 10;
 
 /// Opens the part of an adopted model. If it does not exist, it is created from head, manifest and
 /// piece list of the first sources that have them. Each is verified before it is used.
@@ -32,7 +38,12 @@ pub fn first_contact(
     }
     identity.check_lengths()?;
     let mut sources = sources.to_vec();
-    sources.sort_by_key(|source| source.rank());
+    // A whole file has no manifest before all of it was hashed, so neighbours are asked first.
+    sources.sort_by_key(|source| match source.rank() {
+        Rank::Neighbour => 0,
+        Rank::Local => 1,
+        Rank::Hub => 2,
+    });
     let mut get = |object, bytes, digest| {
         let wanted = Wanted {
             object,
@@ -105,7 +116,8 @@ impl Wanted {
         source: &dyn PieceSource,
         stop: &AtomicBool,
     ) -> Result<Result<Option<Vec<u8>>, SourceError>, FetchError> {
-        let mut bytes = Vec::new();
+        let most = LONGEST.saturating_add(Duration::from_secs(self.bytes / LEAST_RATE));
+        let (mut bytes, begin) = (Vec::new(), Instant::now());
         loop {
             let done = bytes.len() as u64;
             let left = self.bytes.saturating_sub(done);
@@ -114,6 +126,9 @@ impl Wanted {
             }
             if stop.load(Ordering::Relaxed) {
                 return Err(FetchError::Stopped);
+            }
+            if begin.elapsed() > most {
+                return Ok(Err(SourceError::Silent(most)));
             }
             let len = u32::try_from(left).unwrap_or(u32::MAX);
             match source.object(self.object, done, len) {

@@ -1,53 +1,69 @@
 //! Files and folders of this machine as sources, such as those on a USB drive.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use hearthnet_files::ModelFile;
-use hearthnet_files::manifest::{Manifest, WeightsId};
-use hearthnet_files::part::{Part, Piece, identity_of};
+use hearthnet_files::manifest::{Digest, WeightsId};
+use hearthnet_files::part::{Identity, Part, Piece, objects_of};
 use hearthnet_platform::files::read_exact_at;
 use hearthnet_platform::regular_file;
 
 use super::source::{
     MAX_OBJECT_READ, Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces, read_run,
 };
-use crate::pull::SourceError as HttpError;
 
-/// Whole model file.
+/// Most entries of a folder among which a model file is looked for.
+const MAX_ENTRIES: usize = 1000;
+
+fn unusable(why: impl ToString) -> SourceError {
+    SourceError::Unusable(why.to_string())
+}
+
+/// Whole model file. It is read and never mapped, because its drive may be pulled out.
 pub struct FileSource {
     path: PathBuf,
     file: File,
-    file_bytes: u64,
+    identity: Identity,
     /// Manifest and piece list, once computed.
     objects: Mutex<Option<(Vec<u8>, Vec<u8>)>>,
 }
 
 impl FileSource {
-    /// `file_bytes` is the length of the adopted file.
-    ///
     /// # Errors
-    /// The file cannot be opened, or has another length.
-    pub fn open(path: &Path, file_bytes: u64) -> Result<Self, SourceError> {
+    /// The file cannot be opened, or has another length or head than the adopted one.
+    pub fn open(path: &Path, identity: &Identity) -> Result<Self, SourceError> {
+        identity.check_lengths().map_err(unusable)?;
         let file = regular_file::open(path)?;
         let found = file.metadata()?.len();
-        let expected = file_bytes;
-        if found != expected {
-            return Err(HttpError::Length { expected, found }.into());
+        if found != identity.file_bytes {
+            return Err(unusable(format!(
+                "it is another file than the adopted model: it has {found} bytes instead of {}",
+                identity.file_bytes
+            )));
         }
-        Ok(Self {
+        let this = Self {
             path: path.to_owned(),
             file,
-            file_bytes,
+            identity: *identity,
             objects: Mutex::default(),
-        })
+        };
+        match Digest::of(&this.head()?) == identity.head {
+            true => Ok(this),
+            false => Err(unusable(
+                "it is another file than the adopted model: its metadata differ",
+            )),
+        }
+    }
+
+    fn head(&self) -> Result<Vec<u8>, SourceError> {
+        self.range(0, self.identity.head_bytes)
     }
 
     fn range(&self, from: u64, len: u64) -> Result<Vec<u8>, SourceError> {
-        let len = len.min(self.file_bytes.saturating_sub(from));
+        let len = len.min(self.identity.file_bytes.saturating_sub(from));
         let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
         read_exact_at(&self.file, &mut bytes, from)?;
         Ok(bytes)
@@ -55,12 +71,7 @@ impl FileSource {
 
     /// Manifest and piece list. Hashes the whole file.
     fn compute(&self) -> Result<(Vec<u8>, Vec<u8>), SourceError> {
-        let unusable = |error: &dyn std::fmt::Display| SourceError::Unusable(error.to_string());
-        let model = ModelFile::open(&self.path).map_err(|error| unusable(&error))?;
-        let manifest = Manifest::of(&model, &mut |_, _| {});
-        let identity = identity_of(&model, &manifest, &mut |_, _| {});
-        let (_, pieces) = identity.map_err(|error| unusable(&error))?;
-        Ok((manifest.encode(), pieces))
+        objects_of(&self.file, &self.path, self.head()?).map_err(unusable)
     }
 }
 
@@ -130,11 +141,11 @@ impl FolderSource {
     /// It is no part, or one of another model.
     pub fn open(folder: &Path, weights: &WeightsId) -> Result<Self, SourceError> {
         let part = Part::open_reading(folder);
-        let part = part.map_err(|error| SourceError::Unusable(error.to_string()))?;
+        let part = part.map_err(unusable)?;
         let found = part.identity().weights;
         match found == *weights {
             true => Ok(Self(part)),
-            false => Err(SourceError::Unusable(format!(
+            false => Err(unusable(format!(
                 "it is a part of another model (weights {found} instead of {weights})"
             ))),
         }
@@ -184,5 +195,105 @@ impl PieceSource for FolderSource {
             Object::Manifest => cut(self.0.manifest_bytes(), offset, len),
             Object::PieceList => cut(self.0.table().list(), offset, len),
         }))
+    }
+}
+
+/// Path of a model file, of a part's folder, or of a folder that holds one of them, such as a drive.
+/// It is opened with its first use.
+pub struct LocalSource {
+    path: PathBuf,
+    identity: Identity,
+    found: Mutex<Option<Arc<dyn PieceSource>>>,
+}
+
+impl LocalSource {
+    pub fn new(path: &Path, identity: &Identity) -> Self {
+        Self {
+            path: path.to_owned(),
+            identity: *identity,
+            found: Mutex::default(),
+        }
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// There is nothing of the adopted model.
+    pub fn open(&self) -> Result<(), SourceError> {
+        self.found().map(drop)
+    }
+
+    fn found(&self) -> Result<Arc<dyn PieceSource>, SourceError> {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(match &mut *found {
+            Some(found) => Arc::clone(found),
+            none => Arc::clone(none.insert(find(&self.path, &self.identity)?)),
+        })
+    }
+}
+
+/// The part of the model, or its whole file, at a path or in a folder.
+fn find(path: &Path, identity: &Identity) -> Result<Arc<dyn PieceSource>, SourceError> {
+    let id = identity.weights.to_string();
+    // The folder of a part has the name of its model, and its file has holes.
+    let folders = match path.is_dir() {
+        true => vec![
+            path.to_owned(),
+            path.join(&id),
+            path.join("parts").join(&id),
+        ],
+        false => path.parent().map(Path::to_owned).into_iter().collect(),
+    };
+    let is_part = |folder: &PathBuf| folder.ends_with(&id) && folder.is_dir();
+    if let Some(folder) = folders.into_iter().find(is_part) {
+        return Ok(Arc::new(FolderSource::open(&folder, &identity.weights)?));
+    }
+    if !path.is_dir() {
+        return Ok(Arc::new(FileSource::open(path, identity)?));
+    }
+    let entries = fs::read_dir(path)?.take(MAX_ENTRIES).flatten();
+    let files = entries.map(|entry| entry.path());
+    let mut files = files.filter(|file| file.extension().is_some_and(|ext| ext == "gguf"));
+    match files.find_map(|file| FileSource::open(&file, identity).ok()) {
+        Some(file) => Ok(Arc::new(file)),
+        None => Err(unusable(format!(
+            "neither the file of the adopted model ({} bytes) nor a part of it is there",
+            identity.file_bytes
+        ))),
+    }
+}
+
+impl PieceSource for LocalSource {
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn rank(&self) -> Rank {
+        Rank::Local
+    }
+
+    fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
+        self.found()?.pieces()
+    }
+
+    fn lanes(&self) -> usize {
+        2
+    }
+
+    fn run(&self) -> u32 {
+        8
+    }
+
+    fn read(&self, run: &[Piece]) -> Result<Option<Vec<u8>>, SourceError> {
+        self.found()?.read(run)
+    }
+
+    fn object(
+        &self,
+        object: Object,
+        offset: u64,
+        len: u32,
+    ) -> Result<Option<Vec<u8>>, SourceError> {
+        self.found()?.object(object, offset, len)
     }
 }

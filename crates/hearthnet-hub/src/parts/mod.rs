@@ -1,7 +1,7 @@
 //! Fetches the pieces of an adopted model from several sources at the same time.
 //!
 //! A piece is verified by its SHA-256 before it is stored, so a source need not be trusted. A source
-//! that sends other bytes is dropped. Neighbours are preferred to files, and files to the hub.
+//! that sends other bytes is dropped. Files are preferred to neighbours, and neighbours to the hub.
 //!
 //! | concept | file |
 //! |---|---|
@@ -24,7 +24,7 @@ mod source;
 pub use contact::first_contact;
 pub use error::{Dropped, FetchError, Why};
 pub use fetch::{FetchOptions, Progress, Report, fetch};
-pub use file::{FileSource, FolderSource};
+pub use file::{FileSource, FolderSource, LocalSource};
 pub use http::HubSource;
 pub use source::{Object, PieceSource, Rank, SourceError};
 

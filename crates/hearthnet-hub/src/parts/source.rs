@@ -13,10 +13,10 @@ use crate::pull::SourceError as HttpError;
 /// as having every piece.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rank {
+    /// File or folder of this machine, which a person has named.
+    Local,
     /// Member of the community. It may fetch the model at the same time, so its pieces can grow.
     Neighbour,
-    /// File or folder of this machine.
-    Local,
     /// HTTP server.
     Hub,
 }
@@ -85,7 +85,7 @@ pub enum SourceError {
     /// It cannot be used for this model.
     #[error("{0}")]
     Unusable(String),
-    #[error("it did not answer within {} s", .0.as_secs())]
+    #[error("it did not give a whole answer within {} s", .0.as_secs())]
     Silent(Duration),
     /// The server answers a request for a byte range with the whole file.
     #[error("the server does not support byte ranges; give another source, or pull the whole file")]

@@ -11,8 +11,8 @@ use hearthnet_files::part::{Identity, MAX_HEAD_BYTES, Part, PartError, Piece, id
 use hearthnet_files::{Manifest, WeightsId};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::parts::{
-    FetchError, FetchOptions, FileSource, FolderSource, HubSource, Object, PieceSource, Progress,
-    Rank, Report, SourceError, fetch, first_contact,
+    FetchError, FetchOptions, FileSource, FolderSource, HubSource, LocalSource, Object,
+    PieceSource, Progress, Rank, Report, SourceError, fetch, first_contact,
 };
 use hearthnet_hub::pull::PullOptions;
 use hearthnet_testkit::TinyLlama;
@@ -365,20 +365,34 @@ fn ranges_are_asked_for_at_the_target_of_a_redirect() {
 fn a_model_file_on_a_drive_is_the_only_source_that_is_needed() {
     let adopted = Adopted::new();
     let path = adopted.on_disk(&adopted.file);
-    let source: Source = Arc::new(FileSource::open(&path, adopted.identity.file_bytes).unwrap());
+    let source: Source = Arc::new(FileSource::open(&path, &adopted.identity).unwrap());
     let part = adopted.contact(&[Arc::clone(&source)]).unwrap();
     get(&part, &all(&part), vec![source]).unwrap();
     adopted.assert_holds(&part, &all(&part));
 }
 
 #[test]
-fn another_file_on_a_drive_is_refused_by_its_length_or_its_contents() {
+fn another_file_on_a_drive_is_refused_by_its_length_its_metadata_or_its_contents() {
     let adopted = Adopted::new();
     let path = adopted.on_disk(&tiny(2).bytes());
-    let shorter = FileSource::open(&path, adopted.identity.file_bytes + 1).map(|_| ());
-    let expected = format!("instead of {}", adopted.identity.file_bytes + 1);
-    assert!(shorter.unwrap_err().to_string().contains(&expected));
-    let source: Source = Arc::new(FileSource::open(&path, adopted.identity.file_bytes).unwrap());
+    let refused = |identity| {
+        let opened = FileSource::open(&path, &identity).map(|_| ());
+        opened.unwrap_err().to_string()
+    };
+    let longer = Identity {
+        file_bytes: adopted.identity.file_bytes + 1,
+        ..adopted.identity
+    };
+    let said = refused(longer);
+    let expected = format!("instead of {}", longer.file_bytes);
+    assert!(said.contains(&expected), "{said}");
+    let named = Identity {
+        head: adopted.identity.pieces,
+        ..adopted.identity
+    };
+    let said = refused(named);
+    assert!(said.contains("its metadata differ"), "{said}");
+    let source: Source = Arc::new(FileSource::open(&path, &adopted.identity).unwrap());
     let part = adopted.part();
     let said = asked(get(&part, &all(&part), vec![source]));
     assert!(said.contains("m.gguf is not the adopted model"), "{said}");
@@ -400,6 +414,78 @@ fn a_part_in_another_folder_gives_what_it_holds() {
     let said = asked(get(&part, &all(&part), vec![source]));
     let lacks = part.table().bytes(&part.missing(&all(&part)));
     assert!(said.ends_with(&format!("lacks {lacks} bytes")), "{said}");
+}
+
+#[test]
+fn a_drive_with_a_file_or_a_part_in_any_of_its_places_is_a_source() {
+    let adopted = Adopted::new();
+    let drive = tempfile::tempdir().unwrap();
+    let path = |name: &str| drive.path().join(name);
+    let opens = |name: &str| LocalSource::new(&path(name), &adopted.identity).open();
+    let nothing = opens("").unwrap_err().to_string();
+    assert!(nothing.contains("neither the file"), "{nothing}");
+    assert_matches!(opens("none"), Err(SourceError::Io(_)));
+    fs::write(path("other.gguf"), &adopted.file[1..]).unwrap();
+    fs::write(path("m.gguf"), &adopted.file).unwrap();
+    opens("m.gguf").unwrap();
+    opens("").unwrap();
+    let said = opens("other.gguf").unwrap_err().to_string();
+    assert!(said.contains("another file than the adopted"), "{said}");
+    fs::remove_file(path("m.gguf")).unwrap();
+    // A part that has only some layers.
+    let theirs = tempfile::tempdir_in(drive.path()).unwrap();
+    let parts = theirs.path().join("parts");
+    fs::create_dir(&parts).unwrap();
+    let (identity, head) = (&adopted.identity, adopted.head());
+    let part = Part::create(&parts, identity, head, &adopted.manifest, &adopted.pieces).unwrap();
+    let layer = part.table().of_layers(1, 1);
+    get(&part, &layer, vec![Arc::new(adopted.neighbour())]).unwrap();
+    for place in [theirs.path(), &parts, part.folder(), &part.path()] {
+        let source = LocalSource::new(place, identity);
+        assert_eq!(source.pieces().unwrap(), layer, "{}", place.display());
+    }
+}
+
+#[test]
+fn a_fetch_from_a_drive_that_is_pulled_out_goes_on_from_others_or_later() {
+    let adopted = Adopted::new();
+    let path = adopted.on_disk(&adopted.file);
+    let half = adopted.identity.file_bytes / 2;
+    // Its file is open when its second half goes away.
+    let pulled = || -> Source {
+        fs::write(&path, &adopted.file).unwrap();
+        let local = LocalSource::new(&path, &adopted.identity);
+        local.open().unwrap();
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(half).unwrap();
+        Arc::new(local)
+    };
+    let part = adopted.part();
+    let said = asked(get(&part, &all(&part), vec![pulled()]));
+    assert!(said.contains("m.gguf: it cannot be read"), "{said}");
+    fs::write(&path, &adopted.file).unwrap();
+    let again: Source = Arc::new(LocalSource::new(&path, &adopted.identity));
+    get(&part, &all(&part), vec![again]).unwrap();
+    adopted.assert_holds(&part, &all(&part));
+
+    part.evict(&all(&part)).unwrap();
+    let neighbour = Arc::new(adopted.neighbour());
+    let report = get(&part, &all(&part), vec![pulled(), neighbour]).unwrap();
+    adopted.assert_holds(&part, &all(&part));
+    assert_eq!(report.dropped.len(), 1);
+    assert!(report.bytes[1].1 >= half / 2, "{:?}", report.bytes);
+}
+
+#[test]
+fn a_file_that_a_person_names_spares_the_neighbours() {
+    let adopted = Adopted::new();
+    let path = adopted.on_disk(&adopted.file);
+    let local: Source = Arc::new(LocalSource::new(&path, &adopted.identity));
+    let part = adopted.part();
+    let neighbour: Source = Arc::new(adopted.neighbour());
+    let report = get(&part, &all(&part), vec![neighbour, local]).unwrap();
+    adopted.assert_holds(&part, &all(&part));
+    assert_eq!(report.bytes[0].1, 0);
 }
 
 #[test]

@@ -85,6 +85,20 @@ pub struct Machine {
     pub holds: Option<Layers>,
 }
 
+impl Machine {
+    /// This machine with memory for the layers that it holds, and for its chats: they fit, whatever
+    /// was measured.
+    #[must_use]
+    pub fn with_held(mut self, model: &Model) -> Self {
+        if let Some(held) = self.holds {
+            let own = if self.chats { model.caller_memory() } else { 0 };
+            let used = model.memory_of(held.within(model.hosted()));
+            self.memory_bytes = self.memory_bytes.max(used.saturating_add(own));
+        }
+        self
+    }
+}
+
 /// Measured link from a caller to a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(clippy::exhaustive_structs)] // Built by callers from events.
@@ -142,6 +156,14 @@ impl Model {
     pub fn memory_of(&self, layers: Layers) -> u64 {
         let all = (layers.first..layers.end).map(|layer| self.layer_memory(layer));
         all.fold(0, u64::saturating_add)
+    }
+
+    /// Memory in which any range of so many layers fits.
+    pub fn memory_of_any(&self, layers: u32) -> u64 {
+        let largest = (0..self.layers())
+            .map(|layer| self.layer_memory(layer))
+            .max();
+        largest.unwrap_or(0).saturating_mul(layers.into())
     }
 
     /// Memory of a caller: head and private layers.

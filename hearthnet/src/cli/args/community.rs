@@ -1,5 +1,6 @@
 //! Arguments of `hearthnet community`, `serve`, `log`, `backup` and `restore`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Subcommand;
@@ -9,7 +10,7 @@ use hearthnet_bus::log::Level;
 use super::engine::HostEngineArgs;
 use super::service::AnswerArgs;
 use super::values::{
-    Layers, MODEL_OR_DEFAULT, model_ref, parse_layers, parse_node_listen, parse_time,
+    Layers, MODEL_OR_DEFAULT, home_path, model_ref, parse_layers, parse_node_listen, parse_time,
 };
 
 #[derive(Debug, Subcommand)]
@@ -259,6 +260,9 @@ pub(crate) struct RunArgs {
     /// Follow the community's adopted models, as `hearthnet up` does: fetch and serve layers.
     #[arg(long, hide = true, conflicts_with_all = ["shard", "local", "model", "layers"])]
     pub(crate) up: bool,
+    /// Take pieces of adopted models first from this file or folder.
+    #[arg(long, hide = true, value_name = "PATH", value_parser = home_path(), requires = "up")]
+    pub(crate) from: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) answers: AnswerArgs,
     /// Only of `shard serve`: prints the layers when ready, and ends if they cannot be served.

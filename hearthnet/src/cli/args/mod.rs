@@ -227,11 +227,16 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Model and engine of the daemon, if the command starts one.
-    pub(crate) fn serves(&self) -> Option<(Option<&ModelRef>, &HostEngineArgs)> {
+    /// Model and engine of the daemon, and a path with weights, if the command starts a daemon.
+    pub(crate) fn serves(&self) -> Option<(Option<&ModelRef>, &HostEngineArgs, Option<&Path>)> {
         match self {
-            Self::Serve(args) => Some((args.model.as_ref(), &args.engine)),
-            Self::Shard(ShardCommand::Serve(args)) => Some((args.model.as_ref(), &args.engine)),
+            Self::Serve(args) => {
+                let from = args.from.as_deref();
+                Some((args.model.as_ref(), &args.engine, from))
+            }
+            Self::Shard(ShardCommand::Serve(args)) => {
+                Some((args.model.as_ref(), &args.engine, None))
+            }
             _ => None,
         }
     }

@@ -1,8 +1,10 @@
 //! Arguments of `hearthnet up`.
 
+use std::path::PathBuf;
+
 use hearthnet_hub::ModelRef;
 
-use super::values::{model_ref, parse_listen, parse_node_listen};
+use super::values::{home_path, model_ref, parse_listen, parse_node_listen};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct UpArgs {
@@ -23,6 +25,10 @@ pub(crate) struct UpArgs {
     /// Model that a new community adopts [default: model.default, else smollm2-135m-instruct].
     #[arg(long, value_name = "MODEL", value_parser = model_ref())]
     pub(crate) model: Option<ModelRef>,
+    /// In this run, take pieces of adopted models first from this model file, part, or folder with
+    /// one of them, such as a drive.
+    #[arg(long, value_name = "PATH", value_parser = home_path())]
+    pub(crate) from: Option<PathBuf>,
     /// Address to listen on; port 0 takes a free one [default: node.listen].
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_node_listen)]
     pub(crate) listen: Option<String>,

@@ -5,16 +5,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use hearthnet_bus::CommunityId;
-use hearthnet_bus::log::Body;
+use hearthnet_bus::log::{Body, Community};
+use hearthnet_files::WeightsId;
+use hearthnet_files::part::PartError;
 use hearthnet_platform::whole_file::{self, Access};
+use serde::Serialize;
 use serde_json::json;
 
 use super::change::{keeps_an_anchor, sent, told};
 use crate::cli::args::LeaveArgs;
-use crate::cli::{Failure, Kind, block_on, confirm, note, print, print_json};
+use crate::cli::{self, Failure, Kind, block_on, confirm, note, print, print_json};
+use crate::commands::backup::NODE_KEY;
 use crate::config::{Config, Context};
 use crate::home::key_status::{CLOCK_FILE, KeyStatus};
 use crate::home::{Home, LOG_FILE, Lock, OnDisk, ROOT_KEY, first_free, membership, now_ms};
+use crate::models::adopted::{leave_parts, name_in_parts, node_in_parts, parts_dir};
 use crate::node::{sync_log, transient};
 
 pub(super) fn run(args: &LeaveArgs, cx: &Context) -> Result<(), Failure> {
@@ -29,8 +34,16 @@ pub(super) fn run(args: &LeaveArgs, cx: &Context) -> Result<(), Failure> {
             );
             confirm(args.yes, &question)?;
             let _lock = lock(&dir)?;
+            // The key is made on first use.
+            let key = match dir.join(NODE_KEY).exists() {
+                true => cx.global.node_key().ok(),
+                false => None,
+            };
             let aside = put_aside(&dir, noted.community, true)?;
-            done(args.json, &noted.name, None, true, &aside)
+            let removed = key.map_or_else(Vec::new, |key| {
+                end_parts(&node_in_parts(noted.community, key.id()), None)
+            });
+            done(args.json, &noted.name, (None, true), &aside, &removed)
         }
         OnDisk::Nothing => Err(
             Failure::new(Kind::Community, "this node is not in a community")
@@ -73,11 +86,42 @@ fn leave(args: &LeaveArgs, home: Home, config: &Config) -> Result<(), Failure> {
         note(status.sentence(&name));
     }
     let (dir, community) = (home.dir.clone(), home.log.community());
+    let (state, in_parts) = (home.state(), name_in_parts(&home));
     // The last handle closes the log.
     drop(home);
     // A key that is no longer valid cannot be used in any community.
     let aside = put_aside(&dir, community, keep_key)?;
-    done(args.json, &name, told, keep_key, &aside)
+    let removed = end_parts(&in_parts, Some(&state));
+    done(args.json, &name, (told, keep_key), &aside, &removed)
+}
+
+/// Part that no home of this user uses any more.
+#[derive(Serialize)]
+struct Removed {
+    /// Name of the model, or the first digits of its weights id.
+    model: String,
+    weights: WeightsId,
+    /// Freed bytes; 0 if the part was a second name of the user's own file.
+    bytes: u64,
+}
+
+/// Ends the use of all parts by the home with this name in them.
+fn end_parts(own: &str, state: Option<&Community>) -> Vec<Removed> {
+    let Ok(parts) = parts_dir() else {
+        return Vec::new();
+    };
+    let stays = |why: PartError| note(format!("a part of a model stays: {why}"));
+    let removed = leave_parts(&parts, own, |_| false, stays);
+    let named = removed.into_iter().map(|(weights, bytes)| {
+        let known = state.and_then(|state| state.model(&weights.0));
+        let digits = || weights.to_string().chars().take(8).collect();
+        Removed {
+            model: known.map_or_else(digits, |model| model.name.clone()),
+            weights,
+            bytes,
+        }
+    });
+    named.collect()
 }
 
 fn lock(dir: &Path) -> Result<Lock, Failure> {
@@ -182,9 +226,9 @@ fn put_aside(dir: &Path, community: CommunityId, keep_key: bool) -> Result<PathB
 fn done(
     as_json: bool,
     name: &str,
-    told: Option<usize>,
-    kept_key: bool,
+    (told, kept_key): (Option<usize>, bool),
     aside: &Path,
+    removed: &[Removed],
 ) -> Result<(), Failure> {
     if as_json {
         return print_json(&json!({
@@ -192,6 +236,7 @@ fn done(
             "told": told,
             "kept_key": kept_key,
             "put_aside": aside,
+            "removed_parts": removed,
             "at_ms": now_ms(),
         }));
     }
@@ -209,6 +254,17 @@ fn done(
         "left {name:?}{heard}\n{what} in {}\n",
         aside.display()
     ))?;
+    for Removed { model, bytes, .. } in removed {
+        note(match bytes {
+            0 => format!(
+                "neighbours can no longer fetch {model} from here; your own file of it stays"
+            ),
+            bytes => format!(
+                "removed this machine's part of {model} ({})",
+                cli::bytes(*bytes)
+            ),
+        });
+    }
     note("next: `hearthnet community join CODE`, or `hearthnet community create NAME`");
     Ok(())
 }

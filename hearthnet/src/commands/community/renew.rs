@@ -17,6 +17,7 @@ use crate::cli::{Failure, block_on, confirm, note, print, print_json};
 use crate::commands::backup::NODE_KEY;
 use crate::config::{Config, Context};
 use crate::home::{Home, KeyStatus, Lock, Membership, display_name, first_free, now_ms};
+use crate::models::adopted::{name_in_parts, node_in_parts, rename_in_parts};
 use crate::node::{open_home, with_synced_node};
 
 /// Validity of the invite in ms. It is used at once.
@@ -63,6 +64,8 @@ fn new_key(home: &mut Home, config: &Config) -> Result<PathBuf, Failure> {
     std::fs::rename(&path, &aside).map_err(|e| fail(&e))?;
     let key = NodeKey::generate().map_err(|e| fail(&e))?;
     key.write_new(&path).map_err(|e| fail(&e))?;
+    let renamed = node_in_parts(home.log.community(), key.id());
+    rename_in_parts(&name_in_parts(home), &renamed);
 
     let expires_ms = now.saturating_add(INVITE_MS) / 1000 * 1000;
     let invite = Invite::generate(home.log.community(), expires_ms / 1000, Vec::new());

@@ -1,13 +1,14 @@
 //! `hearthnet model adopt` and `hearthnet model drop`: which models the community runs together.
 
 use hearthnet_bus::invite::MAX_NAME_BYTES;
-use hearthnet_bus::log::Adoption;
+use hearthnet_bus::log::{Adoption, Community};
+use hearthnet_files::WeightsId;
 use hearthnet_files::part::{Part, PartError, folder, identity_of};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::{ModelEntry, Source};
 use serde_json::json;
 
-use crate::cli::{Failure, Progress, bytes, note, print_result};
+use crate::cli::{Failure, Progress, bytes, failure, note, print_result};
 use crate::commands::community::change::{change, is_anchor, signs_as_root};
 use crate::config::Context;
 use crate::home::Home;
@@ -74,6 +75,7 @@ pub(crate) fn adopt(
         pieces: identity.pieces.0,
         sources: sources(model, entry),
     };
+    check_name(&adoption, &home.state())?;
     let parts = parts_dir()?;
     match Part::of_file(&parts, &identity, &file, &manifest.encode(), &pieces) {
         Ok(part) => folder::enter(part.folder(), &name_in_parts(home))
@@ -84,6 +86,7 @@ pub(crate) fn adopt(
     }
     change(home, &cx.config, quiet, || {
         let by_root = may_adopt(home)?;
+        check_name(&adoption, &home.state())?;
         match home.state().model(&adoption.weights) == Some(&adoption) {
             true => Ok(()),
             false => log_writer::write(home, by_root, Change::Adopt(adoption.clone())),
@@ -99,6 +102,29 @@ fn may_adopt(home: &Home) -> Result<bool, Failure> {
         is_anchor(home),
         "only anchors may choose the community's models",
     )
+}
+
+/// Refuses a name that another adopted model has: chats name models.
+fn check_name(new: &Adoption, state: &Community) -> Result<(), Failure> {
+    let models = state.models().into_iter();
+    let mut others = models.filter(|model| model.weights != new.weights);
+    match others.find(|model| model.name == new.name) {
+        None => Ok(()),
+        Some(other) => {
+            let weights = WeightsId(other.weights).to_string();
+            let digits = weights.get(..8).unwrap_or_default();
+            Err(failure!(
+                BadRequest,
+                "{:?} has adopted another model with the name {} (weights {digits})",
+                state.name,
+                new.name
+            )
+            .code("name_taken")
+            .hint(format!(
+                "adopt a file with another name, or drop the other model first: `hearthnet model drop {digits}`"
+            )))
+        }
+    }
 }
 
 /// A line that fits the log.
@@ -149,7 +175,9 @@ pub(super) fn drop_model(
         Ok(model)
     })?;
     if !as_json {
-        note("nodes that run remove their parts of it; files that people pulled themselves stay");
+        note(
+            "homes that run remove their parts of it, also those of `model pull --layers`; a whole file with a name of its own stays",
+        );
     }
     let found = json!({ "name": dropped.name, "weights": hex::encode(dropped.weights) });
     print_result(as_json, &found, || {

@@ -31,7 +31,7 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
     match command {
         ModelCommand::Pull { model, options } => {
             if let Some(layers) = options.layers {
-                return part::pull(&model, layers, cx);
+                return part::pull(&model, layers, options.from, cx);
             }
             let path = pull_model(&cx.global, &catalogue(&cx.global)?, &model, options)?;
             print(format!("{}\n", path.display()))

@@ -1,15 +1,16 @@
 //! Parts of adopted models: `hearthnet model pull --layers`, and `verify` and `rm` of a part.
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use hearthnet_bus::log::Adoption;
 use hearthnet_bus::node::Node;
 use hearthnet_files::WeightsId;
-use hearthnet_files::part::{Part, PartError};
+use hearthnet_files::part::{Part, PartError, folder};
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::coverage::held_by_others;
-use hearthnet_orchestrator::placement::{choose, room, runs_text};
+use hearthnet_orchestrator::placement::{choose_near, room, runs_text};
 use serde_json::json;
 
 use crate::cli::args::{HostEngineArgs, Layers};
@@ -20,12 +21,18 @@ use crate::config::Context;
 use crate::daemon::weights::Fetcher;
 use crate::home::{Home, Lock, now_ms};
 use crate::hosting::host_engine::{HostEngine, no_layer_fits};
-use crate::models::adopted::{find, held_layers, identity, part_folder};
+use crate::models::adopted::{find, held_layers, identity, name_in_parts, part_folder};
+use crate::models::capacity::community;
 use crate::models::open_file::model_failure;
 use crate::node::{open_home, sync_log, transient};
 
 /// Fetches layers of an adopted model, with a node for the duration of the command.
-pub(super) fn pull(model: &ModelRef, layers: Layers, cx: &Context) -> Result<(), Failure> {
+pub(super) fn pull(
+    model: &ModelRef,
+    layers: Layers,
+    from: Option<PathBuf>,
+    cx: &Context,
+) -> Result<(), Failure> {
     let home = open_home(cx)?;
     home.level()?;
     if Lock::is_held(&home.dir) {
@@ -40,7 +47,7 @@ pub(super) fn pull(model: &ModelRef, layers: Layers, cx: &Context) -> Result<(),
         let stop = Stop::listen(false)?;
         let node = transient::start(&home, &cx.config).await?;
         let fetched = tokio::select! {
-            fetched = fetch(&home, &node, model, layers, cx) => fetched,
+            fetched = fetch(&home, &node, model, (layers, from), cx) => fetched,
             () = stop.asked() => {
                 let why = Failure::new(Kind::Interrupted, "stopped; the fetched pieces stay");
                 Err(why.hint("the same command fetches the others"))
@@ -58,12 +65,13 @@ async fn fetch(
     home: &Home,
     node: &Node,
     model: &ModelRef,
-    layers: Layers,
+    (layers, from): (Layers, Option<PathBuf>),
     cx: &Context,
 ) -> Result<(String, String), Failure> {
     sync_log(node, home).await;
     let adopted = find(&model.to_string(), &home.state())?;
-    let fetcher = Fetcher::of_command(home, node, &cx.config, adopted);
+    let fetcher = Fetcher::of_command(home, node, &cx.config, adopted, from);
+    fetcher.check_from().await?;
     let part = fetcher.part().await?;
     let (lo, hi) = match layers {
         Layers::Range(lo, hi) if hi >= fetcher.model.layers => {
@@ -100,7 +108,11 @@ fn chosen(
     let room = room(budget, &each);
     let weights = WeightsId(model.weights).to_string();
     let others = held_by_others(state.shards(now_ms()), own, &weights, model.layers);
-    choose(model.layers, room, &others)
+    let here = |layer| {
+        part.missing(&part.table().of_layers(layer, layer))
+            .is_empty()
+    };
+    choose_near(model.layers, room, &others, here)
         .ok_or_else(|| no_layer_fits(&model.name, &each, budget, models > 1))
 }
 
@@ -200,7 +212,12 @@ pub(super) fn remove(model: &Adoption, cx: &Context, yes: bool) -> Result<(), Fa
         opened => opened.ok(),
     };
     let size = bytes(part.as_ref().map_or(0, Part::disk_bytes));
-    let question = format!("Remove this machine's part of {name} ({size})?");
+    let is_used = |home: Home| folder::is_used_beside(&folder, &name_in_parts(&home));
+    let others = match community(&cx.global).map(is_used) {
+        Some(Ok(true)) => ", which another home of this user uses as well",
+        _ => "",
+    };
+    let question = format!("Remove this machine's part of {name} ({size}){others}?");
     if !yes && !ask(&question, None)? {
         return Err(Failure::new(Kind::Interrupted, "nothing was removed"));
     }

@@ -1,7 +1,9 @@
-//! Fetches pieces of one adopted model: from neighbours first, then from the hub.
+//! Fetches pieces of one adopted model: from a path that a person has named first, then from
+//! neighbours, then from the hub.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -12,7 +14,7 @@ use hearthnet_bus::node::Node;
 use hearthnet_files::part::{Part, PartError, folder};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::parts::{
-    FetchError, FetchOptions, HubSource, PieceSource, Progress, fetch, first_contact,
+    FetchError, FetchOptions, HubSource, LocalSource, PieceSource, Progress, fetch, first_contact,
 };
 use hearthnet_hub::pull::PullOptions;
 use hearthnet_orchestrator::placement::room;
@@ -35,8 +37,11 @@ use crate::node::{DaemonNode, Download};
 const REACH: Duration = Duration::from_secs(5);
 /// Reports the first source that cannot be used.
 static UNUSABLE: Once = Once::new();
-/// Pause before sources are looked for again.
+/// Pause before sources are looked for again: the first one, and the longest.
 const AGAIN: Duration = Duration::from_secs(5);
+const LONGEST: Duration = Duration::from_secs(30);
+/// Shortest pause, also while neighbours come and go.
+const SHORTEST: Duration = Duration::from_millis(500);
 
 /// Fetches pieces of one model. Clones share it.
 #[derive(Clone)]
@@ -47,19 +52,21 @@ pub(crate) struct Fetcher {
     /// without them.
     daemon: Option<Arc<DaemonNode>>,
     parts: Arc<Parts>,
-    /// Bytes on the disk that parts may take; `None`: half of what is free.
+    /// Bytes on the disk that parts may take; `None`: half of what is free or taken by them.
     disk_limit: Option<u64>,
     pub(crate) model: Arc<Adoption>,
     /// Addresses of the whole file, as the community states them at present.
     addresses: watch::Receiver<Vec<String>>,
+    /// Path of `--from`. It is opened again with each attempt, because it may be a drive.
+    from: Option<PathBuf>,
 }
 
 /// Remedy for an error, beyond the error's own words.
 fn helps(error: &FetchError) -> &'static str {
     match error {
         FetchError::NoSource { .. } | FetchError::NoObject { .. } => {
-            "A home that has the file offers it with `hearthnet serve --model FILE`; an anchor corrects \
-             the sources by adopting the model again"
+            "`hearthnet up --from PATH` takes it from a drive; a home that has the file offers it with \
+             `hearthnet serve --model FILE`; an anchor corrects the sources by adopting the model again"
         }
         FetchError::Part(PartError::InUse(_)) => {
             "another home of yours, or a command, uses this part of the model"
@@ -94,6 +101,7 @@ impl Fetcher {
         config: &Config,
         model: &Arc<Adoption>,
         addresses: watch::Receiver<Vec<String>>,
+        from: Option<PathBuf>,
     ) -> Self {
         Self {
             home: home.clone(),
@@ -103,11 +111,18 @@ impl Fetcher {
             disk_limit: disk_limit(config),
             model: Arc::clone(model),
             addresses,
+            from,
         }
     }
 
     /// Fetcher of a command.
-    pub(crate) fn of_command(home: &Home, node: &Node, config: &Config, model: Adoption) -> Self {
+    pub(crate) fn of_command(
+        home: &Home,
+        node: &Node,
+        config: &Config,
+        model: Adoption,
+        from: Option<PathBuf>,
+    ) -> Self {
         Self {
             home: home.clone(),
             node: node.clone(),
@@ -116,7 +131,31 @@ impl Fetcher {
             disk_limit: disk_limit(config),
             addresses: watch::channel(model.sources.clone()).1,
             model: Arc::new(model),
+            from,
         }
+    }
+
+    /// The path of `--from` as a source.
+    fn local(&self) -> Option<LocalSource> {
+        let path = self.from.as_ref()?;
+        Some(LocalSource::new(path, &identity(&self.model)))
+    }
+
+    /// Checks that there is something of this model at the path of `--from`.
+    pub(crate) async fn check_from(&self) -> Result<(), Failure> {
+        let Some(local) = self.local() else {
+            return Ok(());
+        };
+        let opened = tokio::task::spawn_blocking(move || {
+            let name = local.name();
+            local.open().map_err(|why| (name, why))
+        });
+        let opened = opened.await.map_err(Failure::internal)?;
+        opened.map_err(|(path, why)| {
+            failure!(Model, "{path} has nothing of {}: {why}", self.model.name)
+                .code(why.code())
+                .hint("without --from, members and the model's sources are asked")
+        })
     }
 
     /// Opens the part of this model; fetches head, manifest and piece list if there is none yet.
@@ -147,7 +186,24 @@ impl Fetcher {
         part: &Arc<Part>,
         wanted: Vec<Range<u32>>,
     ) -> Result<(), Failure> {
-        self.fetch_for(Purpose::Others, part, wanted).await
+        self.fetch_for(Purpose::Others, part, wanted, &[]).await
+    }
+
+    /// As [`Self::fetch`], while the pieces `served` are served: a host reads them again after it has
+    /// unloaded its weights. They are given up only if the disk has no room for both.
+    pub(crate) async fn fetch_beside(
+        &self,
+        part: &Arc<Part>,
+        wanted: Vec<Range<u32>>,
+        served: Vec<Range<u32>>,
+    ) -> Result<(), Failure> {
+        self.fetch_for(Purpose::Others, part, wanted, &served).await
+    }
+
+    /// Records that only these pieces are in use for others.
+    pub(crate) fn serves(&self, part: &Part, pieces: Vec<Range<u32>>) {
+        let weights = part.identity().weights;
+        self.parts.set_use(&weights.0, Purpose::Others, pieces);
     }
 
     /// As [`Self::fetch`], for chats of this node.
@@ -156,7 +212,7 @@ impl Fetcher {
         part: &Arc<Part>,
         wanted: Vec<Range<u32>>,
     ) -> Result<(), Failure> {
-        self.fetch_for(Purpose::Chats, part, wanted).await
+        self.fetch_for(Purpose::Chats, part, wanted, &[]).await
     }
 
     async fn fetch_for(
@@ -164,11 +220,16 @@ impl Fetcher {
         purpose: Purpose,
         part: &Arc<Part>,
         wanted: Vec<Range<u32>>,
+        beside: &[Range<u32>],
     ) -> Result<(), Failure> {
         if let Err(error) = folder::note_use(part.folder()) {
             tracing::info!("the use of a part is not recorded: {error}");
         }
-        self.make_room(purpose, part, &wanted).await?;
+        let both = [wanted.as_slice(), beside].concat();
+        match self.make_room(purpose, part, &both).await {
+            Err(_) if !beside.is_empty() => self.make_room(purpose, part, &wanted).await?,
+            made => made?,
+        }
         let missing = part.table().bytes(&part.missing(&wanted));
         if missing == 0 {
             return Ok(());
@@ -262,11 +323,11 @@ impl Fetcher {
         })
     }
 
-    /// Number of layers that fit on the disk.
+    /// Number of layers that fit on the disk, in the share of one of `models` models.
     ///
     /// # Errors
     /// Returns an error if not one does.
-    pub(crate) fn layers_on_disk(&self, part: &Part) -> Result<u32, Failure> {
+    pub(crate) fn layers_on_disk(&self, part: &Part, models: usize) -> Result<u32, Failure> {
         let (table, layers) = (part.table(), self.model.layers);
         let each = (0..layers).map(|layer| table.bytes(&table.of_layers(layer, layer)));
         let each: Vec<u64> = each.collect();
@@ -274,7 +335,6 @@ impl Fetcher {
         if part.is_shared() {
             return Ok(layers);
         }
-        let models = self.home.state().models().len();
         let space = self.parts.room_for_layers(part, &self.disk()?, models);
         let space = space.map_err(|e| Failure::file("use", part.folder(), e))?;
         match room(space, &each) {
@@ -292,6 +352,14 @@ impl Fetcher {
             )),
             fit => Ok(fit),
         }
+    }
+
+    /// Whether served layers may stay on the disk, in the share of one of `models` models.
+    pub(super) fn keeps_layers(&self, part: &Part, models: usize) -> bool {
+        let keeps = self
+            .disk()
+            .map(|disk| self.parts.keeps_layers(part, &disk, models));
+        matches!(keeps, Ok(Ok(true)))
     }
 
     /// Reads held pieces. Those that the disk has damaged are no longer held.
@@ -331,7 +399,7 @@ impl Fetcher {
     ) -> Result<T, Failure> {
         let work = Arc::new(work);
         // The first attempt may come before this node is linked with its neighbours.
-        let (mut said, mut attempts) = (String::new(), 0);
+        let (mut said, mut attempts) = (String::new(), 0_u32);
         let (mut links, mut addresses) = (self.node.changes(), self.addresses.clone());
         loop {
             addresses.mark_unchanged();
@@ -382,11 +450,15 @@ impl Fetcher {
                     Ok(()) = addresses.changed() => {}
                 }
             };
-            let _ = tokio::time::timeout(AGAIN, news).await;
+            let pause = AGAIN
+                .saturating_mul(1 << (attempts - 1).min(3))
+                .min(LONGEST);
+            tokio::time::sleep(SHORTEST).await;
+            let _ = tokio::time::timeout(pause, news).await;
         }
     }
 
-    /// Members that can be reached, and the hub.
+    /// The path of `--from`, members that can be reached, and the hub.
     async fn sources(&self) -> Vec<Arc<dyn PieceSource>> {
         let (node, state) = (&self.node, self.home.state());
         let peers = node.peers().into_iter();
@@ -398,6 +470,9 @@ impl Fetcher {
         let rates = self.daemon.as_ref();
         let rates = rates.map_or_else(LinkRates::default, |daemon| daemon.link_rates.clone());
         let mut sources: Vec<Arc<dyn PieceSource>> = Vec::new();
+        if let Some(local) = self.local() {
+            sources.push(Arc::new(local));
+        }
         for peer in reached.await.into_iter().flatten() {
             sources.push(Arc::new(Neighbour {
                 name: state.label(&peer.node(), now_ms()),

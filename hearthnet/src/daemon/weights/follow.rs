@@ -1,13 +1,15 @@
 //! Follows what the community adopts and drops: opens chats with each adopted model, and serves
 //! layers of each.
 //!
-//! Adopted models share the memory of this node equally. When their number changes, the layers of
-//! all of them are withdrawn, and served again within the new share.
+//! The models that can be used here share the memory of this node equally. When another number of them
+//! has held for a while (`shares.rs`), served layers that fit into the new share stay, and a host with
+//! more gives up some. Until it has, no further model is served.
 //!
 //! What fails is tried again after a pause (`retry.rs`), and at once when the community's models
 //! change. New sources of a model are asked at once; another file of it is opened like a new model.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,23 +17,25 @@ use futures_util::future::{FutureExt, select_all};
 use hearthnet_bus::log::Adoption;
 use hearthnet_files::part::Part;
 use hearthnet_orchestrator::Service;
+use hearthnet_orchestrator::service::ServedModel;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 
-use super::dropped::end_use;
-use super::retry::Retry;
+use super::dropped::{Drops, end_use};
+use super::retry::{Retry, until};
+use super::shares::Shares;
 use super::{Fetcher, Parts};
 use crate::answering::chat_setup::most_chats;
 use crate::answering::private_layers;
 use crate::cli::args::PrivateArgs;
-use crate::cli::{Failure, Stop, note};
+use crate::cli::{Failure, Stop, failure, note};
 use crate::config::Context;
-use crate::daemon::chats::add_model;
+use crate::daemon::chats::shared_model;
 use crate::daemon::layer_events::EventSink;
+use crate::daemon::layer_host::LayerHost;
 use crate::daemon::layer_request::LayerRequest;
-use crate::daemon::layers::LayerHost;
 use crate::home::Home;
 use crate::hosting::host_engine::HostEngine;
 use crate::models::{OpenModel, open_part};
@@ -39,6 +43,13 @@ use crate::node::DaemonNode;
 
 /// Time for ended engines to return their memory to the system, before it is divided anew.
 const RETURNED: Duration = Duration::from_millis(500);
+
+/// Time without steps after which no answer runs.
+const ANSWERED: Duration = Duration::from_secs(3);
+/// Longest wait for answers.
+const LONGEST_ANSWER: Duration = Duration::from_secs(60);
+/// Interval of looking for steps, at most that of a host.
+const STEP_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Everything that following needs.
 pub(in crate::daemon) struct Follower {
@@ -49,6 +60,8 @@ pub(in crate::daemon) struct Follower {
     pub(in crate::daemon) service: Service,
     pub(in crate::daemon) parts: Arc<Parts>,
     pub(in crate::daemon) private: PrivateArgs,
+    /// Path of `--from`, where pieces are looked for first.
+    pub(in crate::daemon) from: Option<PathBuf>,
     /// Engine of the layers that this node serves; `None` if it serves none.
     pub(in crate::daemon) engine: Option<HostEngine>,
     pub(in crate::daemon) tell: EventSink,
@@ -59,18 +72,13 @@ struct Followed {
     model: Arc<Adoption>,
     /// Its sources, for the fetches that run.
     addresses: watch::Sender<Vec<String>>,
-    /// Number of the attempt to open it, and its task, while that runs.
-    opening: Option<(u64, AbortHandle)>,
+    /// Task of the attempt to open it, while that runs.
+    opening: Option<AbortHandle>,
     retry: Retry,
+    /// Time of the first attempt; `None`: at once.
+    opens_at: Option<Instant>,
     /// Attempts to serve its layers.
     hosting: Retry,
-}
-
-/// End of an attempt to open a model.
-struct Opened {
-    weights: [u8; 32],
-    attempt: u64,
-    result: Result<Usable, Failure>,
 }
 
 /// An adopted model that can be used here.
@@ -93,9 +101,9 @@ impl Follower {
         let mut changes = self.home.log.changes();
         let mut followed: BTreeMap<[u8; 32], Followed> = BTreeMap::new();
         let mut usable: BTreeMap<[u8; 32], Usable> = BTreeMap::new();
-        let (mut opening, mut attempts) = (JoinSet::new(), 0);
+        let mut opening = JoinSet::new();
         let mut hosted: BTreeMap<[u8; 32], Hosted> = BTreeMap::new();
-        let mut models = 0;
+        let (mut shares, mut drops) = (Shares::default(), Drops::default());
         loop {
             let state = self.home.state();
             let now: BTreeMap<[u8; 32], Adoption> = state
@@ -103,15 +111,6 @@ impl Follower {
                 .into_iter()
                 .map(|model| (model.weights, model.clone()))
                 .collect();
-            if now.len() != models {
-                // All shares change.
-                models = now.len();
-                let ended = std::mem::take(&mut hosted);
-                if !ended.is_empty() {
-                    end_layers(&self.parts, ended).await;
-                    tokio::time::sleep(RETURNED).await;
-                }
-            }
             let gone: Vec<_> = followed
                 .extract_if(.., |weights, it| {
                     !now.get(weights)
@@ -119,19 +118,30 @@ impl Follower {
                 })
                 .collect();
             let mut has_changed = !gone.is_empty();
+            let served = hosted.len();
             for (weights, it) in gone {
                 end_layers(&self.parts, hosted.remove_entry(&weights)).await;
-                if let Some((_, opening)) = it.opening {
+                if let Some(opening) = it.opening {
                     opening.abort();
                 }
+                if it.opens_at.is_none_or(|at| at <= Instant::now()) {
+                    drops.add(Instant::now(), weights);
+                }
                 let is_dropped = !now.contains_key(&weights);
-                self.end_model(&it.model, usable.remove(&weights), is_dropped);
+                let part = self.end_model(&it.model, usable.remove(&weights), is_dropped);
+                if is_dropped {
+                    end_use(&self.home, &it.model, part).await;
+                }
+            }
+            if hosted.len() < served {
+                tokio::time::sleep(RETURNED).await;
             }
             for (weights, model) in now {
                 has_changed |= match followed.get(&weights) {
                     Some(it) => it.take_sources(&model.sources),
                     None => {
-                        followed.insert(weights, Followed::new(model));
+                        let opens_at = drops.opens_at(Instant::now(), &weights);
+                        followed.insert(weights, Followed::new(model, opens_at));
                         true
                     }
                 };
@@ -142,65 +152,78 @@ impl Follower {
                     it.hosting.hurry();
                 }
             }
+            // One moment for all, so that no attempt becomes due between two looks.
+            let moment = Instant::now();
             for (weights, it) in &mut followed {
                 let waits = it.opening.is_some() || usable.contains_key(weights);
-                if waits || !it.retry.is_due(Instant::now()) {
+                let is_early = it.opens_at.is_some_and(|at| at > moment);
+                if waits || is_early || !it.retry.is_due(moment) {
                     continue;
                 }
-                attempts += 1;
-                let open = Self::open(self.fetcher(it), self.cx.clone(), self.private);
-                let (weights, attempt) = (*weights, attempts);
-                let task = opening.spawn(async move {
-                    Opened {
-                        weights,
-                        attempt,
-                        result: open.await,
-                    }
-                });
-                it.opening = Some((attempt, task));
+                let node = (self.home.clone(), Arc::clone(&self.node));
+                let open = Self::open(self.fetcher(it), node, self.cx.clone(), self.private);
+                it.opening = Some(opening.spawn(open));
             }
+            // A model that cannot be used takes no share.
+            let is_first = hosted.is_empty() && followed.values().all(|it| it.opening.is_none());
+            if let Some(before) = shares.look(moment, usable.len(), is_first) {
+                let (models, are_fewer) = (shares.models(), shares.models() < before);
+                for it in followed.values_mut() {
+                    it.hosting.hurry();
+                }
+                let ends = |weights: &[u8; 32], _: &mut Hosted| {
+                    let usable = usable.get(weights);
+                    !usable.is_some_and(|it| self.keeps(it, models, are_fewer))
+                };
+                let ended: Vec<_> = hosted.extract_if(.., ends).collect();
+                if !ended.is_empty() {
+                    until_answered(&self.layer_host, &stop).await;
+                    end_layers(&self.parts, ended).await;
+                    tokio::time::sleep(RETURNED).await;
+                }
+            }
+            let is_shrinking = self.layer_host.is_shrinking();
+            let has_shares = usable.len() <= shares.models() && !is_shrinking;
             for (weights, model) in &usable {
                 let it = followed.get(weights);
-                let is_due = it.is_some_and(|it| it.hosting.is_due(Instant::now()));
-                if is_due && !hosted.contains_key(weights) {
-                    let begun = self.host(model, models, &stop);
+                let is_due = it.is_some_and(|it| it.hosting.is_due(moment));
+                if is_due && has_shares && !hosted.contains_key(weights) {
+                    let begun = self.host(model, shares.models(), &stop);
                     hosted.extend(begun.map(|begun| (*weights, begun)));
                 }
             }
             let idle = followed
                 .iter()
                 .filter(|(weights, it)| it.opening.is_none() && !usable.contains_key(*weights));
-            let idle = idle.filter_map(|(_, it)| it.retry.at());
+            let idle = idle.filter_map(|(_, it)| it.retry.at().max(it.opens_at));
             let layers = followed
                 .iter()
                 .filter(|(weights, _)| !hosted.contains_key(*weights))
                 .filter_map(|(_, it)| it.hosting.at());
-            // An attempt that is due has begun, or there is no model for it.
-            let next = idle.chain(layers).filter(|at| *at > Instant::now()).min();
+            // An attempt that is due has begun, or there is no model or no share for it.
+            let next = idle.chain(layers).chain(shares.at());
+            let next = next.filter(|at| *at > moment).min();
             tokio::select! {
                 () = stop.asked() => break,
                 _ = changes.changed() => {}
-                Some(opened) = opening.join_next() => {
-                    let opened = match opened {
-                        // Of a dropped model.
-                        Err(error) if error.is_cancelled() => continue,
-                        Err(error) => {
-                            note(format!("an adopted model cannot be used: {error}"));
-                            continue;
-                        }
-                        Ok(opened) => opened,
+                () = self.layer_host.until_shrunk(), if is_shrinking => {}
+                Some(ended) = opening.join_next_with_id() => {
+                    let (task, opened) = match ended {
+                        Ok(ended) => ended,
+                        Err(error) => (error.id(), Err(Failure::internal(error))),
                     };
-                    let attempt = opened.attempt;
-                    let it = followed.get_mut(&opened.weights);
-                    // The attempt may be one before the model was dropped and adopted again.
-                    let it = it.filter(|it| it.opening.as_ref().is_some_and(|o| o.0 == attempt));
-                    let Some(it) = it else {
+                    let is_its = |it: &&mut Followed| {
+                        it.opening.as_ref().is_some_and(|opening| opening.id() == task)
+                    };
+                    // Its model may have been dropped meanwhile.
+                    let Some(it) = followed.values_mut().find(is_its) else {
                         continue;
                     };
                     it.opening = None;
-                    let added = opened.result.and_then(|it| {
-                        add_model(&self.service, &self.node, &self.home, &it.model, &self.cx.config)?;
-                        Ok(it)
+                    let added = opened.and_then(|(opened, chats)| {
+                        self.check_name(&opened.model)?;
+                        self.service.add_model(chats);
+                        Ok(opened)
                     });
                     match added {
                         Ok(opened) => {
@@ -239,11 +262,17 @@ impl Follower {
             &self.cx.config,
             &it.model,
             it.addresses.subscribe(),
+            self.from.clone(),
         )
     }
 
-    /// Fetches what a chat with the model needs here: the head, and the private layers.
-    async fn open(fetcher: Fetcher, cx: Context, args: PrivateArgs) -> Result<Usable, Failure> {
+    /// Fetches and loads what chats with the model need here: the head, and the private layers.
+    async fn open(
+        fetcher: Fetcher,
+        (home, node): (Home, Arc<DaemonNode>),
+        cx: Context,
+        args: PrivateArgs,
+    ) -> Result<(Usable, ServedModel), Failure> {
         let part = fetcher.part().await?;
         let opened = {
             let (cx, part, name) = (cx.clone(), Arc::clone(&part), fetcher.model.name.clone());
@@ -260,27 +289,42 @@ impl Follower {
         fetcher.fetch_for_chats(&part, wanted).await?;
         let loaded = tokio::task::spawn_blocking(move || {
             private_layers::load(&mut model, args, most_chats(&cx.config), &cx.config)?;
-            Ok::<_, Failure>(model)
+            let chats = shared_model(&node, &home, &model, &cx.config)?;
+            Ok::<_, Failure>((model, chats))
         });
-        let model = loaded.await.map_err(Failure::internal).flatten()?;
-        Ok(Usable {
+        let (model, chats) = loaded.await.map_err(Failure::internal).flatten()?;
+        let usable = Usable {
             model,
             fetcher,
             part,
-        })
+        };
+        Ok((usable, chats))
     }
 
-    /// Begins to serve layers of one of `models` adopted models, if this node serves layers.
-    fn host(&self, chosen: &Usable, models: usize, stop: &Stop) -> Option<Hosted> {
-        let engine = self.engine.clone()?;
-        let request = LayerRequest {
+    /// Request to serve layers of one of `models` models that share the memory; `None` if this node
+    /// serves none.
+    fn request(&self, chosen: &Usable, models: usize) -> Option<LayerRequest> {
+        Some(LayerRequest {
             model: chosen.model.clone(),
             layers: self.cx.config.serve_layers(),
             threads: None,
-            engine,
+            engine: self.engine.clone()?,
             fetch: Some((chosen.fetcher.clone(), Arc::clone(&chosen.part))),
             models,
-        };
+        })
+    }
+
+    /// Gives served layers of a model their new share of memory and disk. Returns whether they stay, or
+    /// at least some of them.
+    fn keeps(&self, served: &Usable, models: usize, are_fewer: bool) -> bool {
+        let fits_disk = || are_fewer || served.fetcher.keeps_layers(&served.part, models);
+        self.request(served, models)
+            .is_some_and(|request| fits_disk() && self.layer_host.keep(&request, are_fewer))
+    }
+
+    /// Begins to serve layers of one of `models` models that share the memory, if this node serves any.
+    fn host(&self, chosen: &Usable, models: usize, stop: &Stop) -> Option<Hosted> {
+        let request = self.request(chosen, models)?;
         let (stop, stops) = stop.or_dropped();
         let (host, tell) = (Arc::clone(&self.layer_host), Arc::clone(&self.tell));
         Some(Hosted {
@@ -289,9 +333,28 @@ impl Follower {
         })
     }
 
-    /// Ends the use of a model that was dropped, or adopted with another file. The part of a dropped
-    /// model is removed from the disk.
-    fn end_model(&self, model: &Adoption, usable: Option<Usable>, is_dropped: bool) {
+    /// Refuses a model whose name another one has in the service. Two anchors may adopt models with
+    /// one name at the same time.
+    fn check_name(&self, model: &OpenModel) -> Result<(), Failure> {
+        let other = self.service.model(&model.id);
+        match other.is_some_and(|other| other.weights != model.weights) {
+            false => Ok(()),
+            true => Err(
+                failure!(Model, "another adopted model has the name {}", model.id)
+                    .code("name_taken")
+                    .hint("an anchor drops one of them: `hearthnet model list` shows their weights ids, and `hearthnet model drop` takes the first digits of one"),
+            ),
+        }
+    }
+
+    /// Ends chats with a model that was dropped, or adopted with another file. Returns its part, if that
+    /// is open.
+    fn end_model(
+        &self,
+        model: &Adoption,
+        usable: Option<Usable>,
+        is_dropped: bool,
+    ) -> Option<Arc<Part>> {
         let open = self.parts.remove(&model.weights);
         if let Some(usable) = usable {
             self.service.remove_model(&usable.model.id);
@@ -299,22 +362,31 @@ impl Follower {
         let name = &model.name;
         if is_dropped {
             note(format!("{name} was dropped by the community"));
-            end_use(&self.home, model, open);
         } else {
             note(format!(
                 "another file of {name} was adopted by the community"
             ));
         }
+        open
     }
 }
 
 impl Followed {
-    fn new(model: Adoption) -> Self {
+    fn new(model: Adoption, opens_at: Option<Instant>) -> Self {
+        if let Some(at) = opens_at {
+            let minutes = at.saturating_duration_since(Instant::now()).as_secs() / 60 + 1;
+            note(format!(
+                "{} was dropped and adopted several times within an hour; it is fetched again in {minutes} \
+                 min",
+                model.name
+            ));
+        }
         Self {
             addresses: watch::Sender::new(model.sources.clone()),
             model: Arc::new(model),
             opening: None,
             retry: Retry::default(),
+            opens_at,
             hosting: Retry::default(),
         }
     }
@@ -349,11 +421,21 @@ fn again(retry: &mut Retry, what: &str, why: &Failure) {
     }
 }
 
-/// Resolves at a time; never without one.
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
+/// Waits until answers have ended. All homes withdraw layers that cannot stay at the same time, so that
+/// an answer could not continue on other hosts.
+async fn until_answered(host: &LayerHost, stop: &Stop) {
+    let answered = async {
+        let mut quiet_since = Instant::now();
+        while quiet_since.elapsed() < ANSWERED {
+            tokio::time::sleep(STEP_INTERVAL).await;
+            if host.is_computing() {
+                quiet_since = Instant::now();
+            }
+        }
+    };
+    tokio::select! {
+        _ = tokio::time::timeout(LONGEST_ANSWER, answered) => {}
+        () = stop.asked() => {}
     }
 }
 
@@ -416,7 +498,7 @@ mod tests {
         ] {
             assert!(!same_file(&model, &other));
         }
-        let followed = Followed::new(model.clone());
+        let followed = Followed::new(model.clone(), None);
         let told = followed.addresses.subscribe();
         assert!(!followed.take_sources(&model.sources));
         assert!(!told.has_changed().unwrap());

@@ -1,5 +1,5 @@
-//! Weights of adopted models: parts on this machine, fetched from neighbours and the hub, and served
-//! to neighbours.
+//! Weights of adopted models: parts on this machine, fetched from a drive, neighbours and the hub, and
+//! served to neighbours.
 //!
 //! | part | file |
 //! |---|---|
@@ -8,7 +8,8 @@
 //! | a neighbour as a source of pieces | `neighbour.rs` |
 //! | fetching pieces of one model | `fetcher.rs` |
 //! | following what the community adopts and drops; pauses after failures | `follow.rs`, `retry.rs` |
-//! | parts of dropped models | `dropped.rs` |
+//! | number of models that share the memory | `shares.rs` |
+//! | parts of dropped models; pauses of models that are dropped again and again | `dropped.rs` |
 //! | the whole file of a daemon with `--model`, offered to neighbours | `offer.rs` |
 
 mod dropped;
@@ -18,6 +19,7 @@ mod neighbour;
 mod offer;
 mod retry;
 mod room;
+mod shares;
 mod store;
 
 pub(super) use self::dropped::remove_dropped;

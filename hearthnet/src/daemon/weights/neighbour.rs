@@ -1,13 +1,18 @@
 //! A member of the community as a source of pieces.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use hearthnet_bus::node::weights::{self, MAX_DATA_BYTES, WeightsError, WeightsPeer};
 use hearthnet_files::part::Piece;
 use hearthnet_hub::parts::{Object, PieceSource, Rank, SourceError};
 use tokio::runtime::Handle;
+use tokio::time::timeout;
 
 use crate::node::link_rates::RateMeter;
+
+/// Longest time for a range of an object, also of a neighbour that sends it little by little.
+const LONGEST: Duration = Duration::from_secs(60);
 
 pub(super) struct Neighbour {
     pub(super) name: String,
@@ -70,6 +75,11 @@ impl PieceSource for Neighbour {
         };
         let len = len.min(MAX_DATA_BYTES as u32);
         let asked = self.peer.read(&self.weights, object, offset, len);
-        self.runtime.block_on(asked).map_err(failed)
+        // A timer needs the runtime from its beginning.
+        let answer = self
+            .runtime
+            .block_on(async { timeout(LONGEST, asked).await });
+        let answer = answer.map_err(|_| SourceError::Silent(LONGEST))?;
+        answer.map_err(failed)
     }
 }

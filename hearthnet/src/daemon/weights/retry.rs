@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 /// Pause after the first failure. Each further one doubles it.
 const FIRST: Duration = Duration::from_secs(5);
@@ -19,8 +19,14 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    /// Records a failure. Returns the pause, if the reason is not that of the failure before.
+    /// Records a failure. One long after the last attempt counts as the first. Returns the pause, if
+    /// the reason is not that of the failure before.
     pub(super) fn failed(&mut self, now: Instant, why: String) -> Option<Duration> {
+        let since = |at: Instant| now.saturating_duration_since(at);
+        if self.at.is_some_and(|at| since(at) >= LONGEST) {
+            // The last attempt succeeded for a while.
+            *self = Self::default();
+        }
         let times = 2_u32.saturating_pow(self.failures);
         let pause = FIRST.saturating_mul(times).min(LONGEST);
         self.failures = self.failures.saturating_add(1);
@@ -46,6 +52,14 @@ impl Retry {
     }
 }
 
+/// Resolves at a time; never without one.
+pub(super) async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,6 +80,9 @@ mod tests {
         assert_eq!(retry.failed(now, "b".to_owned()), Some(LONGEST));
         retry.hurry();
         assert!(retry.is_due(now));
+        assert_eq!(retry.failed(now, "c".to_owned()), Some(FIRST));
+        // Long after the attempt that followed.
+        now = retry.at().unwrap() + LONGEST;
         assert_eq!(retry.failed(now, "c".to_owned()), Some(FIRST));
     }
 }

@@ -1,7 +1,8 @@
 //! Room on the disk for parts of models: what is given up when a fetch would exceed
 //! `manners.disk_gb`.
 //!
-//! Pieces in use are never given up: those of heads, private layers and served layers. Of the others,
+//! Pieces in use are never given up: those of heads, private layers and served layers. (Served layers
+//! are, if their host fetches others, and there is no room for both.) Of the other pieces,
 //! those of the model that is fetched go first, then those of the part whose last use is longest ago.
 //! A part that is a second name of the user's own file takes no room, and stays.
 
@@ -22,7 +23,7 @@ use crate::models::disk_budget;
 /// Folder of parts, and its limit.
 pub(super) struct Disk {
     pub(super) parts: PathBuf,
-    /// Bytes; `None`: half of what is free.
+    /// Bytes; `None`: half of what is free or taken by parts.
     pub(super) limit: Option<u64>,
     /// Models of which another task is about to open the part.
     pub(super) reserved: BTreeSet<[u8; 32]>,
@@ -230,9 +231,28 @@ impl Parts {
         models: usize,
     ) -> io::Result<u64> {
         let _alone = self.room.lock();
-        let first = part.identity().weights;
+        let weights = part.identity().weights;
         // What was served before makes way.
-        self.set_use(&first.0, Purpose::Others, Vec::new());
+        self.set_use(&weights.0, Purpose::Others, Vec::new());
+        self.room_of(weights, disk, models)
+    }
+
+    /// Whether the layers of a part that are served fit into its share, as by
+    /// [`Self::room_for_layers`]. They stay in use.
+    pub(super) fn keeps_layers(&self, part: &Part, disk: &Disk, models: usize) -> io::Result<bool> {
+        let _alone = self.room.lock();
+        let weights = part.identity().weights;
+        if part.is_shared() {
+            return Ok(true);
+        }
+        let served = self.set_use(&weights.0, Purpose::Others, Vec::new());
+        let room = self.room_of(weights, disk, models);
+        let bytes = part.table().bytes(&served);
+        self.set_use(&weights.0, Purpose::Others, served);
+        Ok(bytes <= room?)
+    }
+
+    fn room_of(&self, first: WeightsId, disk: &Disk, models: usize) -> io::Result<u64> {
         let stored = self.stored(disk, &first, true);
         let taken: u64 = stored.iter().map(|part| part.taken).sum();
         let budget = disk_budget(disk.limit, &disk.parts, taken)?;
@@ -428,6 +448,10 @@ mod tests {
         let beside = parts.served_beside(&id(&two).0);
         assert_eq!(beside, one.table().bytes(&layers(&one)));
         let disk = full(dir.path());
+        let keeps = |models| parts.keeps_layers(&two, &disk, models).unwrap();
+        assert!(keeps(1) && !keeps(1000));
+        let served = parts.open(&id(&two).0).unwrap().for_others;
+        assert_eq!(served, layers(&two));
         let room = |models| parts.room_for_layers(&two, &disk, models).unwrap();
         let left = room(1);
         assert!(left > 0 && room(2) == left.min((left + beside) / 2));
