@@ -229,7 +229,9 @@ fn the_page_tells_the_plan_and_keeps_the_quiet_hours_that_it_sets() {
         state["models"][0]["plan"]["words"].to_string()
     };
     // At first the node has no measurements, and says so.
-    until("a plan", || words().contains("words per second"));
+    until("a plan", || {
+        words().contains("An answer here would come at")
+    });
     let words = words();
     assert!(
         words.contains("This computer alone would be at least as fast"),

@@ -87,8 +87,10 @@ fn a_node_outlives_its_engine_and_has_its_memory_outside() {
     let weights = serving.ready["weight_bytes"].as_u64().expect("a number");
     let first = engine_of(daemon);
     assert!(bytes(first) > weights, "{} {weights}", bytes(first));
-    let grown = bytes(daemon).saturating_sub(without);
-    assert!(grown < weights / 4, "{grown} {weights}");
+    // The node may be measuring its own layers, which takes memory for a moment.
+    until("the node has the memory of before", || {
+        bytes(daemon).saturating_sub(without) < weights / 4
+    });
 
     // The kernel would end the engine, not the node.
     let adjusted = std::fs::read_to_string(format!("/proc/{first}/oom_score_adj"));

@@ -18,7 +18,7 @@ use crate::stamp::{Stamp, stamp};
 /// Number of files of a split model.
 const SPLIT: &str = "split.count";
 
-/// Name of a part's file: see [`part_folder`].
+/// Name of a part's file in its folder.
 pub const PART_FILE: &str = "model.gguf";
 
 /// Store of a file with holes. A hole reads as zeros, so the file is read only where the store

@@ -76,7 +76,7 @@ pub struct Wish {
     pub cause: Cause,
 }
 
-/// What a running host knows.
+/// Input of a running host's decision.
 #[derive(Debug, Clone)]
 #[allow(clippy::exhaustive_structs)] // Built by hosts.
 pub struct Situation<'a> {

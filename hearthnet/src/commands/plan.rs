@@ -1,7 +1,7 @@
 //! `hearthnet plan`: which node should hold which layers of a model, and how fast answers would be.
 //!
 //! The input is what members announced in the log (`daemon/measure.rs`) and the shape of the model.
-//! Nothing is changed.
+//! The command changes nothing.
 
 use std::ops::Range;
 

@@ -219,7 +219,7 @@ fn roster(out: &mut String, home: &Home, state: &Community, now: u64, running: O
     let _ = write!(out, "\n{all}");
 }
 
-/// What each home gave to the others, as it announces once a day.
+/// Contributions of each home, as it announces them once a day.
 fn given(out: &mut String, state: &Community) {
     let table = members::given(state, "gave");
     if !table.is_empty() {

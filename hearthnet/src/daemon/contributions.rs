@@ -28,7 +28,7 @@ const TICK: Duration = Duration::from_secs(60);
 /// own events never lack room (`specs/event-log.md`, section 5).
 const MOST_EVENTS: u64 = 10_000;
 
-/// What the layers of this process have computed for other members.
+/// Rows that the layers of this process have computed for other members.
 #[derive(Default)]
 pub(super) struct Computed(Mutex<Layers>);
 
@@ -126,7 +126,7 @@ impl Counts {
     }
 }
 
-/// What has been counted, and the totals of this process up to then.
+/// Counters, and the totals of this process up to the last count.
 struct State {
     counts: Counts,
     millitokens: u64,

@@ -26,7 +26,7 @@ pub(crate) struct LayerHost {
     pub(super) daemon_node: Arc<DaemonNode>,
     pub(super) served: Arc<Served>,
     pub(super) ranges: watch::Sender<Ranges>,
-    /// What was computed for other members.
+    /// Rows that were computed for other members.
     pub(super) computed: Arc<Computed>,
     /// Whether this machine gives anything to others now.
     pub(super) watch: Arc<Watch>,

@@ -10,7 +10,7 @@
 //! | delay of a link | this node's chats over the host, else three small requests (`links.rs`) |
 //! | bandwidth of a link | the best rate of weights from the member (`node/link_rates.rs`) |
 //!
-//! Benchmarks run while nobody is answered. Those of layers are kept in the data directory.
+//! Benchmarks run while no chat is answered. The data directory keeps the results for layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -57,7 +57,7 @@ const MAX_TIMES: usize = 64;
 
 const HOUR_MS: u64 = 3_600_000;
 
-/// What measuring needs.
+/// Measures and announces; see the module.
 pub(super) struct Measurer {
     pub(super) home: Home,
     pub(super) config: Config,

@@ -61,7 +61,7 @@ pub(super) struct Ranges(BTreeMap<WeightsId, Range>);
 pub(super) enum Taken {
     /// It has one; with the shard id or the name.
     Served(String),
-    /// Its last range is being drained.
+    /// The streams of the last range are being drained.
     Leaving,
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn table(
     output::table(&format!("{heading}|node|level|"), rows)
 }
 
-/// What members gave to others, as a table; empty if no member has announced anything.
+/// Contributions of the members, as a table; empty if no member has announced anything.
 pub(crate) fn given(state: &Community, heading: &str) -> String {
     let members = state.members();
     let given = members.filter_map(|(node, member)| Some((node, member.gave?)));

@@ -15,7 +15,7 @@ const BITMAP: usize = HOURS as usize / 8;
 /// Bytes of the file: the latest and the first hour, little-endian, and the bitmap.
 const BYTES: usize = 16 + BITMAP;
 
-/// One bit per hour since 1970, modulo seven days.
+/// Bits of the hours since 1970, modulo seven days.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Online {
     latest: u64,

@@ -21,7 +21,7 @@ pub(crate) fn weights_budget(config: &Config, held: u64) -> u64 {
     match host.memory_budget_mb.0 {
         0 => {
             let percent = config.manners.memory_percent.0;
-            // What is held would be free otherwise.
+            // Without the held layers this memory would be free.
             let held = (held / 100).saturating_mul(percent);
             let share = share_of_free(percent).saturating_add(held);
             beside_kv(share, host.kv_budget_mb.0 << 20)

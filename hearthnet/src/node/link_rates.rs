@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 /// Least time and bytes of a rate.
 const LEAST: (Duration, u64) = (Duration::from_secs(1), 4 << 20);
-/// The same on a slow link.
+/// Least time and bytes of a rate on a slow link.
 const LEAST_SLOW: (Duration, u64) = (Duration::from_secs(10), 1 << 20);
 
 /// Best rates by member, in bytes per second, since this process began. Clones share them.
@@ -89,7 +89,7 @@ mod tests {
             let now = begin + Duration::from_millis(ms);
             window.received(mib << 20, now)
         };
-        // What came before the window does not count.
+        // Bytes before the window do not count.
         assert_eq!(read(0, 100), None);
         assert_eq!(read(500, 8), None);
         assert_eq!(read(1_000, 8), Some(16 << 20));

@@ -225,7 +225,7 @@ impl DaemonNode {
         (running.serving, running.suspended) = (serving, suspended);
     }
 
-    /// Whether a download is shown.
+    /// Returns true while a download is shown.
     pub(crate) fn is_downloading(&self) -> bool {
         !self.told.running.lock().downloads.is_empty()
     }

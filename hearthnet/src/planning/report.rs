@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::cli::args::PlanFor;
 use crate::cli::{Failure, bytes, failure, table};
 
-/// What is planned.
+/// Model, caller and purpose of a plan.
 pub(crate) struct Asked<'a> {
     pub(crate) model_id: &'a str,
     pub(crate) weights: WeightsId,
@@ -84,7 +84,7 @@ impl From<Speed> for Predicted {
 pub(super) enum Advice {
     /// This machine alone is at least as fast.
     Alone,
-    /// One node runs all hosted layers.
+    /// A single node runs all hosted layers.
     OneNode,
     /// Fewer nodes than could.
     FewerNodes,

@@ -9,7 +9,7 @@ use hearthnet_orchestrator::placement::plan::Model;
 /// Most tokens for which each node keeps memory.
 const KV_TOKENS: u32 = 4096;
 
-/// What the planner needs to know of a model. `hosted` are the layers that callers do not run
+/// Properties of a model for the planner. `hosted` are the layers that callers do not run
 /// themselves.
 pub(crate) fn shape(file: &ModelFile, hosted: Range<u32>) -> Model {
     let spec = file.spec();

@@ -92,7 +92,7 @@ fn sentences(report: &Report) -> Vec<String> {
     said
 }
 
-/// What each computing node runs: `Ana would run 60 % of the model and Kim 40 %`.
+/// Shares of the computing nodes: `Ana would run 60 % of the model and Kim 40 %`.
 fn shares(computing: &[&Row], total: u32) -> String {
     let parts = computing.iter().enumerate().map(|(at, row)| {
         let part = count(&row.computes);

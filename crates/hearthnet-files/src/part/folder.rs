@@ -99,7 +99,7 @@ pub fn rename(folder: &Path, from: &str, to: &str) -> io::Result<()> {
     }
 }
 
-/// Whether a home uses a part.
+/// Returns true if a home uses the part.
 pub fn uses(folder: &Path, home: &str) -> bool {
     file_of(folder, home).is_ok_and(|file| file.is_file())
 }

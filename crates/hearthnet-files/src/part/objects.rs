@@ -76,7 +76,7 @@ pub(super) fn write_objects(
     whole_file::sync_folder(folder)?;
     let path = folder.join(PART_FILE);
     let has_other_length = fs::metadata(&path).is_ok_and(|info| info.len() != identity.file_bytes);
-    // What a symbolic link leads to is never written, and no file is cut: a process that has mapped
+    // The target of a symbolic link is never written, and no file is cut: a process that has mapped
     // it would end.
     if path.is_symlink() || has_other_length {
         remove(folder, &[PART_FILE])?;

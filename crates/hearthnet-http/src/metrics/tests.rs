@@ -32,7 +32,7 @@ fn sources() -> Vec<PathBuf> {
     files
 }
 
-/// Names passed to the macro as literals, its first argument.
+/// Names passed to a macro or method as literals, its first argument.
 fn names_in<'a>(text: &'a str, call: &str) -> Vec<&'a str> {
     let after = text.split(call).skip(1);
     let names = after.filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next());
@@ -48,6 +48,8 @@ fn every_metric_is_described_and_recorded() {
         for (call, kinds) in [
             ("histogram!(", &[Kind::Histogram][..]),
             ("gauge!(", &[Kind::Gauge]),
+            // Sums over the hosts of a process.
+            (".gauge(", &[Kind::Gauge]),
             ("counter!(", &[Kind::Counter, Kind::Labelled]),
         ] {
             for name in names_in(code, call) {

@@ -31,7 +31,7 @@ pub struct Member {
     /// need their room.
     #[serde(with = "raw_keys::option")]
     pub by: Option<NodeId>,
-    /// What the member gave to others, by its own count; `None` if it has announced nothing.
+    /// Contributions of the member, by its own count; `None` if it has announced nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gave: Option<Gave>,
     /// Display name, given when the node joined or later. Empty for a founder that has set none.

@@ -1,4 +1,4 @@
-//! What a member gave to others, by its own count.
+//! Contributions of a member, by its own count.
 //!
 //! The counts are not proved. Nothing but their display depends on them.
 

@@ -137,7 +137,7 @@ fn rank(request: &RouteRequest<'_>, candidate: &Candidate) -> u64 {
     2 * candidate.standing as u64 + u64::from(is_second)
 }
 
-/// What the caller believes of announced speeds. An announcement costs its host nothing, so what
+/// Limits of announced speeds. An announcement costs its host nothing, so what
 /// the caller observed of a host replaces the announcement, and bounds those of other hosts.
 struct Believed<'a> {
     speeds: &'a Speeds,

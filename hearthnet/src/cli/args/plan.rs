@@ -10,7 +10,7 @@ use super::values::{MODEL_OR_DEFAULT, model_ref};
 pub(crate) struct PlanArgs {
     #[arg(help = MODEL_OR_DEFAULT, value_parser = model_ref())]
     pub(crate) model: Option<ModelRef>,
-    /// What the plan is best at.
+    /// Purpose of the plan.
     #[arg(long = "for", value_name = "PURPOSE", value_enum, default_value_t = PlanFor::Chat)]
     pub(crate) purpose: PlanFor,
     /// Print JSON.

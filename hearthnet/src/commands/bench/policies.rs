@@ -209,7 +209,7 @@ impl Bench<'_> {
         }
     }
 
-    /// One round of a policy, the route of its single chat, and all answers.
+    /// Result of one round of a policy: speeds, the route of its single chat, and all answers.
     async fn round(
         &self,
         contender: &Contender,

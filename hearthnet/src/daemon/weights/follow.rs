@@ -5,7 +5,7 @@
 //! has held for a while (`shares.rs`), served layers that fit into the new share stay, and a host with
 //! more gives up some. Until it has, no further model is served.
 //!
-//! What fails is tried again after a pause (`retry.rs`), and at once when the community's models
+//! A failed attempt is repeated after a pause (`retry.rs`), and at once when the community's models
 //! change. New sources of a model are asked at once; another file of it is opened like a new model.
 
 use std::collections::BTreeMap;
@@ -152,7 +152,7 @@ impl Follower {
                     it.hosting.hurry();
                 }
             }
-            // One moment for all, so that no attempt becomes due between two looks.
+            // All comparisons use the same time, so that no attempt becomes due between two looks.
             let moment = Instant::now();
             for (weights, it) in &mut followed {
                 let waits = it.opening.is_some() || usable.contains_key(weights);

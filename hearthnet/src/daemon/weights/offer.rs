@@ -87,7 +87,7 @@ pub(in crate::daemon) async fn offer_file(
     }
 }
 
-/// Whether a part is the file itself.
+/// Returns true if the part's file and the model file are the same file.
 fn is_of(part: &Part, file: &ModelFile) -> bool {
     let canonical = |path: &Path| path.canonicalize().ok();
     let own = file.path().and_then(canonical);

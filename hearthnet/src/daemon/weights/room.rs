@@ -232,7 +232,7 @@ impl Parts {
     ) -> io::Result<u64> {
         let _alone = self.room.lock();
         let weights = part.identity().weights;
-        // What was served before makes way.
+        // The pieces that were served before may be evicted.
         self.set_use(&weights.0, Purpose::Others, Vec::new());
         self.room_of(weights, disk, models)
     }
@@ -404,7 +404,7 @@ mod tests {
         parts.set_use(&id(&two).0, Purpose::Chats, head.clone());
         parts.set_use(&id(&one).0, Purpose::Chats, one.table().of_head());
         let disk = full(dir.path());
-        // Nothing is missing.
+        // No piece is missing.
         let reserve = |wanted: &[Range<u32>]| parts.reserve(&two, Purpose::Others, wanted, &disk);
         assert_matches!(reserve(&layer), Ok(given) if given.is_empty());
         two.evict(&layer).unwrap();

@@ -317,7 +317,7 @@ fn a_node_announces_whole_days_once_and_as_many_minutes_as_they_have() {
         minutes: 5000,
         ..Gave::default()
     };
-    // Nothing on the day of the admission, and nothing without counts.
+    // The event has no effect on the day of the admission, or without counts.
     assert_eq!(Gave::next(counted, None, NOW, NOW), None);
     assert_eq!(Gave::next(Gave::default(), None, NOW, today(3)), None);
     let first = Gave::next(counted, None, NOW, today(1)).unwrap();
