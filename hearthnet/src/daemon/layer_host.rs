@@ -1,6 +1,7 @@
 //! Ranges of layers of this process, their places and their memory.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hearthnet_bus::calls::Served;
 use hearthnet_bus::log::Level;
@@ -18,6 +19,9 @@ use crate::cli::{Failure, failure};
 use crate::config::Config;
 use crate::home::Home;
 use crate::node::{DaemonNode, wait_until_synced};
+
+/// Time without steps after which no answer runs.
+pub(super) const ANSWERED: Duration = Duration::from_secs(3);
 
 /// Hosts of layers in this process, at most one for each model.
 pub(crate) struct LayerHost {

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::choose_layers::Chooser;
 use super::layer_events::{EventSink, LayerEvent};
-use super::layer_host::{LayerHost, Place};
+use super::layer_host::{ANSWERED, LayerHost, Place};
 use super::layer_request::LayerRequest;
 use super::manners::{Give, Why};
 use super::ranges::Range;
@@ -38,8 +38,6 @@ const HEARTBEAT: Duration = Duration::from_secs(30);
 const LOAD_NEWS: Duration = Duration::from_secs(5);
 /// Poll interval for the host's load and for other advertisements.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Time since the last step after which no answer runs, so that the host may move.
-const ANSWERED: Duration = Duration::from_secs(3);
 /// Time without moves after a fetch that failed.
 const RETRY: Duration = Duration::from_secs(60);
 

@@ -19,7 +19,7 @@ use hearthnet_files::part::Part;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::service::ServedModel;
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, Id, JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 
@@ -34,7 +34,7 @@ use crate::cli::{Failure, Stop, failure, note};
 use crate::config::Context;
 use crate::daemon::chats::shared_model;
 use crate::daemon::layer_events::EventSink;
-use crate::daemon::layer_host::LayerHost;
+use crate::daemon::layer_host::{ANSWERED, LayerHost};
 use crate::daemon::layer_request::LayerRequest;
 use crate::home::Home;
 use crate::hosting::host_engine::HostEngine;
@@ -44,8 +44,6 @@ use crate::node::DaemonNode;
 /// Time for ended engines to return their memory to the system, before it is divided anew.
 const RETURNED: Duration = Duration::from_millis(500);
 
-/// Time without steps after which no answer runs.
-const ANSWERED: Duration = Duration::from_secs(3);
 /// Longest wait for answers.
 const LONGEST_ANSWER: Duration = Duration::from_secs(60);
 /// Interval of looking for steps, at most that of a host.
@@ -95,152 +93,51 @@ struct Hosted {
     stops: DropGuard,
 }
 
+/// Adopted models, and what is done with them.
+#[derive(Default)]
+struct Models {
+    followed: BTreeMap<[u8; 32], Followed>,
+    usable: BTreeMap<[u8; 32], Usable>,
+    opening: JoinSet<Opened>,
+    hosted: BTreeMap<[u8; 32], Hosted>,
+    shares: Shares,
+    drops: Drops,
+}
+
+/// End of an attempt to open a model.
+type Opened = Result<(Usable, ServedModel), Failure>;
+
 impl Follower {
     /// Follows the log until a stop.
     pub(in crate::daemon) async fn run(self, stop: Stop) -> Result<(), Failure> {
         let mut changes = self.home.log.changes();
-        let mut followed: BTreeMap<[u8; 32], Followed> = BTreeMap::new();
-        let mut usable: BTreeMap<[u8; 32], Usable> = BTreeMap::new();
-        let mut opening = JoinSet::new();
-        let mut hosted: BTreeMap<[u8; 32], Hosted> = BTreeMap::new();
-        let (mut shares, mut drops) = (Shares::default(), Drops::default());
+        let mut models = Models::default();
         loop {
-            let state = self.home.state();
-            let now: BTreeMap<[u8; 32], Adoption> = state
-                .models()
-                .into_iter()
-                .map(|model| (model.weights, model.clone()))
-                .collect();
-            let gone: Vec<_> = followed
-                .extract_if(.., |weights, it| {
-                    !now.get(weights)
-                        .is_some_and(|new| same_file(new, &it.model))
-                })
-                .collect();
-            let mut has_changed = !gone.is_empty();
-            let served = hosted.len();
-            for (weights, it) in gone {
-                end_layers(&self.parts, hosted.remove_entry(&weights)).await;
-                if let Some(opening) = it.opening {
-                    opening.abort();
-                }
-                if it.opens_at.is_none_or(|at| at <= Instant::now()) {
-                    drops.add(Instant::now(), weights);
-                }
-                let is_dropped = !now.contains_key(&weights);
-                let part = self.end_model(&it.model, usable.remove(&weights), is_dropped);
-                if is_dropped {
-                    end_use(&self.home, &it.model, part).await;
-                }
-            }
-            if hosted.len() < served {
-                tokio::time::sleep(RETURNED).await;
-            }
-            for (weights, model) in now {
-                has_changed |= match followed.get(&weights) {
-                    Some(it) => it.take_sources(&model.sources),
-                    None => {
-                        let opens_at = drops.opens_at(Instant::now(), &weights);
-                        followed.insert(weights, Followed::new(model, opens_at));
-                        true
-                    }
-                };
-            }
-            if has_changed {
-                for it in followed.values_mut() {
-                    it.retry.hurry();
-                    it.hosting.hurry();
-                }
-            }
+            self.take_adoptions(&mut models).await;
             // All comparisons use the same time, so that no attempt becomes due between two looks.
             let moment = Instant::now();
-            for (weights, it) in &mut followed {
-                let waits = it.opening.is_some() || usable.contains_key(weights);
-                let is_early = it.opens_at.is_some_and(|at| at > moment);
-                if waits || is_early || !it.retry.is_due(moment) {
-                    continue;
-                }
-                let node = (self.home.clone(), Arc::clone(&self.node));
-                let open = Self::open(self.fetcher(it), node, self.cx.clone(), self.private);
-                it.opening = Some(opening.spawn(open));
-            }
-            // A model that cannot be used takes no share.
-            let is_first = hosted.is_empty() && followed.values().all(|it| it.opening.is_none());
-            if let Some(before) = shares.look(moment, usable.len(), is_first) {
-                let (models, are_fewer) = (shares.models(), shares.models() < before);
-                for it in followed.values_mut() {
-                    it.hosting.hurry();
-                }
-                let ends = |weights: &[u8; 32], _: &mut Hosted| {
-                    let usable = usable.get(weights);
-                    !usable.is_some_and(|it| self.keeps(it, models, are_fewer))
-                };
-                let ended: Vec<_> = hosted.extract_if(.., ends).collect();
-                if !ended.is_empty() {
-                    until_answered(&self.layer_host, &stop).await;
-                    end_layers(&self.parts, ended).await;
-                    tokio::time::sleep(RETURNED).await;
-                }
-            }
+            self.begin_to_open(&mut models, moment);
+            self.divide_memory(&mut models, moment, &stop).await;
             let is_shrinking = self.layer_host.is_shrinking();
-            let has_shares = usable.len() <= shares.models() && !is_shrinking;
-            for (weights, model) in &usable {
-                let it = followed.get(weights);
-                let is_due = it.is_some_and(|it| it.hosting.is_due(moment));
-                if is_due && has_shares && !hosted.contains_key(weights) {
-                    let begun = self.host(model, shares.models(), &stop);
-                    hosted.extend(begun.map(|begun| (*weights, begun)));
-                }
+            if models.usable.len() <= models.shares.models() && !is_shrinking {
+                self.begin_to_serve(&mut models, moment, &stop);
             }
-            let idle = followed
-                .iter()
-                .filter(|(weights, it)| it.opening.is_none() && !usable.contains_key(*weights));
-            let idle = idle.filter_map(|(_, it)| it.retry.at().max(it.opens_at));
-            let layers = followed
-                .iter()
-                .filter(|(weights, _)| !hosted.contains_key(*weights))
-                .filter_map(|(_, it)| it.hosting.at());
-            // An attempt that is due has begun, or there is no model or no share for it.
-            let next = idle.chain(layers).chain(shares.at());
-            let next = next.filter(|at| *at > moment).min();
+            let next = models.next_attempt(moment);
             tokio::select! {
                 () = stop.asked() => break,
                 _ = changes.changed() => {}
                 () = self.layer_host.until_shrunk(), if is_shrinking => {}
-                Some(ended) = opening.join_next_with_id() => {
+                Some(ended) = models.opening.join_next_with_id() => {
                     let (task, opened) = match ended {
                         Ok(ended) => ended,
                         Err(error) => (error.id(), Err(Failure::internal(error))),
                     };
-                    let is_its = |it: &&mut Followed| {
-                        it.opening.as_ref().is_some_and(|opening| opening.id() == task)
-                    };
-                    // Its model may have been dropped meanwhile.
-                    let Some(it) = followed.values_mut().find(is_its) else {
-                        continue;
-                    };
-                    it.opening = None;
-                    let added = opened.and_then(|(opened, chats)| {
-                        self.check_name(&opened.model)?;
-                        self.service.add_model(chats);
-                        Ok(opened)
-                    });
-                    match added {
-                        Ok(opened) => {
-                            it.retry = Retry::default();
-                            usable.insert(it.model.weights, opened);
-                        }
-                        Err(why) => {
-                            self.parts.end_use(&it.model.weights);
-                            let what = format!("the adopted model {} cannot be used", it.model.name);
-                            again(&mut it.retry, &what, &why);
-                        }
-                    }
+                    self.opened(&mut models, task, opened);
                 }
-                (weights, ended) = ended(&mut hosted) => {
-                    hosted.remove(&weights);
+                (weights, ended) = ended(&mut models.hosted) => {
+                    models.hosted.remove(&weights);
                     self.parts.end_serving(&weights);
-                    if let (Err(why), Some(it)) = (ended, followed.get_mut(&weights)) {
+                    if let (Err(why), Some(it)) = (ended, models.followed.get_mut(&weights)) {
                         let what = format!("no layers of {} are served", it.model.name);
                         again(&mut it.hosting, &what, &why);
                     }
@@ -248,10 +145,146 @@ impl Follower {
                 () = until(next) => {}
             }
         }
-        for hosted in hosted.into_values() {
+        for hosted in models.hosted.into_values() {
             let _ = hosted.task.await;
         }
         Ok(())
+    }
+
+    /// Ends the use of models that were dropped or replaced, and follows new ones. After a change, all
+    /// failed attempts are repeated at once.
+    async fn take_adoptions(&self, models: &mut Models) {
+        let state = self.home.state();
+        let now: BTreeMap<[u8; 32], Adoption> = state
+            .models()
+            .into_iter()
+            .map(|model| (model.weights, model.clone()))
+            .collect();
+        let stays = |weights: &[u8; 32], it: &Followed| {
+            let adopted = now.get(weights);
+            adopted.is_some_and(|adopted| same_file(adopted, &it.model))
+        };
+        let gone: Vec<_> = models
+            .followed
+            .extract_if(.., |weights, it| !stays(weights, it))
+            .collect();
+        let mut has_changed = !gone.is_empty();
+        let served = models.hosted.len();
+        for (weights, it) in gone {
+            end_layers(&self.parts, models.hosted.remove_entry(&weights)).await;
+            if let Some(opening) = it.opening {
+                opening.abort();
+            }
+            if it.opens_at.is_none_or(|at| at <= Instant::now()) {
+                models.drops.add(Instant::now(), weights);
+            }
+            let is_dropped = !now.contains_key(&weights);
+            let part = self.end_model(&it.model, models.usable.remove(&weights), is_dropped);
+            if is_dropped {
+                end_use(&self.home, &it.model, part).await;
+            }
+        }
+        if models.hosted.len() < served {
+            tokio::time::sleep(RETURNED).await;
+        }
+        for (weights, model) in now {
+            has_changed |= match models.followed.get(&weights) {
+                Some(it) => it.take_sources(&model.sources),
+                None => {
+                    let opens_at = models.drops.opens_at(Instant::now(), &weights);
+                    models
+                        .followed
+                        .insert(weights, Followed::new(model, opens_at));
+                    true
+                }
+            };
+        }
+        if has_changed {
+            for it in models.followed.values_mut() {
+                it.retry.hurry();
+                it.hosting.hurry();
+            }
+        }
+    }
+
+    /// Begins the attempts to open models that are due.
+    fn begin_to_open(&self, models: &mut Models, moment: Instant) {
+        for (weights, it) in &mut models.followed {
+            let waits = it.opening.is_some() || models.usable.contains_key(weights);
+            let is_early = it.opens_at.is_some_and(|at| at > moment);
+            if waits || is_early || !it.retry.is_due(moment) {
+                continue;
+            }
+            let node = (self.home.clone(), Arc::clone(&self.node));
+            let open = Self::open(self.fetcher(it), node, self.cx.clone(), self.private);
+            it.opening = Some(models.opening.spawn(open));
+        }
+    }
+
+    /// Adds an opened model to the chats, or plans another attempt.
+    fn opened(&self, models: &mut Models, task: Id, opened: Opened) {
+        let is_its = |it: &&mut Followed| {
+            let opening = it.opening.as_ref();
+            opening.is_some_and(|opening| opening.id() == task)
+        };
+        // Its model may have been dropped meanwhile.
+        let Some(it) = models.followed.values_mut().find(is_its) else {
+            return;
+        };
+        it.opening = None;
+        let added = opened.and_then(|(opened, chats)| {
+            self.check_name(&opened.model)?;
+            self.service.add_model(chats);
+            Ok(opened)
+        });
+        match added {
+            Ok(opened) => {
+                it.retry = Retry::default();
+                models.usable.insert(it.model.weights, opened);
+            }
+            Err(why) => {
+                self.parts.end_use(&it.model.weights);
+                let what = format!("the adopted model {} cannot be used", it.model.name);
+                again(&mut it.retry, &what, &why);
+            }
+        }
+    }
+
+    /// Divides the memory anew if another number of models can be used. A model that cannot be used
+    /// takes no share.
+    async fn divide_memory(&self, models: &mut Models, moment: Instant, stop: &Stop) {
+        let mut followed = models.followed.values();
+        let is_first = models.hosted.is_empty() && followed.all(|it| it.opening.is_none());
+        let usable = &models.usable;
+        let Some(before) = models.shares.look(moment, usable.len(), is_first) else {
+            return;
+        };
+        let number = models.shares.models();
+        for it in models.followed.values_mut() {
+            it.hosting.hurry();
+        }
+        let ends = |weights: &[u8; 32], _: &mut Hosted| {
+            let usable = usable.get(weights);
+            !usable.is_some_and(|it| self.keeps(it, number, number < before))
+        };
+        let ended: Vec<_> = models.hosted.extract_if(.., ends).collect();
+        if !ended.is_empty() {
+            until_answered(&self.layer_host, stop).await;
+            end_layers(&self.parts, ended).await;
+            tokio::time::sleep(RETURNED).await;
+        }
+    }
+
+    /// Begins to serve layers of usable models, as far as attempts are due.
+    fn begin_to_serve(&self, models: &mut Models, moment: Instant, stop: &Stop) {
+        for (weights, model) in &models.usable {
+            let it = models.followed.get(weights);
+            let is_due = it.is_some_and(|it| it.hosting.is_due(moment));
+            if is_due && !models.hosted.contains_key(weights) {
+                let begun = self.host(model, models.shares.models(), stop);
+                models.hosted.extend(begun.map(|begun| (*weights, begun)));
+            }
+        }
     }
 
     fn fetcher(&self, it: &Followed) -> Fetcher {
@@ -272,7 +305,7 @@ impl Follower {
         (home, node): (Home, Arc<DaemonNode>),
         cx: Context,
         args: PrivateArgs,
-    ) -> Result<(Usable, ServedModel), Failure> {
+    ) -> Opened {
         let part = fetcher.part().await?;
         let opened = {
             let (cx, part, name) = (cx.clone(), Arc::clone(&part), fetcher.model.name.clone());
@@ -371,6 +404,26 @@ impl Follower {
     }
 }
 
+impl Models {
+    /// Time of the next attempt after `moment`. One that is due has begun, or there is no model or no
+    /// share for it.
+    fn next_attempt(&self, moment: Instant) -> Option<Instant> {
+        let (usable, hosted) = (&self.usable, &self.hosted);
+        let idle = self
+            .followed
+            .iter()
+            .filter(|(weights, it)| it.opening.is_none() && !usable.contains_key(*weights));
+        let idle = idle.filter_map(|(_, it)| it.retry.at().max(it.opens_at));
+        let layers = self
+            .followed
+            .iter()
+            .filter(|(weights, _)| !hosted.contains_key(*weights))
+            .filter_map(|(_, it)| it.hosting.at());
+        let all = idle.chain(layers).chain(self.shares.at());
+        all.filter(|at| *at > moment).min()
+    }
+}
+
 impl Followed {
     fn new(model: Adoption, opens_at: Option<Instant>) -> Self {
         if let Some(at) = opens_at {
@@ -414,10 +467,9 @@ fn same_file(one: &Adoption, other: &Adoption) -> bool {
 
 /// Records a failure, and reports it if its reason is new.
 fn again(retry: &mut Retry, what: &str, why: &Failure) {
-    let hint = why.hint_text().map_or(String::new(), |h| format!(" ({h})"));
     if let Some(pause) = retry.failed(Instant::now(), why.to_string()) {
-        let seconds = pause.as_secs();
-        note(format!("{what}: {why}{hint}; trying again in {seconds} s"));
+        let (why, seconds) = (why.with_hint(), pause.as_secs());
+        note(format!("{what}: {why}; trying again in {seconds} s"));
     }
 }
 
