@@ -15,18 +15,6 @@ use crate::home::Home;
 use crate::models::OpenModel;
 use crate::node::{DaemonNode, in_sync};
 
-/// Adds a model whose layers the community's hosts hold to a service.
-pub(super) fn add_model(
-    service: &Service,
-    daemon_node: &DaemonNode,
-    home: &Home,
-    model: &OpenModel,
-    config: &Config,
-) -> Result<(), Failure> {
-    service.add_model(shared_model(daemon_node, home, model, config)?);
-    Ok(())
-}
-
 /// A model for [`Service::add_model`]. All its chats share the embedding, the sessions with hosts, and
 /// the local fallback engine. Loads the embedding, so it blocks. Requires a runtime.
 pub(super) fn shared_model(
@@ -43,4 +31,9 @@ pub(super) fn shared_model(
     hosts.here = Some(node.downgrade());
     hosts.in_sync = fallback.then(|| in_sync(node.downgrade(), Instant::now()));
     hosted_model(model, config, fallback, &runtime, hosts)
+}
+
+/// Whether chats are answered at present.
+pub(super) fn are_answered(chats: Option<&Service>) -> bool {
+    chats.is_some_and(|chats| chats.load().running > 0)
 }

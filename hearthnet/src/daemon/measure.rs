@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{
-    Body, LinkSpeed, MAX_LINK_SPEEDS, MAX_MODEL_SPEEDS, Measured, ModelSpeed,
+    ADVERT_LIFE_MS, Body, LinkSpeed, MAX_LINK_SPEEDS, MAX_MODEL_SPEEDS, Measured, ModelSpeed,
 };
 use hearthnet_files::WeightsId;
 use hearthnet_orchestrator::Service;
@@ -30,6 +30,7 @@ use hearthnet_platform::regular_file;
 use hearthnet_platform::whole_file::{self, Access};
 use tokio::task::spawn_blocking;
 
+use super::chats::are_answered;
 use super::layer_host::LayerHost;
 use super::links::Probed;
 use super::manners::Give;
@@ -46,7 +47,7 @@ use crate::planning::shape;
 /// Interval of measurements.
 const INTERVAL: Duration = Duration::from_secs(40);
 /// Life of an announcement.
-const LIFE: Duration = Duration::from_secs(120);
+const LIFE: Duration = Duration::from_millis(ADVERT_LIFE_MS);
 /// Largest share of the free memory for a benchmark, in per cent.
 const BENCHMARK_PERCENT: u64 = 25;
 
@@ -238,9 +239,7 @@ impl Measurer {
 
     /// Whether a benchmark would disturb an answer, or be disturbed by one.
     fn is_busy(&self) -> bool {
-        let chats = self.chats.as_ref();
-        let answers = chats.is_some_and(|chats| chats.load().running > 0);
-        answers || self.layer_host.is_computing()
+        are_answered(self.chats.as_ref()) || self.layer_host.is_computing()
     }
 
     /// Time of a caller's head; 0 if it is not known yet.

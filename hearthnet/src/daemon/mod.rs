@@ -53,7 +53,7 @@ use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::DropGuard;
 
-use self::chats::add_model;
+use self::chats::{are_answered, shared_model};
 use self::contributions::{Computed, Contributions};
 use self::layer_events::{EventSink, print_event};
 use self::layer_host::LayerHost;
@@ -262,7 +262,7 @@ impl Daemon {
                 local_service::offer_chats(registry, &service, config)?;
                 match model {
                     Some(model) => {
-                        add_model(&service, &self.daemon_node, home, &model, config)?;
+                        service.add_model(shared_model(&self.daemon_node, home, &model, config)?);
                         let (home, parts) = (home.clone(), Arc::clone(&parts));
                         tokio::spawn(offer_file(home, parts, model, stop.clone()));
                     }
@@ -337,8 +337,7 @@ impl Daemon {
         // Weak, since the host holds the node, and the node holds this function.
         let (chats, host) = (self.chats.clone(), Arc::downgrade(&self.layer_host));
         let busy = move || {
-            let answers = chats.as_ref().is_some_and(|it| it.load().running > 0);
-            answers || host.upgrade().is_some_and(|host| host.is_computing())
+            are_answered(chats.as_ref()) || host.upgrade().is_some_and(|host| host.is_computing())
         };
         self.daemon_node.node.serve_weights(parts, Arc::new(busy));
     }
