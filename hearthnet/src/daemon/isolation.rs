@@ -12,11 +12,11 @@ use std::sync::OnceLock;
 
 use hearthnet_files::manifest::record_key;
 use hearthnet_hub::ModelRef;
-use hearthnet_hub::reference::expand_home;
 use hearthnet_platform::hardware::graphics_cards;
 use hearthnet_platform::sandbox::{Files, SOCKETS, deny_system_calls, hide_memory, restrict_files};
 use hearthnet_platform::whole_file::{self, Access};
 
+use crate::answering::http::key_file;
 use crate::cli::args::HostEngineArgs;
 use crate::config::{Context, default_path};
 use crate::hosting::host_engine::may_use_cards;
@@ -101,8 +101,7 @@ impl Needs {
     /// Needs of a daemon.
     fn of(cx: &Context, model: Option<&ModelRef>) -> Self {
         let mut needed = Self::of_system(cx);
-        let http_key = expand_home(Path::new(&cx.config.http.api_key_file));
-        needed.0.read.push(http_key);
+        needed.0.read.extend(key_file(&cx.config));
         needed.0.read.extend(cx.global.passphrase_file.clone());
         if let Ok(folder) = cx.global.dir() {
             needed.folder(folder);

@@ -113,7 +113,7 @@ impl Serving<'_> {
         let model = &asked.model;
         let on_disk = match &asked.fetch {
             Some((fetcher, part)) if asked.layers == Layers::Auto => {
-                fetcher.layers_on_disk(part, asked.models)?
+                fetcher.layers_on_disk(part, asked.models).await?
             }
             _ => self.total(),
         };
@@ -334,8 +334,7 @@ impl Serving<'_> {
         };
         // A damaged piece ends the load.
         let wanted = part.table().of_layers(lo, hi);
-        fetcher.forget_damaged(part, &wanted).await?;
-        if part.missing(&wanted).is_empty() {
+        if !fetcher.finds_damage(part, &wanted).await? {
             return started;
         }
         self.say(format!("{why}; fetching the damaged pieces again"));

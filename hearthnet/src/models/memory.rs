@@ -49,7 +49,7 @@ pub(crate) fn share_of_free(percent: u64) -> u64 {
 }
 
 /// Bytes on the disk that parts of models may take, by manners.disk_gb. `None`: half of what is
-/// free.
+/// free or taken by them.
 pub(crate) fn disk_limit(config: &Config) -> Option<u64> {
     match config.manners.disk_gb.0 {
         0 => None,

@@ -327,7 +327,11 @@ impl Fetcher {
     ///
     /// # Errors
     /// Returns an error if not one does.
-    pub(crate) fn layers_on_disk(&self, part: &Part, models: usize) -> Result<u32, Failure> {
+    pub(crate) async fn layers_on_disk(
+        &self,
+        part: &Arc<Part>,
+        models: usize,
+    ) -> Result<u32, Failure> {
         let (table, layers) = (part.table(), self.model.layers);
         let each = (0..layers).map(|layer| table.bytes(&table.of_layers(layer, layer)));
         let each: Vec<u64> = each.collect();
@@ -335,7 +339,12 @@ impl Fetcher {
         if part.is_shared() {
             return Ok(layers);
         }
-        let space = self.parts.room_for_layers(part, &self.disk()?, models);
+        let asked = (Arc::clone(&self.parts), Arc::clone(part), self.disk()?);
+        let space = tokio::task::spawn_blocking(move || {
+            let (parts, part, disk) = asked;
+            parts.room_for_layers(&part, &disk, models)
+        });
+        let space = space.await.map_err(Failure::internal)?;
         let space = space.map_err(|e| Failure::file("use", part.folder(), e))?;
         match room(space, &each) {
             0 => Err(failure!(
@@ -355,27 +364,30 @@ impl Fetcher {
     }
 
     /// Whether served layers may stay on the disk, in the share of one of `models` models.
-    pub(super) fn keeps_layers(&self, part: &Part, models: usize) -> bool {
-        let keeps = self
-            .disk()
-            .map(|disk| self.parts.keeps_layers(part, &disk, models));
-        matches!(keeps, Ok(Ok(true)))
+    pub(super) async fn keeps_layers(&self, part: &Arc<Part>, models: usize) -> bool {
+        let Ok(disk) = self.disk() else {
+            return false;
+        };
+        let (parts, part) = (Arc::clone(&self.parts), Arc::clone(part));
+        let keeps = tokio::task::spawn_blocking(move || parts.keeps_layers(&part, &disk, models));
+        matches!(keeps.await, Ok(Ok(true)))
     }
 
-    /// Reads held pieces. Those that the disk has damaged are no longer held.
-    pub(crate) async fn forget_damaged(
+    /// Reads held pieces that could not be loaded. Those that the disk has damaged are no longer
+    /// held. Returns whether pieces have to be fetched again.
+    pub(crate) async fn finds_damage(
         &self,
         part: &Arc<Part>,
         pieces: &[Range<u32>],
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         let (part, pieces) = (Arc::clone(part), pieces.to_vec());
         let read = tokio::task::spawn_blocking(move || {
-            let mut each = pieces.into_iter().flatten();
-            each.try_for_each(|index| part.read(index).map(drop))
+            let mut each = pieces.iter().cloned().flatten();
+            each.try_for_each(|index| part.read(index).map(drop))?;
+            Ok(!part.missing(&pieces).is_empty())
         });
-        read.await
-            .map_err(Failure::internal)?
-            .map_err(Failure::internal)
+        let read: std::io::Result<bool> = read.await.map_err(Failure::internal)?;
+        read.map_err(Failure::internal)
     }
 
     /// Differs from node to node, so that nodes that begin together fetch different pieces first.

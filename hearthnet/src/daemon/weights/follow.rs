@@ -8,7 +8,7 @@
 //! A failed attempt is repeated after a pause (`retry.rs`), and at once when the community's models
 //! change. New sources of a model are asked at once; another file of it is opened like a new model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -255,18 +255,22 @@ impl Follower {
     async fn divide_memory(&self, models: &mut Models, moment: Instant, stop: &Stop) {
         let mut followed = models.followed.values();
         let is_first = models.hosted.is_empty() && followed.all(|it| it.opening.is_none());
-        let usable = &models.usable;
-        let Some(before) = models.shares.look(moment, usable.len(), is_first) else {
+        let Some(before) = models.shares.look(moment, models.usable.len(), is_first) else {
             return;
         };
         let number = models.shares.models();
         for it in models.followed.values_mut() {
             it.hosting.hurry();
         }
-        let ends = |weights: &[u8; 32], _: &mut Hosted| {
-            let usable = usable.get(weights);
-            !usable.is_some_and(|it| self.keeps(it, number, number < before))
-        };
+        let mut kept = BTreeSet::new();
+        for weights in models.hosted.keys() {
+            if let Some(it) = models.usable.get(weights)
+                && self.keeps(it, number, number < before).await
+            {
+                kept.insert(*weights);
+            }
+        }
+        let ends = |weights: &[u8; 32], _: &mut Hosted| !kept.contains(weights);
         let ended: Vec<_> = models.hosted.extract_if(.., ends).collect();
         if !ended.is_empty() {
             until_answered(&self.layer_host, stop).await;
@@ -311,21 +315,29 @@ impl Follower {
             let (cx, part, name) = (cx.clone(), Arc::clone(&part), fetcher.model.name.clone());
             tokio::task::spawn_blocking(move || open_part(&cx, &name, &part)).await
         };
-        let mut model = opened.map_err(Failure::internal).flatten()?;
+        let model = opened.map_err(Failure::internal).flatten()?;
         let table = part.table();
         let mut wanted = table.of_head();
         for (lo, hi) in private_layers::wanted(&model, args, &cx.config)? {
             wanted.extend(table.of_layers(lo, hi));
         }
         fetcher.fetch_for_chats(&part, wanted.clone()).await?;
-        fetcher.forget_damaged(&part, &wanted).await?;
-        fetcher.fetch_for_chats(&part, wanted).await?;
-        let loaded = tokio::task::spawn_blocking(move || {
-            private_layers::load(&mut model, args, most_chats(&cx.config), &cx.config)?;
-            let chats = shared_model(&node, &home, &model, &cx.config)?;
-            Ok::<_, Failure>((model, chats))
-        });
-        let (model, chats) = loaded.await.map_err(Failure::internal).flatten()?;
+        let load = || {
+            let (mut model, cx) = (model.clone(), cx.clone());
+            let (home, node) = (home.clone(), Arc::clone(&node));
+            tokio::task::spawn_blocking(move || {
+                private_layers::load(&mut model, args, most_chats(&cx.config), &cx.config)?;
+                let chats = shared_model(&node, &home, &model, &cx.config)?;
+                Ok::<_, Failure>((model, chats))
+            })
+        };
+        let mut loaded = load().await.map_err(Failure::internal).flatten();
+        // A damaged piece ends the load.
+        if loaded.is_err() && fetcher.finds_damage(&part, &wanted).await? {
+            fetcher.fetch_for_chats(&part, wanted).await?;
+            loaded = load().await.map_err(Failure::internal).flatten();
+        }
+        let (model, chats) = loaded?;
         let usable = Usable {
             model,
             fetcher,
@@ -349,10 +361,12 @@ impl Follower {
 
     /// Gives served layers of a model their new share of memory and disk. Returns whether they stay, or
     /// at least some of them.
-    fn keeps(&self, served: &Usable, models: usize, are_fewer: bool) -> bool {
-        let fits_disk = || are_fewer || served.fetcher.keeps_layers(&served.part, models);
-        self.request(served, models)
-            .is_some_and(|request| fits_disk() && self.layer_host.keep(&request, are_fewer))
+    async fn keeps(&self, served: &Usable, models: usize, are_fewer: bool) -> bool {
+        let Some(request) = self.request(served, models) else {
+            return false;
+        };
+        let fits_disk = are_fewer || served.fetcher.keeps_layers(&served.part, models).await;
+        fits_disk && self.layer_host.keep(&request, are_fewer)
     }
 
     /// Begins to serve layers of one of `models` models that share the memory, if this node serves any.
