@@ -132,7 +132,8 @@ impl Part {
         let failed = |source| FileError::new("write", &folder, source);
         whole_file::make_folder(&folder, Access::Umask).map_err(failed)?;
         let lock = lock_folder(&folder)?;
-        match Self::load(&folder, None) {
+        // Claims are read once, below: without the file `held` that means to hash all pieces.
+        match Self::unclaimed(&folder, None) {
             Ok(part) if part.identity == *identity => {}
             _ => {
                 write_objects(&folder, identity, head, manifest, pieces).map_err(failed)?;
@@ -142,6 +143,18 @@ impl Part {
     }
 
     fn load(folder: &Path, lock: Option<File>) -> Result<Self, PartError> {
+        let mut part = Self::unclaimed(folder, lock)?;
+        match part.stored_claims() {
+            Some(held) => locked(&part.sets).held = held,
+            None => part
+                .rebuild()
+                .map_err(|source| FileError::new("open", &part.path(), source))?,
+        }
+        Ok(part)
+    }
+
+    /// Opens a part and checks its objects. It holds no piece yet.
+    fn unclaimed(folder: &Path, lock: Option<File>) -> Result<Self, PartError> {
         let damaged = |what: &str| PartError::damaged(folder, what);
         let identity = stored_identity(folder)?;
         if folder.file_name() != Some(identity.weights.to_string().as_ref()) {
@@ -184,7 +197,7 @@ impl Part {
             checked => checked?,
         };
         let count = table.len();
-        let mut part = Self {
+        Ok(Self {
             folder: folder.to_owned(),
             identity,
             table,
@@ -199,12 +212,7 @@ impl Part {
             writing: RwLock::default(),
             storing: Mutex::default(),
             lock,
-        };
-        match part.stored_claims() {
-            Some(held) => locked(&part.sets).held = held,
-            None => part.rebuild().map_err(failed)?,
-        }
-        Ok(part)
+        })
     }
 
     /// Claims in the file `held`; `None` if it is missing or damaged.
