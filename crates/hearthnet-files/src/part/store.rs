@@ -498,6 +498,12 @@ impl Part {
         }
     }
 
+    /// Whether all pieces of a tensor are in `held`.
+    fn has_all_of(&self, tensor: &TensorInfo, held: &PieceSet) -> bool {
+        let found = self.table.layout().tensor(&tensor.name);
+        found.is_some_and(|found| held.contains_all(found.pieces.clone()))
+    }
+
     /// Gives up damaged pieces, also on the disk if this or no process has the part open for
     /// writing.
     fn forget(&self, pieces: &[u32]) {
@@ -532,8 +538,7 @@ impl Holdings for Part {
     }
 
     fn holds(&self, tensor: &TensorInfo) -> bool {
-        let found = self.table.layout().tensor(&tensor.name);
-        found.is_some_and(|found| locked(&self.sets).held.contains_all(found.pieces.clone()))
+        self.has_all_of(tensor, &locked(&self.sets).held)
     }
 
     fn is_genuine(&self, tensor: &TensorInfo, data: &[u8]) -> bool {
@@ -560,11 +565,7 @@ impl Holdings for Part {
             false => self.stored_claims(),
         };
         let held = stored.unwrap_or_else(|| locked(&self.sets).held.clone());
-        let is_held = |info: &&&TensorInfo| {
-            let found = self.table.layout().tensor(&info.name);
-            found.is_some_and(|found| held.contains_all(found.pieces.clone()))
-        };
-        let gone = tensors.iter().find(|info| !is_held(info));
+        let gone = tensors.iter().find(|info| !self.has_all_of(info, &held));
         gone.map(|info| info.name.clone())
     }
 
