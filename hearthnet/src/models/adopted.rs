@@ -78,7 +78,7 @@ pub(crate) fn leave_parts(
             return None;
         }
         let bytes = folder::disk_bytes(&folder);
-        match folder::leave(parts, &weights, own) {
+        match folder::leave(&folder, own) {
             Ok(removed) => removed.then_some((weights, bytes)),
             Err(why) => {
                 stays(why);

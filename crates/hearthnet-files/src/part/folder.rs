@@ -126,24 +126,16 @@ pub fn is_used_beside(folder: &Path, home: &str) -> io::Result<bool> {
 /// # Errors
 /// [`PartError::InUse`] if a process has the part open for writing, and no other home uses it; then
 /// nothing is changed.
-pub fn leave(parts: &Path, weights: &WeightsId, home: &str) -> Result<bool, PartError> {
-    let folder = Part::folder_in(parts, weights);
-    let failed = |source| FileError::new("remove", &folder, source);
-    match lock_folder(&folder) {
-        Ok(_lock) => end_use(&folder, home),
+pub fn leave(folder: &Path, home: &str) -> Result<bool, PartError> {
+    let failed = |source| FileError::new("remove", folder, source);
+    match lock_folder(folder) {
+        Ok(_lock) => end_use(folder, home),
         // It is open for the other home.
-        Err(PartError::InUse(_)) if is_used_beside(&folder, home).map_err(failed)? => {
-            remove_file(&file_of(&folder, home).map_err(failed)?).map_err(failed)?;
+        Err(PartError::InUse(_)) if is_used_beside(folder, home).map_err(failed)? => {
+            remove(&folder.join(HOMES), &[home]).map_err(failed)?;
             Ok(false)
         }
         Err(error) => Err(error),
-    }
-}
-
-fn remove_file(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }
 
@@ -158,14 +150,14 @@ fn file_of(folder: &Path, home: &str) -> io::Result<PathBuf> {
 /// Requires the lock of the folder.
 fn end_use(folder: &Path, home: &str) -> Result<bool, PartError> {
     let failed = |source| FileError::new("remove", folder, source);
-    let own = file_of(folder, home).map_err(failed)?;
+    // An error if `home` is a path.
     if !is_used_beside(folder, home).map_err(failed)? {
         // First what takes the space: after an interruption nothing tells that this home used the part.
         remove(folder, &[PART_FILE]).map_err(failed)?;
         fs::remove_dir_all(folder).map_err(failed)?;
         return Ok(true);
     }
-    remove_file(&own).map_err(failed)?;
+    remove(&folder.join(HOMES), &[home]).map_err(failed)?;
     Ok(false)
 }
 
@@ -211,23 +203,23 @@ mod tests {
         }
         assert!(uses(&folder, "one") && !uses(&folder, "three"));
         assert!(is_used_beside(&folder, "one").unwrap());
-        assert!(!leave(parts.path(), &WEIGHTS, "one").unwrap());
+        assert!(!leave(&folder, "one").unwrap());
         assert!(!uses(&folder, "one") && folder.join(PART_FILE).exists());
         // Again, and by a home that never used it.
         for home in ["one", "three"] {
-            assert!(!leave(parts.path(), &WEIGHTS, home).unwrap());
+            assert!(!leave(&folder, home).unwrap());
         }
         assert!(!is_used_beside(&folder, "two").unwrap());
         let lock = lock_folder(&folder).unwrap();
         // Open for another home.
         enter(&folder, "one").unwrap();
-        assert!(!leave(parts.path(), &WEIGHTS, "one").unwrap());
+        assert!(!leave(&folder, "one").unwrap());
         assert!(!uses(&folder, "one") && uses(&folder, "two"));
-        let error = leave(parts.path(), &WEIGHTS, "two").unwrap_err();
+        let error = leave(&folder, "two").unwrap_err();
         assert_eq!(error.code(), "in_use");
         assert!(uses(&folder, "two"));
         drop(lock);
-        assert!(leave(parts.path(), &WEIGHTS, "two").unwrap());
+        assert!(leave(&folder, "two").unwrap());
         assert!(!folder.exists() && parts.path().exists());
     }
 
@@ -248,7 +240,7 @@ mod tests {
         let folder = folder(parts.path());
         for home in ["", "..", "a/b", "/a", "a/"] {
             enter(&folder, home).unwrap_err();
-            leave(parts.path(), &WEIGHTS, home).unwrap_err();
+            leave(&folder, home).unwrap_err();
             assert!(!uses(&folder, home) && folder.exists(), "{home}");
         }
     }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearthnet_bus::log::Adoption;
-use hearthnet_files::WeightsId;
 use hearthnet_files::part::{Part, folder};
 use tokio::time::Instant;
 
@@ -55,10 +54,10 @@ pub(super) async fn end_use(home: &Home, model: &Arc<Adoption>, open: Option<Arc
 
 fn remove_part(home: &Home, model: &Adoption, open: Option<Arc<Part>>) {
     let own = name_in_parts(home);
-    let ended = match (open, part_folder(model), parts_dir()) {
-        (Some(part), _, _) => part.leave(&own),
-        (None, Some(_), Ok(parts)) => folder::leave(&parts, &WeightsId(model.weights), &own),
-        _ => return,
+    let ended = match (open, part_folder(model)) {
+        (Some(part), _) => part.leave(&own),
+        (None, Some(folder)) => folder::leave(&folder, &own),
+        (None, None) => return,
     };
     if let Err(why) = ended {
         let name = &model.name;
