@@ -12,7 +12,7 @@ use crate::cli::{Failure, Progress, bytes, failure, note, print_result};
 use crate::commands::community::change::{change, is_anchor, signs_as_root};
 use crate::config::Context;
 use crate::home::Home;
-use crate::models::adopted::{find, name_in_parts, parts_dir};
+use crate::models::adopted::{find, first_digits, name_in_parts, parts_dir};
 use crate::models::catalogue::{catalogue, pin};
 use crate::models::find::resolve_or_pull;
 use crate::models::open_file::{changed, model_failure, open_file};
@@ -111,8 +111,7 @@ fn check_name(new: &Adoption, state: &Community) -> Result<(), Failure> {
     match others.find(|model| model.name == new.name) {
         None => Ok(()),
         Some(other) => {
-            let weights = WeightsId(other.weights).to_string();
-            let digits = weights.get(..8).unwrap_or_default();
+            let digits = first_digits(&WeightsId(other.weights));
             Err(failure!(
                 BadRequest,
                 "{:?} has adopted another model with the name {} (weights {digits})",

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::cli::{Stop, note};
 use crate::home::Home;
-use crate::models::adopted::{leave_parts, name_in_parts, part_folder, parts_dir};
+use crate::models::adopted::{first_digits, leave_parts, name_in_parts, part_folder, parts_dir};
 use crate::node::DaemonNode;
 
 /// Number of drops within [`COUNTED`] after which a model is no longer opened at once.
@@ -93,7 +93,7 @@ pub(in crate::daemon) async fn remove_dropped(home: Home, node: Arc<DaemonNode>,
     for (weights, _) in removed.await.unwrap_or_default() {
         note(format!(
             "removed the part of a model that was dropped meanwhile ({})",
-            weights.to_string().get(..8).unwrap_or_default()
+            first_digits(&weights)
         ));
     }
 }

@@ -18,6 +18,7 @@ use hearthnet_files::part::{Part, folder};
 
 use super::store::{Parts, Purpose};
 use crate::cli::{Failure, bytes, failure};
+use crate::models::adopted::first_digits;
 use crate::models::disk_budget;
 
 /// Folder of parts, and its limit.
@@ -278,12 +279,7 @@ impl Full {
         let kept = self.kept.iter().map(|(weights, kept)| {
             let known = community.model(&weights.0);
             let name = known.map_or_else(
-                || {
-                    format!(
-                        "another part ({})",
-                        weights.to_string().get(..8).unwrap_or("")
-                    )
-                },
+                || format!("another part ({})", first_digits(weights)),
                 |model| model.name.clone(),
             );
             format!("; {name} keeps {}", bytes(*kept))
