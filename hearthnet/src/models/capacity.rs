@@ -66,11 +66,12 @@ pub(crate) fn community(global: &Global) -> Option<Home> {
 }
 
 impl Capacity {
-    pub(crate) fn of(cx: &Context) -> Self {
+    /// `home` is this node's, if it is in a community.
+    pub(crate) fn of(cx: &Context, home: Option<&Home>) -> Self {
         let own = weights_budget(&cx.config, 0);
         Self {
             free: available_bytes(),
-            community: community(&cx.global)
+            community: home
                 .map(|home| HostCapacity::of(&home.state(), home.key.id(), own, now_ms())),
         }
     }

@@ -37,8 +37,9 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
             print(format!("{}\n", path.display()))
         }
         ModelCommand::List { json } => {
-            let state = community(&cx.global).map(|home| home.state());
-            let (catalogue, capacity) = (catalogue(&cx.global)?, Capacity::of(cx));
+            let (catalogue, home) = (catalogue(&cx.global)?, community(&cx.global));
+            let capacity = Capacity::of(cx, home.as_ref());
+            let state = home.map(|home| home.state());
             list::list(&catalogue, &capacity, state.as_deref(), json)
         }
         ModelCommand::Adopt { model, json } => adopt::run(&model, &open_home(cx)?, cx, json),
