@@ -8,6 +8,7 @@ use hearthnet_files::part::{Identity, PART_FILE, Part, PartError, folder, stored
 use hearthnet_files::{Digest, WeightsId};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Resolved;
+use hearthnet_orchestrator::placement::missing;
 
 use super::capacity::community;
 use super::catalogue::models_dir;
@@ -166,20 +167,17 @@ pub(crate) fn find(text: &str, state: &Community) -> Result<Adoption, Failure> {
     }
 }
 
+/// Whether a part holds every piece of a layer.
+pub(crate) fn holds_layer(part: &Part, layer: u32) -> bool {
+    part.missing(&part.table().of_layers(layer, layer))
+        .is_empty()
+}
+
 /// Ranges of the layers of which a part holds every piece.
 pub(crate) fn held_layers(part: &Part, layers: u32) -> Vec<(u32, u32)> {
-    let is_held = |layer: &u32| {
-        part.missing(&part.table().of_layers(*layer, *layer))
-            .is_empty()
-    };
-    let mut runs: Vec<(u32, u32)> = Vec::new();
-    for layer in (0..layers).filter(is_held) {
-        match runs.last_mut() {
-            Some((_, hi)) if hi.saturating_add(1) == layer => *hi = layer,
-            _ => runs.push((layer, layer)),
-        }
-    }
-    runs
+    let lacking = (0..layers).filter(|layer| !holds_layer(part, *layer));
+    let lacking: Vec<(u32, u32)> = lacking.map(|layer| (layer, layer)).collect();
+    missing(layers, &lacking)
 }
 
 #[cfg(test)]

@@ -21,7 +21,9 @@ use crate::config::Context;
 use crate::daemon::weights::Fetcher;
 use crate::home::{Home, Lock, now_ms};
 use crate::hosting::host_engine::{HostEngine, no_layer_fits};
-use crate::models::adopted::{find, held_layers, identity, name_in_parts, part_folder};
+use crate::models::adopted::{
+    find, held_layers, holds_layer, identity, name_in_parts, part_folder,
+};
 use crate::models::capacity::community;
 use crate::models::open_file::model_failure;
 use crate::node::{open_home, sync_log, transient};
@@ -108,10 +110,7 @@ fn chosen(
     let room = room(budget, &each);
     let weights = WeightsId(model.weights).to_string();
     let others = held_by_others(state.shards(now_ms()), own, &weights, model.layers);
-    let here = |layer| {
-        part.missing(&part.table().of_layers(layer, layer))
-            .is_empty()
-    };
+    let here = |layer| holds_layer(part, layer);
     choose_near(model.layers, room, &others, here)
         .ok_or_else(|| no_layer_fits(&model.name, &each, budget, models > 1))
 }
@@ -150,7 +149,7 @@ pub(super) fn verify(model: &Adoption, accept: bool, as_json: bool) -> Result<()
     });
     let damaged = read.map_err(|e| Failure::file("read", &part.path(), &e))?;
     let held = part.held();
-    let count: u32 = held.iter().map(ExactSizeIterator::len).map(to_u32).sum();
+    let count: usize = held.iter().map(ExactSizeIterator::len).sum();
     let (path, pieces) = (part.path().display().to_string(), part.table().len());
     let (size, layers) = (part.table().bytes(&held), held_layers(&part, model.layers));
     let found = json!({
@@ -186,10 +185,6 @@ pub(super) fn verify(model: &Adoption, accept: bool, as_json: bool) -> Result<()
             part.identity().weights,
         )
     })
-}
-
-fn to_u32(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// Removes the part of an adopted model from this machine.
