@@ -30,6 +30,13 @@ pub(super) struct Disk {
     pub(super) reserved: BTreeSet<[u8; 32]>,
 }
 
+impl Disk {
+    fn budget(&self, stored: &[Stored]) -> io::Result<u64> {
+        let taken = stored.iter().map(|part| part.taken).sum();
+        disk_budget(self.limit, &self.parts, taken)
+    }
+}
+
 /// Bytes that were given up, by part.
 pub(super) type GivenUp = Vec<(WeightsId, u64)>;
 
@@ -192,8 +199,7 @@ impl Parts {
 
     fn make_room(&self, first: &WeightsId, disk: &Disk) -> Result<GivenUp, NoRoom> {
         let open = self.stored(disk, first, false);
-        let taken: u64 = open.iter().map(|part| part.taken).sum();
-        let budget = disk_budget(disk.limit, &disk.parts, taken).map_err(NoRoom::Io)?;
+        let budget = disk.budget(&open).map_err(NoRoom::Io)?;
         if all_bytes(&open) <= budget {
             return Ok(Vec::new());
         }
@@ -255,8 +261,7 @@ impl Parts {
 
     fn room_of(&self, first: WeightsId, disk: &Disk, models: usize) -> io::Result<u64> {
         let stored = self.stored(disk, &first, true);
-        let taken: u64 = stored.iter().map(|part| part.taken).sum();
-        let budget = disk_budget(disk.limit, &disk.parts, taken)?;
+        let budget = disk.budget(&stored)?;
         let idle: u64 = stored.iter().map(|part| part.idle).sum();
         let left = budget.saturating_sub(all_bytes(&stored).saturating_sub(idle));
         let all = left.saturating_add(self.served_beside(&first.0));
