@@ -7,12 +7,12 @@ use hearthnet_files::part::Part;
 use hearthnet_shard::{ServeConfig, check_kv_budget};
 
 use super::weights::Fetcher;
+use crate::cli::Failure;
 use crate::cli::args::Layers;
-use crate::cli::{Failure, failure};
 use crate::config::{Config, Host};
 use crate::hosting::host_config::serve_config;
 use crate::hosting::host_engine::start::start_failure;
-use crate::hosting::host_engine::{HostEngine, named_layers_fit};
+use crate::hosting::host_engine::{HostEngine, named_layers_fit, no_such_layers};
 use crate::models::OpenModel;
 
 /// Request to serve layers.
@@ -87,13 +87,9 @@ impl LayerRequest {
     fn fits(&self, memory: Memory, host: &Host) -> Result<(), Failure> {
         let total = self.model.file.spec().layers;
         match self.layers {
-            Layers::Range(lo, hi) if hi >= total => Err(failure!(
-                BadRequest,
-                "layers {lo}-{hi} do not exist: {} has layers 0-{}",
-                self.model.id,
-                total.saturating_sub(1)
-            )
-            .hint("--layers auto chooses what the community lacks")),
+            Layers::Range(lo, hi) if hi >= total => {
+                Err(no_such_layers(&self.model.id, (lo, hi), total))
+            }
             Layers::Range(lo, hi) => {
                 let (model, setting_mb) = (&self.model, host.memory_budget_mb.0);
                 named_layers_fit(model, &self.engine, (lo, hi), setting_mb, memory.weights)?;

@@ -20,7 +20,7 @@ use crate::cli::{
 use crate::config::Context;
 use crate::daemon::weights::Fetcher;
 use crate::home::{Home, Lock, now_ms};
-use crate::hosting::host_engine::{HostEngine, no_layer_fits};
+use crate::hosting::host_engine::{HostEngine, no_layer_fits, no_such_layers};
 use crate::models::adopted::{
     find, held_layers, holds_layer, identity, name_in_parts, part_folder,
 };
@@ -77,12 +77,8 @@ async fn fetch(
     let part = fetcher.part().await?;
     let (lo, hi) = match layers {
         Layers::Range(lo, hi) if hi >= fetcher.model.layers => {
-            let last = fetcher.model.layers.saturating_sub(1);
-            return Err(failure!(
-                BadRequest,
-                "layers {lo}-{hi} do not exist: {model} has layers 0-{last}"
-            )
-            .hint("--layers auto chooses what the community lacks"));
+            let (model, total) = (model.to_string(), fetcher.model.layers);
+            return Err(no_such_layers(&model, (lo, hi), total));
         }
         Layers::Range(lo, hi) => (lo, hi),
         Layers::Auto => chosen(home, &fetcher.model, &part, cx)?,

@@ -127,6 +127,16 @@ impl HostEngine {
     }
 }
 
+/// Error if layers were named that a model of `total` layers lacks.
+pub(crate) fn no_such_layers(model: &str, (lo, hi): (u32, u32), total: u32) -> Failure {
+    failure!(
+        BadRequest,
+        "layers {lo}-{hi} do not exist: {model} has layers 0-{}",
+        total.saturating_sub(1)
+    )
+    .hint("--layers auto chooses what the community lacks")
+}
+
 /// Error if the memory for weights is too small for a layer of a model. `budget` is the part of it
 /// for this model, if other models share it.
 pub(crate) fn no_layer_fits(
