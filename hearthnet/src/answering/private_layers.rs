@@ -1,6 +1,9 @@
 //! Private layers: layers that this machine computes itself for its chats over hosts.
 
+use std::ops::Range;
+
 use hearthnet_engine::EngineOptions;
+use hearthnet_orchestrator::placement::missing;
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 
 use crate::answering::chat_backends::kv_bytes;
@@ -41,11 +44,20 @@ pub(crate) fn wanted(
     args: PrivateArgs,
     config: &Config,
 ) -> Result<Vec<(u32, u32)>, Failure> {
+    let hosted = hosted(model, args, config)?;
     let total = model.file.spec().layers;
+    Ok(missing(total, &[(hosted.start, hosted.end - 1)]))
+}
+
+/// Layers that hosts run, half-open and never empty, with the private layers that [`load`] would
+/// load.
+pub(crate) fn hosted(
+    model: &OpenModel,
+    args: PrivateArgs,
+    config: &Config,
+) -> Result<Range<u32>, Failure> {
     let (_, (first, last)) = chosen(model, args, config)?;
-    let ranges = [(0, first), (total - last, total)].into_iter();
-    let ranges = ranges.filter(|(from, end)| from < end);
-    Ok(ranges.map(|(from, end)| (from, end - 1)).collect())
+    Ok(first..model.file.spec().layers - last)
 }
 
 /// Loads the private layers of a model for at most `chats` conversations: as many layers as

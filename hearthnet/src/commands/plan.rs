@@ -3,16 +3,14 @@
 //! The input is what members announced in the log (`daemon/measure.rs`) and the shape of the model.
 //! The command changes nothing.
 
-use std::ops::Range;
-
 use hearthnet_bus::NodeId;
 
 use crate::answering::private_layers;
 use crate::cli::args::{PlanArgs, PrivateArgs};
 use crate::cli::{Failure, block_on, note, print_result};
-use crate::config::{Config, Context};
+use crate::config::Context;
 use crate::home::now_ms;
-use crate::models::{OpenModel, open_model};
+use crate::models::open_model;
 use crate::node::{open_home, with_synced_node};
 use crate::planning::{Asked, Report, shape};
 
@@ -33,7 +31,8 @@ pub(crate) fn run(args: &PlanArgs, cx: &Context) -> Result<(), Failure> {
     // Reads events that a running node has received meanwhile.
     home.log.update()?;
     let (state, now) = (home.state(), now_ms());
-    let shape = shape(&model.file, hosted(&model, &cx.config)?);
+    let hosted = private_layers::hosted(&model, PrivateArgs::default(), &cx.config)?;
+    let shape = shape(&model.file, hosted);
     let asked = Asked {
         model_id: &model.id,
         weights: model.weights,
@@ -45,16 +44,4 @@ pub(crate) fn run(args: &PlanArgs, cx: &Context) -> Result<(), Failure> {
     let report = Report::of(&state, &asked, now, &name);
     let report = report.map_err(|why| why.failure(&model.id, &name))?;
     print_result(args.json, &report, || report.text())
-}
-
-/// Layers that hosts run for the chats of this machine.
-fn hosted(model: &OpenModel, config: &Config) -> Result<Range<u32>, Failure> {
-    let mut hosted = 0..model.file.spec().layers;
-    for (lo, hi) in private_layers::wanted(model, PrivateArgs::default(), config)? {
-        match lo {
-            0 => hosted.start = hi.saturating_add(1),
-            _ => hosted.end = lo,
-        }
-    }
-    Ok(hosted)
 }
