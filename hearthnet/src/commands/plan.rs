@@ -7,11 +7,11 @@ use hearthnet_bus::NodeId;
 
 use crate::answering::private_layers;
 use crate::cli::args::{PlanArgs, PrivateArgs};
-use crate::cli::{Failure, block_on, note, print_result};
+use crate::cli::{Failure, block_on, print_result};
 use crate::config::Context;
 use crate::home::now_ms;
 use crate::models::open_model;
-use crate::node::{open_home, with_synced_node};
+use crate::node::{open_home, sync_or_note};
 use crate::planning::{Asked, Report, shape};
 
 pub(crate) fn run(args: &PlanArgs, cx: &Context) -> Result<(), Failure> {
@@ -19,13 +19,7 @@ pub(crate) fn run(args: &PlanArgs, cx: &Context) -> Result<(), Failure> {
     home.require_research(&cx.config)?;
     let model = open_model(cx, args.model.as_ref(), Some(&home))?;
     block_on(async {
-        // If no node runs, the log is as old as the last command that synced.
-        if let Err(failure) = with_synced_node(&home, &cx.config, async |_| Ok(())).await {
-            note(format!(
-                "other members could not be asked: {}",
-                failure.with_hint()
-            ));
-        }
+        sync_or_note(&home, &cx.config).await;
         Ok(())
     })?;
     // Reads events that a running node has received meanwhile.

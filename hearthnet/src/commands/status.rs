@@ -23,22 +23,16 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::cli::{Failure, block_on, bytes, note, print, print_json, span, table};
+use crate::cli::{Failure, block_on, bytes, print, print_json, span, table};
 use crate::config::{Config, Context};
 use crate::home::{Home, KeyStatus, Paused, key_status, members, now_ms};
 use crate::models::text_disagreement;
-use crate::node::{Running, local_api, open_home, with_synced_node};
+use crate::node::{Running, local_api, open_home, sync_or_note};
 
 pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     let home = open_home(cx)?;
     let (running, hosts) = block_on(async {
-        // If no node runs, the log is as old as the last command that synced.
-        if let Err(failure) = with_synced_node(&home, &cx.config, async |_| Ok(())).await {
-            note(format!(
-                "other members could not be asked: {}",
-                failure.with_hint()
-            ));
-        }
+        sync_or_note(&home, &cx.config).await;
         let params = json!({ "hosts": true });
         let running: Option<Running> =
             local_api::ask(&home.dir, local_api::NODE_STATUS, &params).await;

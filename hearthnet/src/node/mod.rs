@@ -55,7 +55,9 @@ pub(crate) use self::log_writer::Change;
 pub(crate) use self::restore_log::{find_home, open_home};
 pub(crate) use self::status::{Download, Running, ShownDownload};
 pub(crate) use self::sync::{wait_for_neighbours, wait_until_synced};
-pub(crate) use self::transient::{TransientNode, in_sync, sync_log, with_synced_node};
+pub(crate) use self::transient::{
+    TransientNode, in_sync, sync_log, sync_or_note, with_synced_node,
+};
 
 /// Discovery settings from the configuration, for one community.
 pub(crate) fn discovery_settings(

@@ -50,6 +50,17 @@ pub(crate) async fn with_synced_node<T>(
     done
 }
 
+/// Syncs with other members before a command reads the log. If that fails, the user is told, and the
+/// log is as old as the last command that synced. Does nothing if the daemon of this home runs.
+pub(crate) async fn sync_or_note(home: &Home, config: &Config) {
+    if let Err(why) = with_synced_node(home, config, async |_| Ok(())).await {
+        note(format!(
+            "other members could not be asked: {}",
+            why.with_hint()
+        ));
+    }
+}
+
 /// Keeps the log in sync during a chat, unless a node already runs on this machine.
 #[derive(Default)]
 pub(crate) struct TransientNode(
