@@ -172,8 +172,8 @@ export class Mesh {
     const { failovers } = state.chats;
     $('failovers').hidden = !failovers;
     say($('failovers'), `Since this node started, a home left during an answer ${count(failovers, 'time', 'times')}, and others took over.`);
-    $('not-serving').hidden = !state.pause_reason;
     const why = state.pause_reason;
+    $('not-serving').hidden = !why;
     say($('not-serving'), why ? `This computer computes nothing for the others: ${why}.` : '');
     $('pausing').hidden = state.paused == null;
     $('pause-until').hidden = !!state.paused;
@@ -181,8 +181,8 @@ export class Mesh {
     this.quiet(state.quiet_hours);
     say($('version'), `HearthNet ${state.version}`);
     $('invite').hidden = !state.may_invite.length;
-    // Redrawn only if it differs, so that the focus and a screen reader's place stay.
     this.downloads(state);
+    // Redrawn only if it differs, so that the focus and a screen reader's place stay.
     const choices = state.chats.models;
     const shown = JSON.stringify([choices, state.models, state.members, state.may_change_levels, state.node]);
     if (shown === this.shown) return;
