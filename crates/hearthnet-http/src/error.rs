@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
 use hearthnet_text::sanitize;
 use hearthnet_transport::Code;
 use serde_json::{Value, json};
@@ -76,6 +77,12 @@ impl ApiError {
             headers.insert(header::WWW_AUTHENTICATE, bearer);
         }
         response
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        self.response()
     }
 }
 

@@ -11,10 +11,10 @@ use axum::http::{Response, StatusCode, header};
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Level, MAX_USES};
 use hearthnet_http::{ApiError, Client, json_response};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use super::node::{Page, PageNode, PauseState, QuietState};
+use super::node::{Page, PageNode, Pause};
 use crate::cli::Failure;
 use crate::cli::qr::Qr;
 use crate::config::parse_quiet_hours;
@@ -27,52 +27,10 @@ const INVITE_TIME: Duration = Duration::from_secs(24 * 3600);
 const BODY: (Duration, usize) = (Duration::from_secs(10), 4096);
 
 type SharedPage = State<Arc<Page>>;
+type Answer = Result<Response<Body>, ApiError>;
 
-pub(super) async fn invite(
-    State(page): SharedPage,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> Response<Body> {
-    answer(make_invite(&page, &client, request).await)
-}
-
-pub(super) async fn level(
-    State(page): SharedPage,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> Response<Body> {
-    answer(set_level(&page, &client, request).await)
-}
-
-pub(super) async fn pause(
-    State(page): SharedPage,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> Response<Body> {
-    answer(begin_pause(&page, &client, request).await)
-}
-
-pub(super) async fn resume(
-    State(page): SharedPage,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> Response<Body> {
-    answer(end_pause(&page, &client, request).await)
-}
-
-pub(super) async fn quiet_hours(
-    State(page): SharedPage,
-    Extension(client): Extension<Client>,
-    request: Request,
-) -> Response<Body> {
-    answer(set_quiet_hours(&page, &client, request).await)
-}
-
-fn answer(made: Result<Value, ApiError>) -> Response<Body> {
-    made.map_or_else(
-        |error| error.response(),
-        |made| json_response(StatusCode::OK, &made),
-    )
+fn answer(made: &impl Serialize) -> Answer {
+    Ok(json_response(StatusCode::OK, &json!(made)))
 }
 
 fn forbidden(code: &'static str, text: impl Into<String>) -> ApiError {
@@ -108,9 +66,13 @@ struct InviteRequest {
     uses: u32,
 }
 
-async fn make_invite(page: &Page, client: &Client, request: Request) -> Result<Value, ApiError> {
-    require_owner(page, client, "invite")?;
-    let it = member(page)?;
+pub(super) async fn invite(
+    State(page): SharedPage,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Answer {
+    require_owner(&page, &client, "invite")?;
+    let it = member(&page)?;
     let InviteRequest { level, uses } = body(request).await?;
     if !(1..=MAX_USES).contains(&uses) {
         let text = format!("`uses` must be a number from 1 to {MAX_USES}");
@@ -126,7 +88,7 @@ async fn make_invite(page: &Page, client: &Client, request: Request) -> Result<V
     let expires_ms = new.code.expires().saturating_mul(1000);
     it.node.write(&it.home, new.change).await?;
     let qr = Qr::of(&code).ok_or_else(|| Failure::internal("the code fits no QR code"))?;
-    Ok(json!({
+    answer(&json!({
         "code": code, "level": level, "uses": uses, "expires_ms": expires_ms,
         "qr": {"side": qr.side(), "path": qr.svg_path()},
     }))
@@ -139,9 +101,13 @@ struct LevelRequest {
     level: Level,
 }
 
-async fn set_level(page: &Page, client: &Client, request: Request) -> Result<Value, ApiError> {
-    require_owner(page, client, "change the level of members")?;
-    let it = member(page)?;
+pub(super) async fn level(
+    State(page): SharedPage,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Answer {
+    require_owner(&page, &client, "change the level of members")?;
+    let it = member(&page)?;
     let LevelRequest { node, level } = body(request).await?;
     let state = it.home.state();
     let Some(now) = state.member(&node).map(|member| member.level) else {
@@ -162,7 +128,7 @@ async fn set_level(page: &Page, client: &Client, request: Request) -> Result<Val
             .write(&it.home, Change::Level { node, level })
             .await?;
     }
-    Ok(json!({"node": node.to_string(), "level": level}))
+    answer(&json!({"node": node.to_string(), "level": level}))
 }
 
 #[derive(Deserialize)]
@@ -181,8 +147,12 @@ struct HoursRequest {
     hours: Option<String>,
 }
 
-async fn begin_pause(page: &Page, client: &Client, request: Request) -> Result<Value, ApiError> {
-    let it = may_pause(page, client, "pause it")?;
+pub(super) async fn pause(
+    State(page): SharedPage,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Answer {
+    let it = may_pause(&page, &client, "pause it")?;
     let PauseRequest { until_ms } = body(request).await?;
     if until_ms.is_some_and(|until| until <= now_ms()) {
         let text = "`until_ms` must be a time to come, in ms since 1970".to_owned();
@@ -191,18 +161,22 @@ async fn begin_pause(page: &Page, client: &Client, request: Request) -> Result<V
     set_pause(it, Some(Paused { until_ms })).await
 }
 
-async fn end_pause(page: &Page, client: &Client, request: Request) -> Result<Value, ApiError> {
-    let it = may_pause(page, client, "pause it")?;
+pub(super) async fn resume(
+    State(page): SharedPage,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Answer {
+    let it = may_pause(&page, &client, "pause it")?;
     let ResumeRequest {} = body(request).await?;
     set_pause(it, None).await
 }
 
-async fn set_quiet_hours(
-    page: &Page,
-    client: &Client,
+pub(super) async fn quiet_hours(
+    State(page): SharedPage,
+    Extension(client): Extension<Client>,
     request: Request,
-) -> Result<Value, ApiError> {
-    let it = may_pause(page, client, "set its quiet hours")?;
+) -> Answer {
+    let it = may_pause(&page, &client, "set its quiet hours")?;
     let HoursRequest { hours } = body(request).await?;
     let own = match hours {
         Some(hours) => {
@@ -212,13 +186,11 @@ async fn set_quiet_hours(
         }
         None => None,
     };
-    let pause = Arc::clone(&it.pause);
-    let set = tokio::task::spawn_blocking(move || {
+    set(it, move |pause| {
         pause.set_quiet_hours(own)?;
-        Ok::<QuietState, Failure>(pause.quiet_hours())
-    });
-    let state = set.await.map_err(Failure::internal).flatten()?;
-    Ok(json!(state))
+        Ok(pause.quiet_hours())
+    })
+    .await
 }
 
 fn may_pause<'a>(page: &'a Page, client: &Client, what: &str) -> Result<&'a PageNode, ApiError> {
@@ -229,14 +201,23 @@ fn may_pause<'a>(page: &'a Page, client: &Client, what: &str) -> Result<&'a Page
         .ok_or_else(|| ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_available", text))
 }
 
-async fn set_pause(it: &PageNode, request: Option<Paused>) -> Result<Value, ApiError> {
-    let pause = Arc::clone(&it.pause);
-    let set = tokio::task::spawn_blocking(move || {
+async fn set_pause(it: &PageNode, request: Option<Paused>) -> Answer {
+    set(it, move |pause| {
         pause.set(request)?;
-        Ok::<PauseState, Failure>(pause.state())
-    });
+        Ok(pause.state())
+    })
+    .await
+}
+
+/// Makes a change, which blocks on the disk, and answers with the state after it.
+async fn set<T: Serialize + Send + 'static>(
+    it: &PageNode,
+    change: impl FnOnce(&dyn Pause) -> Result<T, Failure> + Send + 'static,
+) -> Answer {
+    let pause = Arc::clone(&it.pause);
+    let set = tokio::task::spawn_blocking(move || change(&*pause));
     let state = set.await.map_err(Failure::internal).flatten()?;
-    Ok(json!(state))
+    answer(&state)
 }
 
 /// Reads a body of JSON. An HTML form, which needs no CORS preflight, cannot send this type.
