@@ -10,7 +10,7 @@ use hearthnet_orchestrator::placement::observed::observed_for;
 use hearthnet_orchestrator::placement::plan::{
     Community, Layers, Model, Plan, Purpose, Speed, Task, Unplannable, plan, predict,
 };
-use hearthnet_orchestrator::placement::runs_text;
+use hearthnet_orchestrator::placement::{missing, runs_text};
 use serde::Serialize;
 
 use crate::cli::args::PlanFor;
@@ -181,18 +181,13 @@ impl Report {
             _ if nodes.iter().any(|row| row.computes.is_empty()) => Advice::FewerNodes,
             _ => Advice::AllNodes,
         };
-        let hosted = model.hosted();
-        let ends = [
-            Layers::new(0, hosted.first),
-            Layers::new(hosted.end, model.layers()),
-        ];
         Ok(Self {
             model: asked.model_id.to_owned(),
             purpose,
             speed: predicted.speed.into(),
             alone: predicted.alone.map(Predicted::from),
             advice,
-            private_layers: ends.into_iter().filter_map(inclusive).collect(),
+            private_layers: missing(model.layers(), inclusive(model.hosted()).as_slice()),
             nodes,
             not_counted: Vec::new(),
             held_twice: best.twice.iter().copied().filter_map(inclusive).collect(),
