@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::*;
 
@@ -83,6 +83,16 @@ fn an_answer_on_the_page_survives_the_death_of_a_host() {
     succeeded(&child.wait_with_output().expect("its end"));
 }
 
+/// Asserts that a call was refused.
+#[track_caller]
+fn assert_refused((got, error): (u16, Value), status: u16, code: &str) {
+    assert_eq!(
+        (got, &error["error"]["code"]),
+        (status, &json!(code)),
+        "{error}"
+    );
+}
+
 const KEY: &str = "a-key+of/16=bytes";
 
 /// Setting that names a new file with [`KEY`].
@@ -115,12 +125,7 @@ fn the_page_command_prints_the_address_with_the_key_of_the_running_node() {
 
 #[test]
 fn the_page_shows_the_community_and_makes_invites_that_the_log_knows() {
-    let (founder, node) = {
-        let founder = Home::new();
-        community::found(&founder);
-        let node = community::serve(&founder, &[]);
-        (founder, node)
-    };
+    let (founder, node) = community::founded(&[]);
     let at = http::address(&node);
     let state = http::get_json(&at, "/hearthnet/v1/state");
     assert_eq!(state["community"]["name"], "Elm Street");
@@ -151,12 +156,7 @@ fn the_page_shows_the_community_and_makes_invites_that_the_log_knows() {
         (json!({"level": "king", "uses": 1}), 400, "invalid_json"),
         (json!({"level": "member"}), 400, "invalid_json"),
     ] {
-        let (got, error) = invite(body);
-        assert_eq!(
-            (got, &error["error"]["code"]),
-            (status, &json!(code)),
-            "{error}"
-        );
+        assert_refused(invite(body), status, code);
     }
     passes(&node, "pause", "");
     if let Some(code) = passes(&node, "invite", "") {
@@ -207,8 +207,7 @@ fn the_page_and_the_commands_pause_the_same_node() {
         (json!({"until_ms": "22:00"}), "invalid_json"),
         (json!({"until": 1}), "invalid_json"),
     ] {
-        let (status, error) = post("pause", body);
-        assert_eq!((status, &error["error"]["code"]), (400, &json!(code)));
+        assert_refused(post("pause", body), 400, code);
     }
     assert_eq!(seen(), (json!(false), json!(null)));
 }
@@ -262,8 +261,7 @@ fn the_page_tells_the_plan_and_keeps_the_quiet_hours_that_it_sets() {
         (json!({"hours": "22:00"}), "invalid_value"),
         (json!({"from": "22:00"}), "invalid_json"),
     ] {
-        let (status, error) = set(&at, body);
-        assert_eq!((status, &error["error"]["code"]), (400, &json!(code)));
+        assert_refused(set(&at, body), 400, code);
     }
 }
 
@@ -296,12 +294,7 @@ fn an_anchor_changes_levels_on_the_page_but_makes_and_removes_no_anchor() {
         (&stranger, "trusted", 404, "unknown_node"),
         ("nobody", "trusted", 400, "invalid_json"),
     ] {
-        let (got, error) = set(id, level);
-        assert_eq!(
-            (got, &error["error"]["code"]),
-            (status, &json!(code)),
-            "{error}"
-        );
+        assert_refused(set(id, level), status, code);
     }
     assert_eq!(level(), "member");
 }
@@ -335,17 +328,11 @@ fn a_program_without_a_community_says_so() {
     );
     assert_eq!(state["chats"]["models"].as_array().map(Vec::len), Some(1));
     let body = json!({"level": "member", "uses": 1});
-    let (status, error) = http::post_json(&at, "/hearthnet/v1/invite", &body);
-    assert_eq!(
-        (status, &error["error"]["code"]),
-        (403, &json!("not_a_member"))
-    );
+    let refused = http::post_json(&at, "/hearthnet/v1/invite", &body);
+    assert_refused(refused, 403, "not_a_member");
     assert!(state["paused"].is_null() && state["quiet_hours"].is_null());
     for path in ["/hearthnet/v1/pause", "/hearthnet/v1/quiet-hours"] {
-        let (status, error) = http::post_json(&at, path, &json!({}));
-        assert_eq!(
-            (status, &error["error"]["code"]),
-            (501, &json!("not_available"))
-        );
+        let refused = http::post_json(&at, path, &json!({}));
+        assert_refused(refused, 501, "not_available");
     }
 }

@@ -4,12 +4,12 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hearthnet_testkit::TinyLlama;
 use serde_json::Value;
 
-use crate::support::up::{Household, Up};
+use crate::support::up::{Household, Up, medium};
 use crate::support::*;
 
 const QUESTION: [&str; 4] = [
@@ -126,14 +126,10 @@ fn layers_of_a_killed_home_are_served_by_a_spare_one_within_seconds() {
         peers.filter(|peer| peer["connected"] == true).count() == 2
     });
 
-    let killed = Instant::now();
     second.kill();
-    let moved = || cellar.serving().is_some_and(|range| range != spare);
-    while !moved() {
-        let waited = killed.elapsed();
-        assert!(waited < Duration::from_secs(30), "{}", third.said());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    third.until("it serves other layers", Duration::from_secs(30), || {
+        cellar.serving().is_some_and(|range| range != spare)
+    });
     // Before it withdrew its layers, it fetched those of the killed home.
     let said = third.said();
     let (fetched, left) = (said.rfind("fetched "), said.rfind("moving to layers"));
@@ -218,18 +214,8 @@ fn name(file: &str) -> String {
 }
 
 /// Random model of four layers, of 11 MiB each.
-fn medium(home: &Home, seed: u64) -> PathBuf {
-    let model = TinyLlama {
-        layers: 4,
-        width: 512,
-        heads: 8,
-        kv_heads: 4,
-        head_dim: 64,
-        ffn: 1408,
-        weights: "f32",
-        seed,
-        ..TinyLlama::default()
-    };
+fn medium_model(home: &Home, seed: u64) -> PathBuf {
+    let model = TinyLlama { seed, ..medium(4) };
     model.write(home.path())
 }
 
@@ -238,7 +224,7 @@ fn two_homes_hold_half_of_each_of_two_models_and_answer_both() {
     // Memory for two layers of each model.
     let memory = 48;
     let attic = Household::new(memory, &[]).holding(0);
-    let files = [1, 2].map(|seed| medium(&attic.home, seed));
+    let files = [1, 2].map(|seed| medium_model(&attic.home, seed));
     let names = files
         .each_ref()
         .map(|file| name(file.to_str().expect("UTF-8")));
@@ -246,12 +232,8 @@ fn two_homes_hold_half_of_each_of_two_models_and_answer_both() {
         let halves = names
             .each_ref()
             .map(|name| format!("{name}:{lo}-{}", lo + 1));
-        let start = Instant::now();
-        while home.shards() != halves {
-            let shards = home.shards();
-            assert!(start.elapsed() < TIMEOUT, "{shards:?}: {}", up.said());
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        let what = format!("{halves:?} are served");
+        up.until(&what, TIMEOUT, || home.shards() == halves);
     };
     let first = attic.up(&found(&files[0]));
     attic.until_serving(&first);
@@ -294,7 +276,7 @@ fn two_homes_hold_half_of_each_of_two_models_and_answer_both() {
 fn a_share_of_the_memory_that_holds_no_layer_is_named_with_what_is_missing() {
     let (attic, first, _) = founded(2);
     attic.until_serving(&first);
-    let other = medium(&attic.home, 2);
+    let other = medium_model(&attic.home, 2);
     let other = other.to_str().expect("UTF-8");
     attic.json(&["model", "adopt", other, "--json"]);
     let complaint = || {

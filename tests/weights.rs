@@ -12,25 +12,11 @@ use hearthnet_files::part::Part;
 use hearthnet_testkit::TinyLlama;
 use tokio::runtime::Runtime;
 
-use crate::support::up::{Household, Up};
+use crate::support::up::{Household, Up, medium};
 use crate::support::*;
 
 /// Memory for all layers of the models here, in MiB.
 const ALL: u32 = 4096;
-
-/// Random model with 11 MiB per layer.
-fn medium(layers: u32) -> TinyLlama {
-    TinyLlama {
-        layers,
-        width: 512,
-        heads: 8,
-        kv_heads: 4,
-        head_dim: 64,
-        ffn: 1408,
-        weights: "f32",
-        ..TinyLlama::default()
-    }
-}
 
 /// Random model with 43 MiB per layer.
 fn large(layers: u32) -> TinyLlama {
@@ -50,6 +36,18 @@ fn founded(model: &TinyLlama) -> (Household, Up) {
     let up = founder.up(&["--found", "Elm", "--model", file]);
     founder.until_serving(&up);
     (founder, up)
+}
+
+/// Lets a home join, without a daemon.
+fn join(home: &Household, founder: &Up) {
+    let join = ["community", "join", "--research", "on", founder.code()];
+    succeeded(&home.run(&join));
+}
+
+/// Weights id of the model of which a home has a part.
+fn weights_id(home: &Household) -> String {
+    let part = home.part().expect("a part");
+    part.identity().weights.to_string()
 }
 
 /// Asserts that a part holds only genuine pieces, and returns their bytes.
@@ -287,8 +285,7 @@ echo fetched
 fn a_full_disk_is_named_and_the_fetch_goes_on_when_there_is_room() {
     let (_attic, first) = founded(&medium(4));
     let cellar = Household::new(ALL, &[&first.address]);
-    let join = ["community", "join", "--research", "on", first.code()];
-    succeeded(&cellar.run(&join));
+    join(&cellar, &first);
     let up = [
         "up",
         "--no-open",
@@ -333,20 +330,17 @@ fn a_part_of_a_model_that_was_dropped_meanwhile_is_removed_at_the_next_start() {
     let second = cellar.up(&["--join", first.code()]);
     cellar.until_serving(&second);
     second.stop();
-    let part = cellar.parts().pop().expect("a part");
-    let name = part.file_name().and_then(|name| name.to_str());
-    let name = name.expect("a weights id");
+    let (name, part) = (weights_id(&cellar), cellar.parts().pop().expect("a part"));
     // A part that another home uses.
     let other = part.with_file_name("ab".repeat(32));
     std::fs::create_dir(&other).expect("a folder");
 
-    succeeded(&attic.run(&["model", "drop", name]));
+    succeeded(&attic.run(&["model", "drop", &name]));
     until("the founder removes its part", || attic.parts().is_empty());
     assert!(file.is_file(), "the file of the user is gone");
     // A command learns of it, so that the daemon does not follow the model.
-    let pulled = cellar.run(&["model", "pull", name, "--layers", "0-0"]);
-    let said = String::from_utf8_lossy(&pulled.stderr).into_owned();
-    assert_contains(&said, &["has adopted no model"]);
+    let pulled = cellar.run(&["model", "pull", &name, "--layers", "0-0"]);
+    assert_complains(&pulled, "has adopted no model");
     assert_eq!(cellar.parts().len(), 2);
 
     let _second = cellar.up(&[]);
@@ -357,8 +351,7 @@ fn a_part_of_a_model_that_was_dropped_meanwhile_is_removed_at_the_next_start() {
 fn a_daemon_with_the_whole_file_offers_it_to_neighbours() {
     let (_attic, first) = founded(&medium(3));
     let cellar = Household::new(ALL, &[&first.address]);
-    let join = ["community", "join", "--research", "on", first.code()];
-    succeeded(&cellar.run(&join));
+    join(&cellar, &first);
     let file = medium(3).write(cellar.home.path());
     let second = cellar.serve(&["--model", file.to_str().expect("UTF-8")]);
     until("its file is a part", || {
@@ -384,8 +377,7 @@ fn a_daemon_with_the_whole_file_offers_it_to_neighbours() {
 fn pieces_come_from_a_drive_and_parts_go_with_their_home() {
     let (attic, first) = founded(&medium(3));
     let cellar = Household::new(ALL, &[&first.address]);
-    let join = ["community", "join", "--research", "on", first.code()];
-    succeeded(&cellar.run(&join));
+    join(&cellar, &first);
     // Both models have the same file name.
     let files = [("drive", 3), ("other", 4)].map(|(name, layers)| {
         let folder = cellar.home.path().join(name);
@@ -396,12 +388,10 @@ fn pieces_come_from_a_drive_and_parts_go_with_their_home() {
         let folder = file.parent().expect("a folder");
         folder.to_str().expect("UTF-8")
     });
-    let part = attic.parts().pop().expect("a part");
-    let name = part.file_name().and_then(|name| name.to_str());
-    let name = name.expect("a weights id");
+    let name = weights_id(&attic);
     let pull = |from| {
         let options = ["--layers", "0-0", "--from", from];
-        cellar.run(&[&["model", "pull", name][..], &options].concat())
+        cellar.run(&[&["model", "pull", name.as_str()][..], &options].concat())
     };
     let refused = pull(other);
     assert!(!refused.status.success());

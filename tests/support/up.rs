@@ -4,9 +4,24 @@ use std::path::PathBuf;
 
 use hearthnet_files::WeightsId;
 use hearthnet_files::part::Part;
+use hearthnet_testkit::TinyLlama;
 
 use super::gauges::Gauges;
 use super::*;
+
+/// Random model with 11 MiB per layer.
+pub(crate) fn medium(layers: u32) -> TinyLlama {
+    TinyLlama {
+        layers,
+        width: 512,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 64,
+        ffn: 1408,
+        weights: "f32",
+        ..TinyLlama::default()
+    }
+}
 
 /// A household without a terminal.
 pub(crate) struct Household {
@@ -129,12 +144,10 @@ impl Household {
     /// Waits until this home serves layers.
     pub(crate) fn until_serving(&self, up: &Up) -> (u32, u32) {
         let mut range = None;
-        let start = Instant::now();
-        while range.is_none() {
-            assert!(start.elapsed() < TIMEOUT, "no layers: {}", up.said());
-            std::thread::sleep(Duration::from_millis(100));
+        up.until("layers are served", TIMEOUT, || {
             range = self.serving();
-        }
+            range.is_some()
+        });
         range.expect("a range")
     }
 
@@ -181,6 +194,15 @@ impl Up {
         let files = [&self.out, &self.log];
         let said = files.map(|file| std::fs::read_to_string(file).unwrap_or_default());
         said.concat()
+    }
+
+    /// Polls until `is` holds. Each look starts a program. A failure shows what the daemon said.
+    pub(crate) fn until(&self, what: &str, within: Duration, mut is: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !is() {
+            assert!(start.elapsed() < within, "{what}: {}", self.said());
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 
     pub(crate) fn code(&self) -> &str {
