@@ -24,6 +24,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
+# Where `hearthnet model pull` stores the small real model.
+PULLED = Path.home() / ".cache/hearthnet/models/smollm2-135m-instruct"
 # Seconds for a node to start or to answer, with a model that it still has to read.
 PATIENCE = 300
 
@@ -41,8 +43,7 @@ def arguments(what, shape=True):
     options = argparse.ArgumentParser(description=what)
     program = ROOT / "target/release/hearthnet"
     options.add_argument("--program", type=Path, default=program, help="release build [%(default)s]")
-    pulled = Path.home() / ".cache/hearthnet/models/smollm2-135m-instruct"
-    options.add_argument("--model", type=Path, help=f"small real model [the one in {pulled}]")
+    options.add_argument("--model", type=Path, help=f"small real model [the one in {PULLED}]")
     options.add_argument("--dir", type=Path, help="folder for the homes' files [a temporary one]")
     options.add_argument("--keep", action="store_true", help="keep these files")
     if shape:
@@ -51,17 +52,16 @@ def arguments(what, shape=True):
     return options
 
 
-def parsed(options, args=None):
+def parsed(options):
     """Checks the options, and finds the model."""
-    found = options.parse_args(args)
+    found = options.parse_args()
     if os.geteuid() != 0:
         options.error("network namespaces need root")
     if not found.program.exists():
         options.error(f"{found.program} is missing: cargo build --release, or --program")
     found.program = found.program.resolve()
     if not found.model:
-        pulled = Path.home() / ".cache/hearthnet/models/smollm2-135m-instruct"
-        files = sorted(pulled.glob("*.gguf"))
+        files = sorted(PULLED.glob("*.gguf"))
         if not files:
             options.error("no model: hearthnet model pull smollm2-135m-instruct, or --model FILE")
         found.model = files[0]
@@ -89,6 +89,12 @@ def random_model(options, folder):
     say(f"writing a random model with the shape of {options.shape}")
     call(*([built] if built.exists() else cargo), options.shape, path, cwd=ROOT)
     return path
+
+
+def budget(layers, count):
+    """Setting that gives room for the first `count` layers, of which `layers` are the bytes."""
+    room = -(-sum(layers[:count]) // MIB) + 1
+    return f"research.distributed_inference.host.memory_budget_mb={room}"
 
 
 def until(what, done, seconds=PATIENCE, pause=0.2):
@@ -580,7 +586,7 @@ class Sampler(threading.Thread):
         """Most bytes per second over some seconds, within which a home need not wait for anything."""
         samples, best, at = self.samples[name], 0, 0
         for sample in samples:
-            while sample[0] - samples[at + 1][0] >= seconds if at + 1 < len(samples) else False:
+            while at + 1 < len(samples) and sample[0] - samples[at + 1][0] >= seconds:
                 at += 1
             took = sample[0] - samples[at][0]
             if took >= seconds:

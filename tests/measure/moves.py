@@ -9,7 +9,7 @@
 
 import time
 
-from homes import MIB, Network, arguments, finish, main, parsed, say, until
+from homes import MIB, Network, arguments, budget, finish, main, parsed, say, until
 
 # Options of a chat that only hosts may answer.
 TOGETHER = ["--no-fallback", "--max-tokens", "4", "--temperature", "0"]
@@ -34,12 +34,6 @@ def needed_home(homes, last):
             return home, serving[home]
     say("no home but the founder is needed, so nothing has to move when one goes")
     return None
-
-
-def budget(layers, count):
-    """Setting that gives room for so many layers."""
-    room = -(-sum(layers[:count]) // MIB) + 1
-    return f"research.distributed_inference.host.memory_budget_mb={room}"
 
 
 def received(homes):
@@ -73,7 +67,8 @@ def measure_killed(options):
             return None
         gone, lost = found
         left = [home for home in homes if home is not gone]
-        until("an answer", lambda: left[0].run("chat", "Hello", *TOGETHER, check=False)[0] == 0)
+        ask = lambda: left[0].run("chat", "Hello", *TOGETHER, check=False)[0] == 0
+        until("an answer", ask)
         time.sleep(options.settle)
         before = received(left)
         begin = time.monotonic()
@@ -85,7 +80,6 @@ def measure_killed(options):
             options.patience,
         )
         served = time.monotonic() - begin
-        ask = lambda: left[0].run("chat", "Hello", *TOGETHER, check=False)[0] == 0
         until("an answer", ask, options.patience)
         answered = time.monotonic() - begin
         moved = received(left) - before

@@ -20,6 +20,7 @@ from homes import (
     Network,
     Sampler,
     arguments,
+    budget,
     finish,
     main,
     median,
@@ -62,8 +63,8 @@ def measure_rate(options, file):
     say("\nrate: three empty homes join with `hearthnet up`")
     figures = {"homes": {}}
     # Layers of all models would not fit into memory several times.
-    budget = f"research.distributed_inference.host.memory_budget_mb={options.budget}"
-    with Network(options, ["attic", *EMPTY], [budget]) as net:
+    setting = f"research.distributed_inference.host.memory_budget_mb={options.budget}"
+    with Network(options, ["attic", *EMPTY], [setting]) as net:
         attic, others = net["attic"], [net[name] for name in EMPTY]
         for home in net.homes.values():
             home.limit(options.rate)
@@ -142,9 +143,7 @@ def measure_answers(options, file):
             home.limit(options.rate)
         # Room for half of the small model's layers, and for none of the large one's.
         layers = attic.json("model", "inspect", options.model)["layer_bytes"]
-        half = len(layers) // 2
-        room = -(-sum(layers[:half]) // MIB) + 1
-        attic.settings.append(f"research.distributed_inference.host.memory_budget_mb={room}")
+        attic.settings.append(budget(layers, len(layers) // 2))
         founder = attic.up("--found", "Elm Street", "--model", options.model)
         until("attic serves layers", attic.serving, pause=0.5)
         last = attic.serving()[1]
