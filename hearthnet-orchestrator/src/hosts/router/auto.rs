@@ -24,9 +24,9 @@ impl RoutePolicy for Auto<'_> {
             let host = usable.iter().find(|(index, _)| *index == span.candidate);
             host.is_some_and(|(_, c)| speeds.contains_key(&c.descriptor.host))
         };
-        match (Planned { speeds }).cover(request, usable) {
-            Ok(route) if route.iter().all(is_measured) => Ok(route),
-            _ => Greedy.cover(request, usable),
-        }
+        let planned = Planned { speeds }.best(request, usable);
+        planned
+            .filter(|route| route.iter().all(is_measured))
+            .map_or_else(|| Greedy.cover(request, usable), Ok)
     }
 }

@@ -25,6 +25,17 @@ pub struct Planned<'a> {
 }
 
 impl Planned<'_> {
+    /// Route of the least time per token. `None` without measurements, or if none exists.
+    pub(super) fn best(
+        &self,
+        request: &RouteRequest<'_>,
+        usable: &[Usable<'_>],
+    ) -> Option<Vec<Span>> {
+        [Standing::Good, Standing::Failing, Standing::Quarantined]
+            .into_iter()
+            .find_map(|worst| self.route(request, usable, worst))
+    }
+
     /// Route over hosts of at least this standing.
     fn route(
         &self,
@@ -67,9 +78,7 @@ impl RoutePolicy for Planned<'_> {
         request: &RouteRequest<'_>,
         usable: &[Usable<'_>],
     ) -> Result<Vec<Span>, RouteError> {
-        [Standing::Good, Standing::Failing, Standing::Quarantined]
-            .into_iter()
-            .find_map(|worst| self.route(request, usable, worst))
+        self.best(request, usable)
             .map_or_else(|| Greedy.cover(request, usable), Ok)
     }
 }
