@@ -26,13 +26,23 @@ const PER_LAYER: u64 = 1 << 41;
 const PER_SPAN: u64 = 1 << 56;
 
 /// Measurements of a host, as the caller sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(clippy::exhaustive_structs)] // Built by callers from events.
 pub struct HostSpeed {
     /// One row through one layer.
     pub layer_us: u64,
     /// A row to the host and back.
     pub hop_us: u64,
+}
+
+impl HostSpeed {
+    /// Both times, each by `of` from those of the two speeds.
+    fn with(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            layer_us: of(self.layer_us, other.layer_us),
+            hop_us: of(self.hop_us, other.hop_us),
+        }
+    }
 }
 
 /// Measurements by host.
@@ -73,7 +83,7 @@ pub fn speeds(
     state.measured(now_ms).filter_map(speed).collect()
 }
 
-/// How a policy weighs candidates.
+/// Candidates that a policy takes, and their weights.
 pub(super) struct Rules<'a> {
     pub(super) policy: PolicyName,
     /// Candidates that take part.
@@ -137,8 +147,8 @@ fn rank(request: &RouteRequest<'_>, candidate: &Candidate) -> u64 {
     2 * candidate.standing as u64 + u64::from(is_second)
 }
 
-/// Limits of announced speeds. An announcement costs its host nothing, so what
-/// the caller observed of a host replaces the announcement, and bounds those of other hosts.
+/// Limits of announced speeds. An announcement costs its host nothing, so what the caller observed
+/// of a host replaces the announcement, and bounds those of other hosts.
 struct Believed<'a> {
     speeds: &'a Speeds,
     /// Shortest times that an announcement alone can claim.
@@ -152,32 +162,18 @@ impl<'a> Believed<'a> {
     fn new(usable: &[Usable<'_>], speeds: &'a Speeds) -> Option<Self> {
         let others = usable.iter().filter(|(_, c)| !c.is_self);
         let seen = others.filter_map(|(_, c)| observed(c, *speeds.get(&c.descriptor.host)?));
-        let least = seen.reduce(|a, b| HostSpeed {
-            layer_us: a.layer_us.min(b.layer_us),
-            hop_us: a.hop_us.min(b.hop_us),
-        });
-        let nothing = HostSpeed {
-            layer_us: 0,
-            hop_us: 0,
-        };
-        let least = least.map_or(nothing, |least| HostSpeed {
-            layer_us: least.layer_us / BOLDEST_CLAIM,
-            hop_us: least.hop_us / BOLDEST_CLAIM,
-        });
-        let mut believed = Self {
+        let least = seen.reduce(|a, b| a.with(b, u64::min)).unwrap_or_default();
+        let believed = Self {
             speeds,
-            least,
+            least: HostSpeed {
+                layer_us: least.layer_us / BOLDEST_CLAIM,
+                hop_us: least.hop_us / BOLDEST_CLAIM,
+            },
             worst: least,
         };
-        let known: Vec<HostSpeed> = usable
-            .iter()
-            .filter_map(|(_, c)| believed.known(c))
-            .collect();
-        believed.worst = known.into_iter().reduce(|a, b| HostSpeed {
-            layer_us: a.layer_us.max(b.layer_us),
-            hop_us: a.hop_us.max(b.hop_us),
-        })?;
-        Some(believed)
+        let known = usable.iter().filter_map(|(_, c)| believed.known(c));
+        let worst = known.reduce(|a, b| a.with(b, u64::max))?;
+        Some(Self { worst, ..believed })
     }
 
     /// Speed of a measured candidate.
@@ -189,10 +185,7 @@ impl<'a> Believed<'a> {
         // The own node's announcement comes from this node.
         Some(match candidate.is_self {
             true => announced,
-            false => HostSpeed {
-                layer_us: announced.layer_us.max(self.least.layer_us),
-                hop_us: announced.hop_us.max(self.least.hop_us),
-            },
+            false => announced.with(self.least, u64::max),
         })
     }
 
