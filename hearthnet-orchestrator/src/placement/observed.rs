@@ -43,8 +43,7 @@ pub fn observed_for(
         }
     }
     let machine = |(node, measured): (&NodeId, &Measured)| {
-        let mut models = measured.models.iter();
-        let speed = models.find(|model| model.weights == weights.0);
+        let speed = measured.speed_of(&weights.0);
         let range = served.get(node).map(|advert| advert.descriptor.layer_range);
         Machine {
             node: *node,
@@ -61,7 +60,16 @@ pub fn observed_for(
             holds: range.map(|(lo, hi)| Layers::new(lo, hi.saturating_add(1))),
         }
     };
-    let links = state.measured(now_ms).flat_map(|(node, measured)| {
+    let machines = state.measured(now_ms).map(machine);
+    Community::for_caller(caller, machines, links(state, now_ms))
+}
+
+/// Links that members measured, by caller and host.
+pub(crate) fn links(
+    state: &log::Community,
+    now_ms: u64,
+) -> impl Iterator<Item = ((NodeId, NodeId), Link)> {
+    state.measured(now_ms).flat_map(|(node, measured)| {
         let links = measured.links.iter();
         links.map(|link| {
             let measured = Link {
@@ -70,8 +78,16 @@ pub fn observed_for(
             };
             ((*node, link.node), measured)
         })
+    })
+}
+
+/// Members that have measured a layer of the model.
+pub fn have_measured(state: &log::Community, weights: WeightsId, now_ms: u64) -> BTreeSet<NodeId> {
+    let measured = state.measured(now_ms).filter(|(_, measured)| {
+        let speed = measured.speed_of(&weights.0);
+        speed.is_some_and(|speed| speed.layer_us > 0)
     });
-    Community::for_caller(caller, state.measured(now_ms).map(machine), links)
+    measured.map(|(node, _)| *node).collect()
 }
 
 /// [`observed`], if each of these hosts has measured the model.
@@ -81,12 +97,7 @@ pub fn observed_by_all(
     hosts: &BTreeSet<NodeId>,
     now_ms: u64,
 ) -> Option<Community> {
-    let measured = state.measured(now_ms).filter(|(_, measured)| {
-        let mut models = measured.models.iter();
-        models.any(|model| model.weights == weights.0 && model.layer_us > 0)
-    });
-    let measured: BTreeSet<NodeId> = measured.map(|(node, _)| *node).collect();
-    if !hosts.is_subset(&measured) {
+    if !hosts.is_subset(&have_measured(state, weights, now_ms)) {
         return None;
     }
     let community = observed(state, weights, now_ms);

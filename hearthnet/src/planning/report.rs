@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{self, Level};
 use hearthnet_files::WeightsId;
-use hearthnet_orchestrator::placement::observed::observed_for;
+use hearthnet_orchestrator::placement::observed::{have_measured, observed_for};
 use hearthnet_orchestrator::placement::plan::{
     Community, Layers, Model, Plan, Purpose, Speed, Task, Unplannable, plan, predict,
 };
@@ -131,11 +131,7 @@ impl Report {
         if !announced.contains(&asked.own) {
             return Err(NoPlan::NodeNotMeasured);
         }
-        let of_model = state.measured(now_ms).filter(|(_, it)| {
-            let mut models = it.models.iter();
-            models.any(|speed| speed.weights == asked.weights.0 && speed.layer_us > 0)
-        });
-        let of_model: BTreeSet<&NodeId> = of_model.map(|(node, _)| node).collect();
+        let of_model = have_measured(state, asked.weights, now_ms);
         if of_model.is_empty() {
             return Err(NoPlan::ModelNotMeasured);
         }

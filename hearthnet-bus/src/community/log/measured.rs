@@ -59,6 +59,11 @@ pub struct LinkSpeed {
 }
 
 impl Measured {
+    /// Times for parts of the model with these weights, if the node has announced any.
+    pub fn speed_of(&self, weights: &[u8; 32]) -> Option<&ModelSpeed> {
+        self.models.iter().find(|model| model.weights == *weights)
+    }
+
     /// Checks numbers and ranges. The error is the rule that is broken.
     pub(super) fn check(&self) -> Result<(), &'static str> {
         let models: BTreeSet<_> = self.models.iter().map(|model| model.weights).collect();

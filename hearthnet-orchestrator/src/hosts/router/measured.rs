@@ -12,7 +12,8 @@ use super::policy_name::PolicyName;
 use super::request::{Candidate, RouteRequest, Span};
 use super::share::is_over;
 use crate::exact::Allowed;
-use crate::placement::plan::{Community, Layers, Link, Offer, shortest};
+use crate::placement::observed::links;
+use crate::placement::plan::{Community, Layers, Offer, shortest};
 
 /// An announced time counts as no less than the shortest one that the caller observed, divided by
 /// this.
@@ -57,22 +58,12 @@ pub fn speeds(
     row_bytes: u64,
     now_ms: u64,
 ) -> Speeds {
-    let links = state.measured(now_ms).flat_map(|(node, measured)| {
-        let links = measured.links.iter();
-        let near = links.filter(move |link| *node == caller || link.node == caller);
-        near.map(move |link| {
-            let measured = Link {
-                delay_us: link.delay_us,
-                kbit_s: link.kbit_s,
-            };
-            ((*node, link.node), measured)
-        })
-    });
-    // Without machines: a plan is limited to the nodes that announce most memory.
-    let ways = Community::new(std::iter::empty(), links);
+    let near = links(state, now_ms).filter(|((a, b), _)| *a == caller || *b == caller);
+    // Without machines: a plan is limited to 64 nodes.
+    let ways = Community::new(std::iter::empty(), near);
     let speed = |(node, measured): (&NodeId, &Measured)| {
-        let mut models = measured.models.iter();
-        let model = models.find(|model| model.weights == weights.0 && model.layer_us > 0)?;
+        let model = measured.speed_of(&weights.0);
+        let model = model.filter(|model| model.layer_us > 0)?;
         let (delay, wire) = ways.way(caller, *node, row_bytes);
         let speed = HostSpeed {
             layer_us: u64::from(model.layer_us),
