@@ -97,8 +97,7 @@ pub struct Situation<'a> {
 impl Situation<'_> {
     /// Returns the range to which this host should move, if any.
     pub fn wish(&self) -> Option<Wish> {
-        let there = self.others.iter().filter(|h| !self.gone.contains(&h.node));
-        let there: Vec<Held> = there.copied().collect();
+        let there = self.there();
         let settled = || settle(self.total, self.room, self.mine, &there);
         let cause = self.cause(&there);
         let wish = |range, cause| Wish { range, cause };
@@ -112,12 +111,15 @@ impl Situation<'_> {
 
     /// Returns the layers of this host's range that it keeps, if its memory does not hold all of them.
     pub fn kept(&self) -> Option<(u32, u32)> {
-        let (lo, hi) = self.mine.range;
-        let all = Layers::new(lo, hi.saturating_add(1));
-        let there = self.others.iter().filter(|h| !self.gone.contains(&h.node));
-        let there: Vec<Held> = there.copied().collect();
+        let all = Layers::from_inclusive(self.mine.range);
         let is_large = all.count() > self.room;
-        is_large.then(|| self.fitting(all, &there)).flatten()
+        is_large.then(|| self.fitting(all, &self.there())).flatten()
+    }
+
+    /// Ranges of the other hosts that can be reached.
+    fn there(&self) -> Vec<Held> {
+        let there = self.others.iter().filter(|h| !self.gone.contains(&h.node));
+        there.copied().collect()
     }
 
     fn cause(&self, there: &[Held]) -> Cause {
@@ -173,11 +175,10 @@ impl Situation<'_> {
 
     /// Hosts of the model that can be reached, and callers.
     fn hosts(&self, community: &Community, model: &Model, there: &[Held]) -> Community {
-        let (lo, hi) = self.mine.range;
         community.map(|machine| {
             let mut machine = machine.clone();
             if machine.node == self.mine.node {
-                machine.holds = Some(Layers::new(lo, hi.saturating_add(1)));
+                machine.holds = Some(Layers::from_inclusive(self.mine.range));
             } else if self.gone.contains(&machine.node) {
                 return None;
             } else if !there.iter().any(|h| h.node == machine.node) {

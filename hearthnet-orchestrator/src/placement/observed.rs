@@ -57,7 +57,7 @@ pub fn observed_for(
             // Only callers load the head.
             chats: speed.is_some_and(|model| model.head_us > 0),
             is_answering: busy.contains(node),
-            holds: range.map(|(lo, hi)| Layers::new(lo, hi.saturating_add(1))),
+            holds: range.map(Layers::from_inclusive),
         }
     };
     let machines = state.measured(now_ms).map(machine);

@@ -294,18 +294,14 @@ fn rows(
         .map(|machine| {
             let range = plan.ranges.get(&machine.node).copied();
             let spans = plan.spans.iter().filter(|span| span.node == machine.node);
-            let callers_part = match machine.chats {
-                true => model.caller_memory(),
-                false => 0,
-            };
+            let hosts_part = range.map_or(0, |range| model.memory_of(range));
             Row {
                 node: machine.node,
                 name: name(&machine.node),
                 layers: range.and_then(inclusive),
                 computes: spans.filter_map(|span| inclusive(span.layers)).collect(),
                 serves_now: machine.holds.and_then(inclusive),
-                memory_bytes: callers_part
-                    .saturating_add(range.map_or(0, |range| model.memory_of(range))),
+                memory_bytes: machine.callers_part(model).saturating_add(hosts_part),
                 given_bytes: machine.memory_bytes,
                 layer_us: machine.layer_us,
                 is_measured: true,

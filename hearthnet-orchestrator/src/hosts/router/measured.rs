@@ -106,13 +106,12 @@ pub(super) fn cheapest(
         (request.tie_breaker.hash_one(host), host)
     });
     let offer = |(_, c): &Usable<'_>| {
-        let (lo, hi) = c.descriptor.layer_range;
         let speed = believed.speed(c, || is_over(c, first, usable));
         let hop_us = if c.is_self { 0 } else { speed.hop_us };
         let layer_us = speed.layer_us.saturating_mul((rules.load_percent)(c)) / 100;
         let rank = if rules.by_rank { rank(request, c) } else { 0 };
         Offer {
-            layers: Layers::new(lo, hi.saturating_add(1)),
+            layers: Layers::from_inclusive(c.descriptor.layer_range),
             enter_us: hop_us.min(MAX_US) + rank * PER_SPAN,
             layer_us: layer_us.min(MAX_US) + rank * PER_LAYER,
         }

@@ -71,8 +71,8 @@ pub fn predict(
         let used = memory.entry(span.node).or_default();
         *used = used.saturating_add(model.memory_of(span.layers));
     }
-    let all = (0..model.layers()).map(|layer| model.layer_memory(layer));
-    let whole = all.fold(model.head_bytes, u64::saturating_add);
+    let all = Layers::new(0, model.layers());
+    let whole = model.memory_of(all).saturating_add(model.head_bytes);
     let alone = Span {
         node: caller,
         layers: hosted,

@@ -31,6 +31,11 @@ impl Layers {
         Self { first, end }
     }
 
+    /// Range with these first and last layers.
+    pub const fn from_inclusive((lo, hi): (u32, u32)) -> Self {
+        Self::new(lo, hi.saturating_add(1))
+    }
+
     pub const fn count(self) -> u32 {
         self.end.saturating_sub(self.first)
     }
@@ -86,14 +91,19 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Memory that the machine keeps for its own chats.
+    pub fn callers_part(&self, model: &Model) -> u64 {
+        if self.chats { model.caller_memory() } else { 0 }
+    }
+
     /// This machine with memory for the layers that it holds, and for its chats: they fit, whatever
     /// was measured.
     #[must_use]
     pub fn with_held(mut self, model: &Model) -> Self {
         if let Some(held) = self.holds {
-            let own = if self.chats { model.caller_memory() } else { 0 };
             let used = model.memory_of(held.within(model.hosted()));
-            self.memory_bytes = self.memory_bytes.max(used.saturating_add(own));
+            let used = used.saturating_add(self.callers_part(model));
+            self.memory_bytes = self.memory_bytes.max(used);
         }
         self
     }
@@ -340,12 +350,9 @@ impl Community {
         if !machine.serves {
             return 0;
         }
-        let own = if machine.chats {
-            model.caller_memory()
-        } else {
-            0
-        };
-        machine.memory_bytes.saturating_sub(own)
+        machine
+            .memory_bytes
+            .saturating_sub(machine.callers_part(model))
     }
 
     /// Time of a span on `machine` beside its layers, and per layer: the mean over the callers.
