@@ -344,12 +344,11 @@ pub fn time_layers(
             x.copy_from_slice(&input);
             let began = Instant::now();
             engine.forward(&[Span::new(seq, 0, rows)], &mut x)?;
-            times.push(began.elapsed().as_secs_f64());
+            times.push(began.elapsed());
         }
         // Other programs interrupt runs, which makes them slower and never faster.
-        let counted = times.get(1..).unwrap_or_default();
-        let fastest = counted.iter().copied().min_by(f64::total_cmp);
-        Ok(Duration::from_secs_f64(fastest.unwrap_or_default()) / count / rows)
+        let fastest = times.into_iter().skip(1).min();
+        Ok(fastest.unwrap_or_default() / count / rows)
     };
     Ok(LayerTimes {
         row: time(1)?,

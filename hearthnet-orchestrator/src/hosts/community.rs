@@ -371,13 +371,7 @@ impl CommunityHosts {
             };
             let why = match self.session(advert, awaited) {
                 Ok(Ok(link)) if is_as_advertised(&link, advert, lo, hi) => {
-                    let policy = span.policy;
-                    route.push(RoutedSpan {
-                        link,
-                        lo,
-                        hi,
-                        policy,
-                    });
+                    route.push(RoutedSpan::new(link, span));
                     continue;
                 }
                 Err(since) => {

@@ -249,6 +249,14 @@ impl Host {
     }
 }
 
+/// Appends to a window of the `most` latest values.
+fn push_last<T>(window: &mut VecDeque<T>, most: usize, value: T) {
+    if window.len() == most {
+        window.pop_front();
+    }
+    window.push_back(value);
+}
+
 fn half_life(kind: FailureKind) -> u64 {
     match kind {
         FailureKind::Corruption => CORRUPTION_HALF_LIFE_MS,
@@ -316,19 +324,12 @@ impl ShardHealthTracker {
             *steps = fresh();
         }
         (steps.at_ms, steps.layers) = (now_ms, layers);
-        if steps.recent.len() == WINDOW {
-            steps.recent.pop_front();
-        }
-        steps.recent.push_back(took / layers.max(1));
+        push_last(&mut steps.recent, WINDOW, took / layers.max(1));
     }
 
     /// Records how much of a decode step's round trip the host neither queued nor computed.
     pub fn travelled(&mut self, host: &NodeId, took: Duration, now_ms: u64) {
-        let one = self.host(host, now_ms);
-        if one.ways.len() == WINDOW {
-            one.ways.pop_front();
-        }
-        one.ways.push_back(took);
+        push_last(&mut self.host(host, now_ms).ways, WINDOW, took);
     }
 
     /// Delay of one way to each host that answered recently: half of the median round trip without
@@ -355,10 +356,7 @@ impl ShardHealthTracker {
     /// Records that the host has opened a stream.
     pub fn opened(&mut self, host: &NodeId, now_ms: u64) {
         self.reached(host, now_ms);
-        if self.streams.len() == STREAMS {
-            self.streams.pop_front();
-        }
-        self.streams.push_back(*host);
+        push_last(&mut self.streams, STREAMS, *host);
     }
 
     /// Number of the last 64 streams that the host got.

@@ -80,6 +80,19 @@ pub struct RoutedSpan {
     pub policy: PolicyName,
 }
 
+impl RoutedSpan {
+    /// `link`: session with the candidate of `span`.
+    pub(super) fn new(link: Arc<HostLink>, span: &Span) -> Self {
+        let Span { lo, hi, policy, .. } = *span;
+        Self {
+            link,
+            lo,
+            hi,
+            policy,
+        }
+    }
+}
+
 /// How long a search waits for hosts that are offline or do not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // Set by every caller, read by every source.
@@ -229,14 +242,9 @@ impl Choice {
         let layers = search.layers.clone();
         let (exclude, before) = (search.exclude, search.before);
         let spans = self.pick(candidates, layers, exclude, before, &self.speeds)?;
-        let routed = spans.into_iter().map(|span| {
+        let routed = spans.iter().map(|span| {
             let link = Arc::clone(links.get(span.candidate)?);
-            Some(RoutedSpan {
-                link,
-                lo: span.lo,
-                hi: span.hi,
-                policy: span.policy,
-            })
+            Some(RoutedSpan::new(link, span))
         });
         let route: Option<Vec<RoutedSpan>> = routed.collect();
         route.ok_or_else(|| ChatError::Engine("a route names an unknown host".into()))
