@@ -19,33 +19,34 @@
 //! The report compares medians, and the best round of each. Every answer is compared with the
 //! answer of this machine alone.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::future::try_join_all;
+use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::backend::{HopTimes, RouteHop};
-use hearthnet_orchestrator::chat::{ChatRequest, Done};
+use hearthnet_orchestrator::chat::Done;
 use hearthnet_orchestrator::placement::runs_text;
-use hearthnet_orchestrator::{ChatError, Service};
 use hearthnet_platform::cores::cores;
 use serde::Serialize;
 
-use super::setup::{self, Questions};
+use super::setup::{self, Questions, Setup, rate};
 use crate::answering::chat_backends::pooled_hosts;
 use crate::answering::chat_setup::{hosted_model, local_model};
 use crate::cli::args::MeshArgs;
-use crate::cli::{Failure, note, output, print_result, runtime, table, watch_interrupt};
+use crate::cli::{Failure, output, print_result, table};
 use crate::config::{Config, Context};
 use crate::hosting::host_process::different_answers;
 
-/// Time limit for the chats to end after the measurement.
-pub(super) const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
-
 pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
-    let cx = setup::context(args, cx)?;
-    let config = &cx.config;
-    let runtime = runtime()?;
-    let cancel = watch_interrupt(&runtime);
-    let (model, assigned, mut hosts) = setup::start(args, &cx, &cancel)?;
+    let Setup {
+        runtime,
+        cancel,
+        config,
+        model,
+        assigned,
+        mut hosts,
+    } = setup::start(args, cx)?;
+    let config = &config;
 
     let handle = runtime.handle().clone();
     let pool = pooled_hosts(&handle, &hosts.addresses(), &hosts.key, &model, config);
@@ -66,16 +67,8 @@ pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
         second,
         config,
     };
-    let samples = runtime.block_on(async {
-        let samples = tokio::select! {
-            samples = bench.measure() => samples,
-            () = cancel.cancelled() => Err(ChatError::Cancelled.into()),
-        };
-        for service in [&bench.mesh, &bench.local, &bench.second] {
-            service.drain(DRAIN_DEADLINE).await;
-        }
-        samples
-    })?;
+    let services = [&bench.mesh, &bench.local, &bench.second];
+    let samples = setup::run((&runtime, &cancel), &services, bench.measure())?;
     hosts.stop();
     let report = Report::new(&bench, hosts.pinned, cores().len(), &samples);
     print_result(args.json, &report, || report.table())?;
@@ -117,23 +110,16 @@ struct Sample {
 impl Bench<'_> {
     /// Measures `repetitions` rounds after one warm-up round.
     async fn measure(&self) -> Result<Vec<Sample>, Failure> {
+        let questions = &self.questions;
         // Answers of this machine alone, one chat at a time, without batching.
         let mut expected = Vec::new();
         for n in 0..self.args.chats {
-            expected.push(
-                self.ask(&self.local, self.questions.chat(n))
-                    .await?
-                    .token_ids,
-            );
+            let alone = questions.ask(&self.local, questions.chat(n)).await?;
+            expected.push(alone.token_ids);
         }
         let mut samples = Vec::new();
         for round in 0..=self.args.repetitions {
-            if !self.args.json {
-                note(match round {
-                    0 => "warming up".to_owned(),
-                    n => format!("round {n} of {}", self.args.repetitions),
-                });
-            }
+            setup::say_round(self.args, round);
             let sample = self.round(round, &expected).await?;
             if round > 0 {
                 samples.push(sample);
@@ -143,22 +129,19 @@ impl Bench<'_> {
     }
 
     async fn round(&self, round: u32, expected: &[Vec<u32>]) -> Result<Sample, Failure> {
-        let prompt = self.questions.long_prompt(round);
-        let prefill_local = self.ask(&self.local, prompt.clone()).await?;
-        let prefill_mesh = self.ask(&self.mesh, prompt.clone()).await?;
-        let twice = [&self.local, &self.second].map(|local| self.ask(local, prompt.clone()));
+        let questions = &self.questions;
+        let prompt = questions.long_prompt(round);
+        let prefill_local = questions.ask(&self.local, prompt.clone()).await?;
+        let prefill_mesh = questions.ask(&self.mesh, prompt.clone()).await?;
+        let twice = [&self.local, &self.second].map(|local| questions.ask(local, prompt.clone()));
         let prefill_twice = try_join_all(twice).await?;
 
-        let decode_local = self.ask(&self.local, self.questions.chat(0)).await?;
+        let decode_local = questions.ask(&self.local, questions.chat(0)).await?;
         let began = Instant::now();
-        let one = self.ask(&self.mesh, self.questions.chat(0)).await?;
+        let one = questions.ask(&self.mesh, questions.chat(0)).await?;
         let one_total = rate(one.token_ids.len(), began);
 
-        let began = Instant::now();
-        let chats = (0..self.args.chats).map(|n| self.ask(&self.mesh, self.questions.chat(n)));
-        let many = try_join_all(chats).await?;
-        let tokens = many.iter().map(|done| done.token_ids.len()).sum();
-        let many_total = rate(tokens, began);
+        let (many, many_total) = questions.ask_all(&self.mesh).await?;
 
         let same = prefill_local.token_ids == prefill_mesh.token_ids
             && decode_local.token_ids == one.token_ids
@@ -177,14 +160,6 @@ impl Bench<'_> {
             same,
         })
     }
-
-    async fn ask(&self, service: &Service, request: ChatRequest) -> Result<Done, Failure> {
-        self.questions.ask(service, request).await
-    }
-}
-
-pub(super) fn rate(tokens: usize, since: Instant) -> f64 {
-    tokens as f64 / since.elapsed().as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
 pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {

@@ -8,9 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
-use futures_util::future::try_join_all;
 use hearthnet_bus::NodeId;
 use hearthnet_orchestrator::chat::Done;
 use hearthnet_orchestrator::exact::Exact;
@@ -22,12 +20,12 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::interval::interval;
-use super::mesh::{DRAIN_DEADLINE, median, rate};
-use super::setup::{self, Questions};
+use super::mesh::median;
+use super::setup::{self, Questions, Setup};
 use crate::answering::chat_backends::pooled_hosts;
 use crate::answering::chat_setup::hosted_model;
 use crate::cli::args::{HostLayers, MeshArgs};
-use crate::cli::{Failure, failure, note, print_result, runtime, table, watch_interrupt};
+use crate::cli::{Failure, failure, print_result, table};
 use crate::config::{Config, Context};
 use crate::hosting::host_process::different_answers;
 use crate::hosting::layer_times::{benchmark, sample, whole_us};
@@ -41,11 +39,15 @@ const DELAY_CHATS: usize = 4;
 const AVOIDED_US: u64 = 1_000_000;
 
 pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
-    let cx = setup::context(args, cx)?;
-    let config = &cx.config;
-    let runtime = runtime()?;
-    let cancel = watch_interrupt(&runtime);
-    let (model, assigned, mut hosts) = setup::start(args, &cx, &cancel)?;
+    let Setup {
+        runtime,
+        cancel,
+        config,
+        model,
+        assigned,
+        mut hosts,
+    } = setup::start(args, cx)?;
+    let config = &config;
 
     let handle = runtime.handle().clone();
     let addresses = hosts.addresses();
@@ -69,14 +71,8 @@ pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
         choice,
         current,
     };
-    let report = runtime.block_on(async {
-        let report = tokio::select! {
-            report = bench.measure() => report,
-            () = cancel.cancelled() => Err(ChatError::Cancelled.into()),
-        };
-        bench.service.drain(DRAIN_DEADLINE).await;
-        report
-    })?;
+    let services = [&bench.service];
+    let report = setup::run((&runtime, &cancel), &services, bench.measure())?;
     hosts.stop();
     print_result(args.json, &report, || report.table())?;
     if !report.same_answers {
@@ -140,8 +136,11 @@ struct Sample {
     many_chats: f64,
 }
 
+/// Name of a number of a round, and the number.
+type Metric = (&'static str, fn(&Sample) -> f64);
+
 /// Numbers that are compared.
-const METRICS: [(&str, fn(&Sample) -> f64); 3] = [
+const METRICS: [Metric; 3] = [
     ("prefill", |sample| sample.prefill),
     ("one chat", |sample| sample.one_chat),
     ("many chats", |sample| sample.many_chats),
@@ -149,7 +148,7 @@ const METRICS: [(&str, fn(&Sample) -> f64); 3] = [
 
 impl Bench<'_> {
     async fn measure(&self) -> Result<Report, Failure> {
-        self.say("measuring the hosts");
+        setup::say(self.args, "measuring the hosts");
         let hosts = self.measure_hosts().await?;
         let each = hosts.iter().zip(&self.hosts);
         let speeds: Speeds = each
@@ -171,10 +170,7 @@ impl Bench<'_> {
         let mut all: Vec<Contender> = self.args.policy.iter().map(contender).collect();
         let mut same_answers = true;
         for round in 0..=self.args.repetitions {
-            self.say(&match round {
-                0 => "warming up".to_owned(),
-                n => format!("round {n} of {}", self.args.repetitions),
-            });
+            setup::say_round(self.args, round);
             let mut answers: Option<Vec<Vec<u32>>> = None;
             let first = round as usize % all.len().max(1);
             all.rotate_left(first);
@@ -191,12 +187,6 @@ impl Bench<'_> {
         }
         let head_us = self.head_us().await?;
         Ok(Report::new(self, hosts, head_us, &all, same_answers))
-    }
-
-    fn say(&self, what: &str) {
-        if !self.args.json {
-            note(what);
-        }
     }
 
     /// A caller without records of the hosts.
@@ -219,14 +209,11 @@ impl Bench<'_> {
         let (questions, service) = (&self.questions, &self.service);
         let prefill = questions.ask(service, questions.long_prompt(round)).await?;
         let one = questions.ask(service, questions.chat(0)).await?;
-        let began = Instant::now();
-        let chats = (0..self.args.chats).map(|n| questions.ask(service, questions.chat(n)));
-        let many = try_join_all(chats).await?;
-        let tokens = many.iter().map(|done| done.token_ids.len()).sum();
+        let (many, many_chats) = questions.ask_all(service).await?;
         let sample = Sample {
             prefill: prefill.timings.prefill_tokens_per_second,
             one_chat: one.timings.tokens_per_second,
-            many_chats: rate(tokens, began),
+            many_chats,
         };
         let route = self.route_text(&one);
         let answers = [prefill, one].into_iter().chain(many);
@@ -376,8 +363,9 @@ impl Report {
         let mut ratios = Vec::new();
         if let Some((first, others)) = all.split_first() {
             for other in others {
-                for (metric, of) in METRICS {
-                    ratios.push(PolicyRatio::new(first, other, metric, of));
+                let rounds = (first.samples.as_slice(), other.samples.as_slice());
+                for metric in METRICS {
+                    ratios.push(PolicyRatio::new(other.policy, rounds, metric));
                 }
             }
         }
@@ -451,18 +439,18 @@ impl Report {
 }
 
 impl PolicyRatio {
+    /// Ratio of `policy`, whose rounds are the `others`, to the first policy.
     fn new(
-        first: &Contender,
-        other: &Contender,
-        metric: &'static str,
-        of: fn(&Sample) -> f64,
+        policy: PolicyName,
+        (first, others): (&[Sample], &[Sample]),
+        (metric, of): Metric,
     ) -> Self {
-        let rounds = first.samples.iter().zip(&other.samples);
+        let rounds = first.iter().zip(others);
         let ratio = |(a, b): (&Sample, &Sample)| of(b) / of(a).max(f64::MIN_POSITIVE);
         let ratios: Vec<f64> = rounds.map(ratio).collect();
         let (low, high) = interval(&ratios);
         Self {
-            policy: other.policy.as_str(),
+            policy: policy.as_str(),
             metric,
             ratio: median(ratios.iter().copied()),
             low,
@@ -476,49 +464,24 @@ impl PolicyRatio {
 mod tests {
     use super::*;
 
-    fn contender(policy: PolicyName, one_chat: [f64; 3]) -> Contender {
-        let sample = |one_chat| Sample {
+    fn rounds(one_chat: [f64; 3]) -> [Sample; 3] {
+        one_chat.map(|one_chat| Sample {
             prefill: 1.0,
             one_chat,
             many_chats: 1.0,
-        };
-        let model = hearthnet_orchestrator::hosts::ModelOnWire {
-            model_id: "m".into(),
-            weights: hearthnet_files::WeightsId([0; 32]),
-            width: 1,
-            layers: 1,
-            hosted: 0..1,
-            context: 1,
-            boundary: hearthnet_files::BoundaryDtype::F32,
-            bands: None,
-        };
-        Contender {
-            policy,
-            choice: Choice {
-                model,
-                max_shards: 1,
-                own_id: NodeId::from_checked([1; 32]),
-                allow_self: false,
-                exact: Exact::Require,
-                policy,
-                speeds: Speeds::new(),
-                health: SharedHealth::default(),
-            },
-            samples: one_chat.map(sample).to_vec(),
-            routes: BTreeMap::new(),
-        }
+        })
     }
 
     #[test]
     fn a_ratio_pairs_the_rounds_of_two_policies() {
         // The machine was twice as fast in the second round.
-        let first = contender(PolicyName::Greedy, [10.0, 20.0, 10.0]);
-        let other = contender(PolicyName::Planned, [12.0, 24.0, 13.0]);
-        let (metric, of) = METRICS[1];
-        let ratio = PolicyRatio::new(&first, &other, metric, of);
+        let first = rounds([10.0, 20.0, 10.0]);
+        let other = rounds([12.0, 24.0, 13.0]);
+        let of = |metric| PolicyRatio::new(PolicyName::Planned, (&first, &other), metric);
+        let ratio = of(METRICS[1]);
         assert_eq!((ratio.policy, ratio.metric), ("planned", "one chat"));
         assert_eq!((ratio.ratio, ratio.low, ratio.high), (1.2, 1.2, 1.3));
-        let same = PolicyRatio::new(&first, &other, METRICS[0].0, METRICS[0].1);
+        let same = of(METRICS[0]);
         assert_eq!((same.ratio, same.low, same.high), (1.0, 1.0, 1.0));
     }
 }

@@ -1,19 +1,22 @@
-//! Hosts and questions of `bench mesh`.
+//! Hosts, questions and course of `bench mesh`.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
+use futures_util::future::try_join_all;
 use hearthnet_files::sampling::SamplerConfig;
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Frame, Prompt};
 use hearthnet_orchestrator::placement::{missing, runs_text};
 use hearthnet_orchestrator::service::ServiceSettings;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
-use hearthnet_orchestrator::{Cancel, Service};
+use hearthnet_orchestrator::{Cancel, ChatError, Service};
 use hearthnet_tokens::ChatMessage;
+use tokio::runtime::Runtime;
 
 use crate::answering::chat_setup::settings;
 use crate::answering::private_layers;
 use crate::cli::args::{HostLayers, MeshArgs};
-use crate::cli::{Failure, Kind};
+use crate::cli::{Failure, Kind, note, runtime, watch_interrupt};
 use crate::config::{Config, Context};
 use crate::hosting::host_process::{HostPlan, HostProcesses, split};
 use crate::models::{OpenModel, open_or_pull_model};
@@ -33,8 +36,45 @@ const SUBJECTS: [&str; 8] = [
 /// Most host processes.
 const MAX_HOSTS: usize = 64;
 
+/// Time limit for the chats to end after the measurement.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Model, running hosts of its layers, and the runtime of their caller.
+pub(super) struct Setup {
+    pub(super) runtime: Runtime,
+    pub(super) cancel: Cancel,
+    pub(super) config: Config,
+    pub(super) model: OpenModel,
+    pub(super) assigned: Vec<HostLayers>,
+    pub(super) hosts: HostProcesses,
+}
+
+/// Checks the arguments, opens the model and starts the hosts.
+pub(super) fn start(args: &MeshArgs, cx: &Context) -> Result<Setup, Failure> {
+    let cx = context(args, cx)?;
+    let runtime = runtime()?;
+    let cancel = watch_interrupt(&runtime);
+    let mut model = open_or_pull_model(&cx, args.model.as_ref())?;
+    private_layers::load(&mut model, args.private, args.chats, &cx.config)?;
+    let assigned = assigned(args, model.private.hosted())?;
+    let plan = HostPlan {
+        model: &model,
+        config: &cx.config,
+        streams: args.chats,
+    };
+    let hosts = HostProcesses::start(&plan, &assigned, &cancel)?;
+    Ok(Setup {
+        runtime,
+        cancel,
+        config: cx.config,
+        model,
+        assigned,
+        hosts,
+    })
+}
+
 /// Checks the arguments, and returns the configuration of the bench.
-pub(super) fn context(args: &MeshArgs, cx: &Context) -> Result<Context, Failure> {
+fn context(args: &MeshArgs, cx: &Context) -> Result<Context, Failure> {
     if !(1..=64).contains(&args.chats)
         || args.repetitions == 0
         || args.prefill == 0
@@ -53,24 +93,6 @@ pub(super) fn context(args: &MeshArgs, cx: &Context) -> Result<Context, Failure>
     let inference = &mut cx.config.research.distributed_inference;
     inference.max_concurrent_pipelines.0 = args.chats;
     Ok(cx)
-}
-
-/// Opens the model and starts the hosts.
-pub(super) fn start(
-    args: &MeshArgs,
-    cx: &Context,
-    cancel: &Cancel,
-) -> Result<(OpenModel, Vec<HostLayers>, HostProcesses), Failure> {
-    let mut model = open_or_pull_model(cx, args.model.as_ref())?;
-    private_layers::load(&mut model, args.private, args.chats, &cx.config)?;
-    let assigned = assigned(args, model.private.hosted())?;
-    let plan = HostPlan {
-        model: &model,
-        config: &cx.config,
-        streams: args.chats,
-    };
-    let hosts = HostProcesses::start(&plan, &assigned, cancel)?;
-    Ok((model, assigned, hosts))
 }
 
 fn assigned(args: &MeshArgs, hosted: Range<u32>) -> Result<Vec<HostLayers>, Failure> {
@@ -103,6 +125,43 @@ pub(super) fn uncached(config: &Config) -> ServiceSettings {
     }
 }
 
+/// Runs a measurement until its end or an interrupt, and then ends the chats of `services`.
+pub(super) fn run<T>(
+    (runtime, cancel): (&Runtime, &Cancel),
+    services: &[&Service],
+    measure: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    runtime.block_on(async {
+        let measured = tokio::select! {
+            measured = measure => measured,
+            () = cancel.cancelled() => Err(ChatError::Cancelled.into()),
+        };
+        for service in services {
+            service.drain(DRAIN_DEADLINE).await;
+        }
+        measured
+    })
+}
+
+/// Tells the user what happens, unless the output is JSON.
+pub(super) fn say(args: &MeshArgs, what: &str) {
+    if !args.json {
+        note(what);
+    }
+}
+
+/// Tells the user that a round begins; round 0 warms up.
+pub(super) fn say_round(args: &MeshArgs, round: u32) {
+    match round {
+        0 => say(args, "warming up"),
+        n => say(args, &format!("round {n} of {}", args.repetitions)),
+    }
+}
+
+pub(super) fn rate(tokens: usize, since: Instant) -> f64 {
+    tokens as f64 / since.elapsed().as_secs_f64().max(f64::MIN_POSITIVE)
+}
+
 /// Questions to one model.
 pub(super) struct Questions {
     pub(super) model_id: String,
@@ -110,6 +169,7 @@ pub(super) struct Questions {
     has_template: bool,
     prefill: u32,
     decode: u32,
+    chats: usize,
 }
 
 impl Questions {
@@ -121,6 +181,7 @@ impl Questions {
             has_template: served.is_some_and(|served| served.text.template.is_some()),
             prefill: args.prefill,
             decode: args.decode,
+            chats: args.chats,
         }
     }
 
@@ -137,6 +198,16 @@ impl Questions {
             }
         }
         end.ok_or_else(|| Failure::internal("an answer ended without its last frame"))
+    }
+
+    /// Holds all chats at once. Returns their answers, and the tokens per second of all of them
+    /// together, including their prompts.
+    pub(super) async fn ask_all(&self, service: &Service) -> Result<(Vec<Done>, f64), Failure> {
+        let began = Instant::now();
+        let chats = (0..self.chats).map(|n| self.ask(service, self.chat(n)));
+        let all = try_join_all(chats).await?;
+        let tokens = all.iter().map(|done| done.token_ids.len()).sum();
+        Ok((all, rate(tokens, began)))
     }
 
     /// Request with a prompt that differs from that of every other round, and one token of answer.
