@@ -16,6 +16,7 @@ use crate::backend::local::SharedEngine;
 use crate::chat::{ChatRequest, Prompt, TextModel};
 use crate::error::ChatError;
 use crate::exact::Exact;
+use crate::placement::Held;
 use crate::service::ServedModel;
 
 /// Node id of a test host with a short name.
@@ -25,6 +26,14 @@ pub(crate) fn node(name: &str) -> NodeId {
         *byte = letter;
     }
     NodeId::from_checked(bytes)
+}
+
+/// Layers of a test host. Names in alphabetical order give ids in this order.
+pub(crate) fn held(name: &str, lo: u32, hi: u32) -> Held {
+    Held {
+        node: node(name),
+        range: (lo, hi),
+    }
 }
 
 /// Output of one layer of a scripted host: depends on this row and every row before it.

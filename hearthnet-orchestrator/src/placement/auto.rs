@@ -315,59 +315,28 @@ impl Loads {
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::tests::{self as plans, CHAT, model};
     use super::super::plan::{Machine, plan};
     use super::*;
-    use crate::tests::node;
-
-    const MIB: u64 = 1 << 20;
-
-    /// Hosts `a` to `d` have increasing ids.
-    fn held(name: &str, lo: u32, hi: u32) -> Held {
-        Held {
-            node: node(name),
-            range: (lo, hi),
-        }
-    }
+    use crate::tests::{held, node};
 
     fn gone(names: &[&str]) -> BTreeSet<NodeId> {
         names.iter().map(|name| node(name)).collect()
-    }
-
-    /// Model of 12 layers of 100 MiB.
-    fn model() -> Model {
-        Model {
-            layer_bytes: vec![100 * MIB; 12],
-            head_bytes: 200 * MIB,
-            row_bytes: 4_096,
-            kv_bytes_per_token_per_layer: 0,
-            kv_tokens: 0,
-            uncut: Vec::new(),
-            private_first: 0,
-            private_last: 0,
-        }
     }
 
     /// Host that has measured, with memory for so many layers.
     fn machine(held: Held, layers: u64, layer_us: u32) -> Machine {
         Machine {
             node: held.node,
-            memory_bytes: layers * 100 * MIB,
-            serves: true,
-            layer_us,
-            prefill_row_us: layer_us,
-            head_us: 0,
-            online_permille: 900,
-            present_s: 120,
-            chats: false,
-            is_answering: false,
-            holds: Some(Layers::new(held.range.0, held.range.1 + 1)),
+            holds: Some(Layers::from_inclusive(held.range)),
+            ..plans::machine(0, layers, layer_us)
         }
     }
 
     /// Decision of the first of these hosts, each with memory for so many layers, when some are gone.
     fn planned(hosts: &[(Held, u64)], room: u32, away: &[&str]) -> Option<Wish> {
         let machines = hosts.iter().map(|(held, n)| machine(*held, *n, 500));
-        let (community, model) = (Community::new(machines, []), model());
+        let (community, model) = (Community::new(machines, []), model(12));
         let others: Vec<Held> = hosts.iter().skip(1).map(|(held, _)| *held).collect();
         let away = gone(away);
         let situation = Situation {
@@ -465,7 +434,7 @@ mod tests {
         let model = Model {
             kv_bytes_per_token_per_layer: 4_096,
             kv_tokens: 4_096,
-            ..model()
+            ..model(12)
         };
         let room = |name, layers, layer_us| Machine {
             memory_bytes: model.memory_of_any(layers),
@@ -479,11 +448,7 @@ mod tests {
             ..caller
         };
         let community = Community::new([caller, room("b", 12, 900)], []);
-        let task = Task {
-            purpose: Purpose::Chat,
-            caller: None,
-        };
-        let found = plan(&community, &model, task).unwrap();
+        let found = plan(&community, &model, CHAT).unwrap();
         assert_eq!(found.ranges[&node("a")].count(), 5);
     }
 
@@ -557,7 +522,7 @@ mod tests {
         let others = [held("b", 6, 11), guest, held("d", 0, 5)];
         let machines = [(mine, 500), (others[0], 500), (guest, 50), (others[2], 500)];
         let machines = machines.map(|(held, us)| machine(held, 12, us));
-        let (community, model) = (Community::new(machines, []), model());
+        let (community, model) = (Community::new(machines, []), model(12));
         let (all, two) = (gone(&["b", "c", "d"]), gone(&["b", "d"]));
         let (mut links, mut limits) = (LostLinks::default(), WaitLimits::new(0));
         let mut wishes = 0;

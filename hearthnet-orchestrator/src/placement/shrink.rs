@@ -44,15 +44,7 @@ mod tests {
 
     use super::super::auto::Situation;
     use super::*;
-    use crate::tests::node;
-
-    /// Hosts `a` to `z` have increasing ids.
-    fn held(name: &str, lo: u32, hi: u32) -> Held {
-        Held {
-            node: node(name),
-            range: (lo, hi),
-        }
-    }
+    use crate::tests::{held, node};
 
     #[test]
     fn hosts_give_up_layers_one_after_another_and_after_their_answers() {

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::tests::{Named, ask, other, seen, shard};
+use super::tests::{Named, ask, card_between, named, other, overlapping, seen, shard, shard_of};
 use super::*;
 use crate::exact::Exact;
-use crate::tests::{descriptor, node};
+use crate::tests::node;
 
 /// Measurements of a host.
 fn speed(host: &str, layer_us: u64, hop_us: u64) -> (NodeId, HostSpeed) {
@@ -19,9 +19,26 @@ fn by<'a>(policy: &dyn RoutePolicy, all: &'a [Candidate]) -> Named<'a> {
         allow_self: true,
         ..ask()
     };
-    let spans = pick_by(policy, &ask, all).unwrap().into_iter();
-    let name = |span: &Span| all[span.candidate].descriptor.software.as_str();
-    spans.map(|span| (name(&span), span.lo, span.hi)).collect()
+    named(&pick_by(policy, &ask, all).unwrap(), all)
+}
+
+/// All policies by name.
+fn policies(speeds: &Speeds) -> [(&'static str, Box<dyn RoutePolicy + '_>); 4] {
+    [
+        ("auto", Box::new(Auto { speeds })),
+        ("greedy", Box::new(Greedy)),
+        ("planned", Box::new(Planned { speeds })),
+        ("petals_like", Box::new(PetalsLike { speeds })),
+    ]
+}
+
+/// A host with another arithmetic is much faster than the exact ones.
+fn card_is_fastest() -> Speeds {
+    Speeds::from([
+        speed("card", 1, 1),
+        speed("a", 900, 10),
+        speed("b", 900, 10),
+    ])
 }
 
 #[test]
@@ -70,23 +87,10 @@ fn load_and_standing_count_for_planned_routes_and_not_for_petals_like_ones() {
 
 #[test]
 fn without_measurements_all_policies_route_greedily() {
-    let all = [
-        shard("a", 0, 7, 0),
-        shard("b", 4, 11, 0),
-        shard("c", 8, 15, 0),
-    ];
-    let speeds = Speeds::new();
-    let (planned, petals_like) = (Planned { speeds: &speeds }, PetalsLike { speeds: &speeds });
-    let auto = Auto { speeds: &speeds };
-    let policies: [(&str, &dyn RoutePolicy); 4] = [
-        ("auto", &auto),
-        ("greedy", &Greedy),
-        ("planned", &planned),
-        ("petals_like", &petals_like),
-    ];
-    for (name, policy) in policies {
-        assert_eq!(by(policy, &all), [("a", 0, 7), ("c", 8, 15)], "{name}");
-        let spans = pick_by(policy, &ask(), &all).unwrap();
+    let (all, speeds) = (overlapping(), Speeds::new());
+    for (name, policy) in policies(&speeds) {
+        assert_eq!(by(&*policy, &all), [("a", 0, 7), ("c", 8, 15)], "{name}");
+        let spans = pick_by(&*policy, &ask(), &all).unwrap();
         assert!(spans.iter().all(|span| span.policy == PolicyName::Greedy));
         assert_eq!(name.parse::<PolicyName>().unwrap().as_str(), name);
     }
@@ -95,10 +99,10 @@ fn without_measurements_all_policies_route_greedily() {
 
 /// Host of a model of 30 layers.
 fn of_thirty(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
-    let mut descriptor = descriptor("m", node(host), lo, hi, 30);
-    descriptor.queue_depth = queue;
-    descriptor.software = host.into();
-    Candidate::new(descriptor, 1, false)
+    Candidate {
+        hop_weight: 1,
+        ..shard_of(30, host, lo, hi, queue)
+    }
 }
 
 /// Request for all layers behind two private ones.
@@ -118,11 +122,8 @@ fn no_policy_leaves_the_own_machine_for_layers_that_it_holds_and_comes_back() {
     (own.is_self, own.hop_weight) = (true, 0);
     let all = [own, of_thirty("near", 2, 9, 0), of_thirty("far", 15, 29, 0)];
     let speeds = Speeds::from(["own", "near", "far"].map(|host| speed(host, 1_000, 600)));
-    let (planned, petals_like) = (Planned { speeds: &speeds }, PetalsLike { speeds: &speeds });
-    let policies: [&dyn RoutePolicy; 4] =
-        [&Greedy, &planned, &petals_like, &Auto { speeds: &speeds }];
-    for policy in policies {
-        let spans = pick_by(policy, &ask_of_thirty(), &all).unwrap();
+    for (_, policy) in policies(&speeds) {
+        let spans = pick_by(&*policy, &ask_of_thirty(), &all).unwrap();
         let route: Vec<_> = spans.iter().map(|s| (s.candidate, s.lo, s.hi)).collect();
         assert_eq!(
             route,
@@ -180,11 +181,7 @@ fn planned_routes_keep_the_demands_of_the_request() {
         shard("a", 0, 15, 5),
         shard("b", 0, 15, 9),
     ];
-    let speeds = Speeds::from([
-        speed("card", 1, 1),
-        speed("a", 900, 10),
-        speed("b", 900, 10),
-    ]);
+    let speeds = card_is_fastest();
     let route = |ask: &RouteRequest<'_>| {
         let spans = pick_by(&Planned { speeds: &speeds }, ask, &all).unwrap();
         spans.iter().map(|span| span.candidate).collect::<Vec<_>>()
@@ -213,16 +210,7 @@ fn planned_routes_use_worse_hosts_only_for_layers_without_another() {
     let all = [liar, shard("half", 0, 7, 9)];
     let expected = [("half", 0, 7), ("liar", 8, 15)];
     assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
-    let speeds = Speeds::from([
-        speed("card", 1, 1),
-        speed("a", 900, 10),
-        speed("b", 900, 10),
-    ]);
-    let all = [
-        other("card", 0, 11, 0),
-        shard("a", 0, 3, 2),
-        shard("b", 12, 15, 2),
-    ];
+    let (all, speeds) = (card_between(), card_is_fastest());
     let expected = [("a", 0, 3), ("card", 4, 11), ("b", 12, 15)];
     assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
     // A failing host that is needed anyway is not left for layers in between.
@@ -322,11 +310,8 @@ proptest! {
             .iter()
             .map(|c| (c.descriptor.host, HostSpeed { layer_us: 500, hop_us: 700 }))
             .collect();
-        let (planned, petals_like) = (Planned { speeds: &speeds }, PetalsLike { speeds: &speeds });
-        let auto = Auto { speeds: &speeds };
-        let policies: [&dyn RoutePolicy; 4] = [&Greedy, &planned, &petals_like, &auto];
-        for policy in policies {
-            let route = pick_by(policy, &ask_of_thirty(), &all).unwrap();
+        for (_, policy) in policies(&speeds) {
+            let route = pick_by(&*policy, &ask_of_thirty(), &all).unwrap();
             let name = route[0].policy.as_str();
             let layers: Vec<u32> = route.iter().flat_map(|span| span.lo..=span.hi).collect();
             prop_assert_eq!(layers, (2..=29).collect::<Vec<u32>>());

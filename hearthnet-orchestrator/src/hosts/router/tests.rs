@@ -7,12 +7,35 @@ use super::*;
 use crate::exact::Exact;
 use crate::tests::{descriptor, node};
 
-/// Candidate whose software has the name of its host.
-pub(super) fn shard(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
-    let mut descriptor = descriptor("m", node(host), lo, hi, 16);
+/// Candidate for a model of `total` layers, whose software has the name of its host.
+pub(super) fn shard_of(total: u32, host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
+    let mut descriptor = descriptor("m", node(host), lo, hi, total);
     descriptor.queue_depth = queue;
     descriptor.software = host.into();
     Candidate::new(descriptor, 0, false)
+}
+
+/// [`shard_of`] a model of 16 layers.
+pub(super) fn shard(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
+    shard_of(16, host, lo, hi, queue)
+}
+
+/// Idle hosts of the worked example.
+pub(super) fn overlapping() -> [Candidate; 3] {
+    [
+        shard("a", 0, 7, 0),
+        shard("b", 4, 11, 0),
+        shard("c", 8, 15, 0),
+    ]
+}
+
+/// Exact hosts of the first and last layers, and a host with another arithmetic for those between.
+pub(super) fn card_between() -> [Candidate; 3] {
+    [
+        other("card", 0, 11, 0),
+        shard("a", 0, 3, 2),
+        shard("b", 12, 15, 2),
+    ]
 }
 
 /// Request for all layers; each one has its own tie-break.
@@ -35,13 +58,14 @@ pub(super) fn ask() -> RouteRequest<'static> {
 /// Hosts by name, with their layers.
 pub(super) type Named<'a> = Vec<(&'a str, u32, u32)>;
 
+pub(super) fn named<'a>(route: &[Span], all: &'a [Candidate]) -> Named<'a> {
+    let name = |span: &Span| all[span.candidate].descriptor.software.as_str();
+    let spans = route.iter();
+    spans.map(|span| (name(span), span.lo, span.hi)).collect()
+}
+
 fn route_by<'a>(ask: &RouteRequest<'_>, all: &'a [Candidate]) -> Result<Named<'a>, RouteError> {
-    let spans = pick(ask, all)?.into_iter();
-    let named = spans.map(|span| {
-        let name = all[span.candidate].descriptor.software.as_str();
-        (name, span.lo, span.hi)
-    });
-    Ok(named.collect())
+    Ok(named(&pick(ask, all)?, all))
 }
 
 fn route(all: &[Candidate]) -> Named<'_> {
@@ -50,12 +74,7 @@ fn route(all: &[Candidate]) -> Named<'_> {
 
 #[test]
 fn the_worked_example_of_the_specification_holds() {
-    let all = [
-        shard("a", 0, 7, 0),
-        shard("b", 4, 11, 0),
-        shard("c", 8, 15, 0),
-    ];
-    assert_eq!(route(&all), [("a", 0, 7), ("c", 8, 15)]);
+    assert_eq!(route(&overlapping()), [("a", 0, 7), ("c", 8, 15)]);
 }
 
 /// Host with another arithmetic.
@@ -89,11 +108,7 @@ fn exact_hosts_come_first_where_they_have_all_layers() {
 
 #[test]
 fn others_stand_in_for_exact_hosts_that_are_missing_unless_exactness_is_required() {
-    let all = [
-        other("card", 0, 11, 0),
-        shard("a", 0, 3, 2),
-        shard("b", 12, 15, 2),
-    ];
+    let all = card_between();
     let mixed = [("a", 0, 3), ("card", 4, 11), ("b", 12, 15)];
     assert_eq!(route_by(&asks(Exact::Prefer), &all).unwrap(), mixed);
     assert_eq!(

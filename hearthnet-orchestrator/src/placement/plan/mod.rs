@@ -27,7 +27,7 @@ mod route;
 mod search;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 pub use self::best::{Plan, Unplannable, plan};
 pub use self::cost::{Prediction, Speed, predict};

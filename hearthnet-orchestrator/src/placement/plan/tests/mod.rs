@@ -29,7 +29,7 @@ pub(super) fn node(n: usize) -> NodeId {
 }
 
 /// Node with room for `layers` layers of [`model`], without the head.
-pub(super) fn machine(n: usize, layers: u64, layer_us: u32) -> Machine {
+pub(in crate::placement) fn machine(n: usize, layers: u64, layer_us: u32) -> Machine {
     Machine {
         node: node(n),
         memory_bytes: layers * 100 * MIB,
@@ -46,7 +46,7 @@ pub(super) fn machine(n: usize, layers: u64, layer_us: u32) -> Machine {
 }
 
 /// Model with layers of 100 MiB, no keys and values, and no private layers.
-pub(super) fn model(layers: usize) -> Model {
+pub(in crate::placement) fn model(layers: usize) -> Model {
     Model {
         layer_bytes: vec![100 * MIB; layers],
         head_bytes: 200 * MIB,
@@ -59,7 +59,7 @@ pub(super) fn model(layers: usize) -> Model {
     }
 }
 
-pub(super) const CHAT: Task = Task {
+pub(in crate::placement) const CHAT: Task = Task {
     purpose: Purpose::Chat,
     caller: None,
 };
