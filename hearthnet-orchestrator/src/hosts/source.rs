@@ -16,8 +16,8 @@ use crate::exact::Exact;
 use crate::hosts::health::SharedHealth;
 use crate::hosts::link::HostLink;
 use crate::hosts::router::{
-    Auto, Candidate, PetalsLike, Planned, PolicyName, RouteError, RouteRequest, Span, Speeds, pick,
-    pick_by,
+    Auto, Candidate, Greedy, PetalsLike, Planned, PolicyName, RouteError, RouteRequest, Span,
+    Speeds, pick_by,
 };
 
 /// Properties of a model that its hosts must match.
@@ -218,7 +218,7 @@ impl Choice {
         });
         match self.policy {
             PolicyName::Auto => pick_by(&Auto { speeds }, &request, &candidates),
-            PolicyName::Greedy => pick(&request, &candidates),
+            PolicyName::Greedy => pick_by(&Greedy, &request, &candidates),
             PolicyName::Planned => pick_by(&Planned { speeds }, &request, &candidates),
             PolicyName::PetalsLike => pick_by(&PetalsLike { speeds }, &request, &candidates),
         }

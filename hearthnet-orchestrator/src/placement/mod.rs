@@ -18,8 +18,9 @@
 //! By rule 3, the first-ranked host of a layer stays. Moves thus never uncover a layer, even when
 //! several hosts move at once. A host that moves takes missing layers, so the moves end.
 //!
-//! Moves of a running host, by these rules or by a plan: [`auto`]; with less memory: [`shrink`]. Coverage of models by a community:
-//! [`coverage`]. Placement by measurements: [`plan`], whose input [`observed`] takes from the log.
+//! Moves of a running host, by these rules or by a plan: [`auto`]; with less memory: [`shrink`].
+//! Coverage of models by a community: [`coverage`]. Placement by measurements: [`plan`], whose
+//! input [`observed`] takes from the log.
 
 pub mod auto;
 pub mod coverage;
@@ -80,14 +81,15 @@ pub fn runs_text(runs: &[(u32, u32)]) -> String {
     texts.join(", ")
 }
 
-/// Selects the inclusive range for a host with memory for `room` layers of a model with `total`
-/// layers (at least 1), next to `others`. `None` if there is no room or no layer.
-pub fn choose(total: u32, room: u32, others: &[Held]) -> Option<(u32, u32)> {
+/// [`choose_near`], for a host without weights on its disk.
+fn choose(total: u32, room: u32, others: &[Held]) -> Option<(u32, u32)> {
     choose_near(total, room, others, |_| false)
 }
 
-/// [`choose`], for a host whose disk has the weights of the layers that are `here`. A host that
-/// restarts thus takes its layers again, if others are not needed more.
+/// Selects the inclusive range for a host with memory for `room` layers of a model with `total`
+/// layers (at least 1), next to `others`. `None` if there is no room or no layer. The host's disk
+/// has the weights of the layers that are `here`: a host that restarts takes its layers again, if
+/// others are not needed more.
 pub fn choose_near(
     total: u32,
     room: u32,

@@ -1,11 +1,10 @@
 //! Router: selects hosts that together cover a range of layers.
 //!
-//! Pure: no clock, no network. [`pick`] filters the advertised candidates and covers the layers
-//! with spans of them, by a [`RoutePolicy`]:
-//! `greedy.rs`, `planned.rs`, `petals_like.rs`, or `auto.rs`, which takes one of the first two. Speeds
-//! come from the members' measurements, corrected by what the caller observed (`measured.rs`). No
-//! policy takes a needless hop: layers that the next host of the route holds as well, and is not
-//! worse at, are part of its span.
+//! Pure: no clock, no network. [`pick_by`] filters the advertised candidates and covers the layers
+//! with spans of them, by a [`RoutePolicy`]: `greedy.rs`, `planned.rs`, `petals_like.rs`, or
+//! `auto.rs`, which takes one of the first two. Speeds come from the members' measurements,
+//! corrected by what the caller observed (`measured.rs`). No policy takes a needless hop: layers
+//! that the next host of the route holds as well, and is not worse at, are part of its span.
 //!
 //! # Worked example
 //! A model of 16 layers, shards `0-7`, `4-11`, `8-15`, all idle. The cursor
@@ -48,14 +47,6 @@ pub const MAX_CANDIDATES: usize = 4096;
 /// Maximum number of candidates of one host, latest first: it serves one range of a model and rarely
 /// changes it.
 pub const MAX_OF_HOST: usize = 4;
-
-/// Covers the requested layers with usable candidates, by the policy [`Greedy`].
-///
-/// # Errors
-/// Any [`RouteError`].
-pub fn pick(request: &RouteRequest<'_>, candidates: &[Candidate]) -> Result<Vec<Span>, RouteError> {
-    pick_by(&Greedy, request, candidates)
-}
 
 /// Covers the requested layers with usable candidates, by `policy`.
 ///

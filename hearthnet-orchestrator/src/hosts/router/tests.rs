@@ -65,7 +65,7 @@ pub(super) fn named<'a>(route: &[Span], all: &'a [Candidate]) -> Named<'a> {
 }
 
 fn route_by<'a>(ask: &RouteRequest<'_>, all: &'a [Candidate]) -> Result<Named<'a>, RouteError> {
-    Ok(named(&pick(ask, all)?, all))
+    Ok(named(&pick_by(&Greedy, ask, all)?, all))
 }
 
 fn route(all: &[Candidate]) -> Named<'_> {
@@ -411,7 +411,7 @@ fn drawn(hosts: &mut [Candidate], chats: u32) -> Vec<u32> {
     let ask = ask();
     let before: Vec<u32> = hosts.iter().map(|host| host.streams).collect();
     for _ in 0..chats {
-        for span in pick(&ask, hosts).unwrap() {
+        for span in pick_by(&Greedy, &ask, hosts).unwrap() {
             hosts[span.candidate].streams += 1;
         }
     }
