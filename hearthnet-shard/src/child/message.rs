@@ -25,7 +25,6 @@ use std::ops::Range;
 
 use hearthnet_engine::EngineOptions;
 use hearthnet_platform::pipe::Pipe;
-use zeroize::Zeroize as _;
 
 use crate::engine::{Footprint, LoadFault, LoadPhase, StartProgress};
 use crate::fault::{Resource, StreamFault};
@@ -131,9 +130,16 @@ impl Message {
     }
 
     fn wipe(&mut self) {
-        self.0.as_mut_slice().zeroize();
-        self.0.clear();
+        wipe(&mut self.0);
     }
+}
+
+/// Overwrites and empties memory that is used again. `zeroize` writes single values, which takes
+/// several times as long.
+pub(super) fn wipe<T: Copy + Default>(values: &mut Vec<T>) {
+    values.fill(T::default());
+    std::hint::black_box(values.as_mut_slice());
+    values.clear();
 }
 
 /// Fields of a message that are not read yet.

@@ -9,11 +9,10 @@ use hearthnet_engine::Engine;
 use hearthnet_files::{Gguf, Manifest, ModelError, ModelFile};
 use hearthnet_platform::machine::stand_back;
 use hearthnet_platform::pipe::Pipe;
-use zeroize::Zeroize as _;
 
 use super::message::{
     CLOSE, DONE, FAULT, FORWARD, Fields, LOAD, LOADED, Load, Malformed, Message, OPEN, TRUNCATE,
-    write_fault, write_load_fault, write_progress,
+    wipe, write_fault, write_load_fault, write_progress,
 };
 use crate::engine::{LayerEngine, LoadFault, LoadPhase, Span, StartProgress, in_phase};
 use crate::fault::StreamFault;
@@ -111,7 +110,7 @@ pub(super) fn serve<E: LayerEngine>(pipe: &Pipe, engine: E, width: usize) -> io:
                 write_fault(&fault, &mut reply);
             }
         }
-        served.x.as_mut_slice().zeroize();
+        wipe(&mut served.x);
         reply.send(pipe)?;
     }
 }
