@@ -307,7 +307,8 @@ fn shards(
     let covered = match model.missing.is_empty() {
         true => format!("all {total} layers are served"),
         false => format!(
-            "missing layers {} of {total}; `hearthnet plan` says which home could hold them, or how much memory is missing",
+            "missing layers {} of {total}; `hearthnet plan` says which home could hold them, or how \
+             much memory is missing",
             runs_text(&model.missing)
         ),
     };

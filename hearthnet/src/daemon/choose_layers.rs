@@ -177,10 +177,12 @@ impl Chooser {
         }
     }
 
-    /// What a host that is left alone lacks to take all layers, with what would help.
+    /// What a host that is left alone lacks to take all layers, with what would help. A short loss of
+    /// links is not reported.
     pub(super) fn lacks(&self) -> Option<String> {
         let auto = self.auto.as_ref()?;
-        (self.links.is_left_alone() && auto.room() < self.total).then(|| auto.lacks(self.total))
+        let is_alone = self.links.is_left_alone() && self.seen.reachable().next().is_none();
+        (is_alone && auto.room() < self.total).then(|| auto.lacks(self.total))
     }
 
     /// Debouncer of a host that has just advertised a range.
