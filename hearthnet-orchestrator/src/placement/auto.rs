@@ -54,10 +54,19 @@ impl LostLinks {
         }
         gone
     }
+}
 
-    /// Whether there were links, and all of them have ended.
-    pub fn is_left_alone(&self) -> bool {
-        !self.0.is_empty() && self.0.values().all(Option::is_some)
+/// Whether this host was linked with another host of the model.
+#[derive(Debug, Default)]
+pub struct Together(bool);
+
+impl Together {
+    /// Takes the nodes that are linked now, and the other hosts. Returns true if this host is left
+    /// alone: it had a link to another host, and has no link now. Other nodes come and go, and a host
+    /// that has met no other one does not take the whole model.
+    pub fn has_ended(&mut self, linked: &BTreeSet<NodeId>, others: &[Held]) -> bool {
+        self.0 |= others.iter().any(|host| linked.contains(&host.node));
+        self.0 && linked.is_empty()
     }
 }
 
@@ -69,7 +78,7 @@ pub enum Cause {
     Lost,
     /// Layers are missing.
     Missing,
-    /// All links have ended: the other hosts are gone, or the network of this one has failed.
+    /// This host is left alone ([`Together`]): the others are gone, or its own network has failed.
     LeftAlone,
     /// All layers are served, but the plan is faster or has more copies. Or the plan names another
     /// host for the missing layers, which does not take them.
@@ -85,9 +94,9 @@ pub struct Wish {
     pub cause: Cause,
 }
 
-/// Returns the move of a host whose links have all ended: to all layers of the model, if they fit. It
-/// gives up no layer, because its own network may have failed. Some of the missing layers would not
-/// help, because no other host can be reached.
+/// Returns the move of a host that is left alone: to all layers of the model, if they fit. It gives up
+/// no layer, because its own network may have failed. Some of the missing layers would not help,
+/// because no other host can be reached.
 pub fn left_alone(total: u32, room: u32, mine: (u32, u32)) -> Option<Wish> {
     let range = (0, total.checked_sub(1)?);
     let is_larger = range != mine && total <= room;
@@ -396,17 +405,22 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_left_alone_when_its_last_link_ends_and_not_before_its_first() {
-        let mut links = LostLinks::default();
-        let mut is_alone = |now, names: &[&str]| {
-            links.look(now, &gone(names));
-            links.is_left_alone()
-        };
-        assert!(!is_alone(0, &[]), "its own network may never have worked");
-        assert!(!is_alone(1_000, &["a", "b"]));
-        assert!(!is_alone(2_000, &["b"]));
-        assert!(is_alone(3_000, &[]));
-        assert!(!is_alone(4_000, &["a"]));
+    fn a_host_is_left_alone_when_its_last_link_has_ended_and_it_knew_another_host() {
+        let others = [held("b", 6, 11)];
+        let mut together = Together::default();
+        let mut has_ended =
+            |linked: &[&str], others: &[Held]| together.has_ended(&gone(linked), others);
+        assert!(!has_ended(&[], &others), "it was never linked");
+        assert!(
+            !has_ended(&["c"], &others) && !has_ended(&[], &others),
+            "c is no host"
+        );
+        assert!(!has_ended(&["b", "c"], &others));
+        assert!(!has_ended(&["c"], &others));
+        assert!(has_ended(&[], &others));
+        // Its advertisement has expired.
+        assert!(has_ended(&[], &[]));
+        assert!(!has_ended(&["c"], &[]));
     }
 
     #[test]
@@ -426,10 +440,10 @@ mod tests {
     fn a_short_loss_of_the_network_moves_nothing() {
         let there = Some((0, 11));
         let (alone, all) = (left_alone(12, 12, (0, 5)), gone(&["b"]));
-        let (mut links, mut limits) = (LostLinks::default(), WaitLimits::new(0));
+        let (mut together, mut limits) = (Together::default(), WaitLimits::new(0));
         let mut look = |now, linked: &BTreeSet<NodeId>| {
-            links.look(now, linked);
-            limits.look(now, alone.filter(|_| links.is_left_alone()))
+            let is_alone = together.has_ended(linked, &[held("b", 6, 11)]);
+            limits.look(now, alone.filter(|_| is_alone))
         };
         let mut now = 0;
         // The line fails for 19 s, ten times.
@@ -543,7 +557,7 @@ mod tests {
 
     #[test]
     fn a_host_that_returns_to_one_with_all_layers_makes_at_most_one_copy() {
-        for (room, copies) in [(6, 0), (12, 1)] {
+        for (room, copies) in [(6_u32, 0), (12, 1)] {
             let (all, mut back) = ((held("a", 0, 11), 12), (held("b", 6, 11), u64::from(room)));
             let mut moves = 0;
             for _ in 0..4 {

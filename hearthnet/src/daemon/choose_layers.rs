@@ -10,7 +10,7 @@ use hearthnet_bus::node::Node;
 use hearthnet_files::WeightsId;
 use hearthnet_orchestrator::coverage::held_by_others;
 use hearthnet_orchestrator::placement::auto::{
-    Loads, LostLinks, Situation, WaitLimits, Wish, left_alone,
+    Loads, LostLinks, Situation, Together, WaitLimits, Wish, left_alone,
 };
 use hearthnet_orchestrator::placement::observed::observed_by_all;
 use hearthnet_orchestrator::placement::plan::Model;
@@ -37,6 +37,8 @@ struct Seen {
     gone: BTreeSet<NodeId>,
     /// True without any link.
     is_alone: bool,
+    /// True if, before that, there was a link to one of the others.
+    is_left_alone: bool,
 }
 
 impl Seen {
@@ -76,6 +78,7 @@ pub(super) struct Chooser {
     /// Origin of the times below; a changed clock moves no layers.
     start: Instant,
     links: LostLinks,
+    together: Together,
     seen: Seen,
     shrink: ShrinkWait,
     auto: Option<Auto>,
@@ -122,6 +125,7 @@ impl Chooser {
             total: model.file.spec().layers,
             start: Instant::now(),
             links: LostLinks::default(),
+            together: Together::default(),
             seen: Seen::default(),
             shrink: ShrinkWait::default(),
             auto,
@@ -139,10 +143,12 @@ impl Chooser {
         let linked: BTreeSet<NodeId> = linked.map(|peer| peer.node).collect();
         let gone = self.links.look(self.now_ms(), &linked);
         let (state, weights) = (self.home.state(), self.weights.to_string());
+        let others = held_by_others(state.shards(now_ms()), self.own, &weights, self.total);
         self.seen = Seen {
-            others: held_by_others(state.shards(now_ms()), self.own, &weights, self.total),
             gone,
             is_alone: linked.is_empty(),
+            is_left_alone: self.together.has_ended(&linked, &others),
+            others,
         };
     }
 
@@ -181,7 +187,7 @@ impl Chooser {
     /// links is not reported.
     pub(super) fn lacks(&self) -> Option<String> {
         let auto = self.auto.as_ref()?;
-        let is_alone = self.links.is_left_alone() && self.seen.reachable().next().is_none();
+        let is_alone = self.seen.is_left_alone && self.seen.reachable().next().is_none();
         (is_alone && auto.room() < self.total).then(|| auto.lacks(self.total))
     }
 
@@ -252,7 +258,7 @@ impl Chooser {
         let auto = self.auto.as_mut()?;
         if self.seen.is_alone {
             let wish = left_alone(self.total, auto.room(), range);
-            return wish.filter(|_| self.links.is_left_alone());
+            return wish.filter(|_| self.seen.is_left_alone);
         }
         let input = (range, may_plan, self.seen.clone());
         if let Some((before, at, wish)) = &auto.decided
