@@ -312,7 +312,8 @@ impl Auto {
         }
         if self.in_kv < total {
             lacks.push(format!(
-                "memory for keys and values of {} of them (research.distributed_inference.host.kv_budget_mb)",
+                "memory for keys and values of {} of them \
+                 (research.distributed_inference.host.kv_budget_mb)",
                 self.in_kv
             ));
         }
