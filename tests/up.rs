@@ -138,6 +138,54 @@ fn layers_of_a_killed_home_are_served_by_a_spare_one_within_seconds() {
 }
 
 #[test]
+fn a_founder_whose_neighbour_is_killed_serves_all_layers_of_its_file_and_answers_alone() {
+    let (attic, first, file) = founded(ALL);
+    assert_eq!(attic.until_serving(&first), (0, 2));
+    let cellar = Household::new(ALL, &[&first.address]);
+    let second = cellar.up(&["--join", first.code()]);
+    assert_eq!(cellar.until_serving(&second), (3, 5));
+
+    second.kill();
+    first.until("it serves all layers", TIMEOUT, || {
+        attic.serving() == Some((0, 5))
+    });
+    assert_eq!(together(&attic), attic.alone(&QUESTION, &file));
+}
+
+#[test]
+fn a_home_that_is_left_alone_fetches_the_other_layers_when_it_has_a_source_and_keeps_all() {
+    let (attic, first, file) = founded(ALL);
+    let cellar = Household::new(ALL, &[&first.address]);
+    let drive = cellar.home.path().join("drive");
+    std::fs::create_dir(&drive).expect("a folder");
+    let copy = drive.join(file.file_name().expect("a name"));
+    std::fs::copy(&file, &copy).expect("a copy");
+    attic.until_serving(&first);
+    let from = drive.to_str().expect("UTF-8");
+    let second = cellar.up(&["--join", first.code(), "--from", from]);
+    assert_eq!(cellar.until_serving(&second), (3, 5));
+
+    // No source has layer 2 until the drive is back.
+    let away = cellar.home.path().join("away.gguf");
+    std::fs::rename(&copy, &away).expect("the copy");
+    let address = first.address.clone();
+    first.kill();
+    second.until("it says what is missing", TIMEOUT, || {
+        second.said().contains("no source has the missing")
+    });
+    assert_eq!(cellar.serving(), Some((3, 5)));
+    std::fs::rename(&away, &copy).expect("the copy");
+    second.until("it serves all layers", TIMEOUT, || {
+        cellar.serving() == Some((0, 5))
+    });
+    assert_eq!(together(&cellar), cellar.alone(&QUESTION, &copy));
+
+    let first = attic.up_at(&address, &[]);
+    assert_eq!(attic.until_serving(&first), (0, 2));
+    assert_eq!(cellar.serving(), Some((0, 5)));
+}
+
+#[test]
 fn a_later_up_asks_nothing_and_serves_again_without_fetching() {
     let (attic, first, _) = founded(ALL);
     let cellar = Household::new(ALL, &[&first.address]);
@@ -270,6 +318,47 @@ fn two_homes_hold_half_of_each_of_two_models_and_answer_both() {
             matches!(shards.as_slice(), [shard] if shard.starts_with(names[0].as_str()))
         })
     });
+}
+
+#[test]
+fn a_second_model_makes_a_home_give_up_layers_that_exceed_the_new_share() {
+    // Memory for three layers: two of one model, or one of each of two.
+    let attic = Household::new(36, &[]).holding(0);
+    let files = [1, 2].map(|seed| medium_model(&attic.home, seed));
+    let first = attic.up(&found(&files[0]));
+    assert_eq!(attic.until_serving(&first), (0, 1));
+    let [_, other] = files.each_ref().map(|file| file.to_str().expect("UTF-8"));
+    attic.json(&["model", "adopt", other, "--json"]);
+    let each = files.each_ref().map(|file| {
+        let name = name(file.to_str().expect("UTF-8"));
+        format!("{name}:0-0")
+    });
+    first.until("it serves a layer of each model", TIMEOUT, || {
+        attic.shards() == each
+    });
+    assert_contains(&first.said(), &["keeping only layers 0-0"]);
+}
+
+#[test]
+fn a_host_takes_no_more_layers_than_its_kv_budget_has_pages_for_and_names_one_without_any() {
+    let host = "research.distributed_inference.host";
+    // A caller may hold 51 KiB. A page of one layer takes 32 KiB.
+    let attic = Household::new(48, &[])
+        .holding(0)
+        .with(&format!("{host}.kv_budget_mb=1"))
+        .with(&format!("{host}.kv_share_per_caller_percent=5"));
+    let files = [1, 2].map(|seed| medium_model(&attic.home, seed));
+    let first = attic.up(&found(&files[0]));
+    assert_eq!(attic.until_serving(&first), (0, 0));
+    let other = files[1].to_str().expect("UTF-8");
+    attic.json(&["model", "adopt", other, "--json"]);
+    first.until("it says what is missing", TIMEOUT, || {
+        first.said().contains("2 models share it equally")
+    });
+    assert_contains(
+        &first.said(),
+        &["less than a page", "kv_budget_mb to 2 at the very least"],
+    );
 }
 
 #[test]

@@ -83,6 +83,10 @@ fn a_home_fetches_from_the_neighbours_that_are_there_and_waits_for_the_rest() {
     assert_eq!(cellar.until_serving(&second), (3, 4));
     let (code, address) = (first.code().to_owned(), first.address.clone());
     first.kill();
+    // All six do not fit into its memory.
+    until("it says what would help", || {
+        second.said().contains("it has memory for 2 of them")
+    });
 
     // Only the founder has layer 2.
     let shed = Household::new(ALL, &[&second.address, &address]).holding(5);

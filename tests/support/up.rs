@@ -45,9 +45,14 @@ impl Household {
     }
 
     /// The same home with private layers up to this one, so that it fetches these layers.
-    pub(crate) fn holding(mut self, layers: u32) -> Self {
+    pub(crate) fn holding(self, layers: u32) -> Self {
         let private = "research.distributed_inference.private_first_layers";
-        self.settings.push(format!("{private}={layers}"));
+        self.with(&format!("{private}={layers}"))
+    }
+
+    /// The same home with one more setting.
+    pub(crate) fn with(mut self, setting: &str) -> Self {
+        self.settings.push(setting.to_owned());
         self
     }
 

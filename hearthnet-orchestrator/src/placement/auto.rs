@@ -4,6 +4,8 @@
 //!  links           -> LostLinks -> gone --+
 //!  advertisements, measurements ----------+-> Situation::wish -> WaitLimits -> Loads -> move
 //! ```
+//!
+//! [`left_alone`] takes the place of [`Situation::wish`] in a host without any link.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,6 +56,20 @@ impl LostLinks {
     }
 }
 
+/// Whether this host was linked with another host of the model.
+#[derive(Debug, Default)]
+pub struct Together(bool);
+
+impl Together {
+    /// Takes the nodes that are linked now, and the other hosts. Returns true if this host is left
+    /// alone: it had a link to another host, and has no link now. Other nodes come and go, and a host
+    /// that has met no other one does not take the whole model.
+    pub fn has_ended(&mut self, linked: &BTreeSet<NodeId>, others: &[Held]) -> bool {
+        self.0 |= others.iter().any(|host| linked.contains(&host.node));
+        self.0 && linked.is_empty()
+    }
+}
+
 /// Reason for a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -62,6 +78,8 @@ pub enum Cause {
     Lost,
     /// Layers are missing.
     Missing,
+    /// This host is left alone ([`Together`]): the others are gone, or its own network has failed.
+    LeftAlone,
     /// All layers are served, but the plan is faster or has more copies. Or the plan names another
     /// host for the missing layers, which does not take them.
     Better,
@@ -74,6 +92,18 @@ pub struct Wish {
     /// First and last layer, inclusive.
     pub range: (u32, u32),
     pub cause: Cause,
+}
+
+/// Returns the move of a host that is left alone: to all layers of the model, if they fit. It gives up
+/// no layer, because its own network may have failed. Some of the missing layers would not help,
+/// because no other host can be reached.
+pub fn left_alone(total: u32, room: u32, mine: (u32, u32)) -> Option<Wish> {
+    let range = (0, total.checked_sub(1)?);
+    let is_larger = range != mine && total <= room;
+    is_larger.then_some(Wish {
+        range,
+        cause: Cause::LeftAlone,
+    })
 }
 
 /// Input of a running host's decision.
@@ -238,8 +268,8 @@ fn is_safe(
 #[derive(Debug)]
 pub struct WaitLimits {
     advertised_ms: u64,
-    /// Since when a move is proposed, and whether layers are missing.
-    wished: Option<(u64, bool)>,
+    /// Since when a move is proposed, and its cause.
+    wished: Option<(u64, Cause)>,
 }
 
 impl WaitLimits {
@@ -264,14 +294,18 @@ impl WaitLimits {
             self.wished = None;
             return None;
         };
-        let is_lacking = wish.cause != Cause::Better;
-        let before = self.wished.filter(|(_, lacked)| *lacked == is_lacking);
+        let cause = match wish.cause {
+            // The same layers: the advertisement of a gone host has expired.
+            Cause::Missing => Cause::Lost,
+            cause => cause,
+        };
+        let before = self.wished.filter(|(_, before)| *before == cause);
         let since = before.map_or(now_ms, |(since, _)| since);
-        self.wished = Some((since, is_lacking));
+        self.wished = Some((since, cause));
         let wait = match wish.cause {
             Cause::Lost => SOON_MS,
             Cause::Missing if self.is_new(since) => SOON_MS,
-            Cause::Missing => LATER_MS,
+            Cause::Missing | Cause::LeftAlone => LATER_MS,
             Cause::Better => BETTER_MS,
         };
         (now_ms.saturating_sub(since) >= wait).then_some(wish.range)
@@ -279,7 +313,7 @@ impl WaitLimits {
 }
 
 /// Bytes that a host loaded to move, in the last hour.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Loads {
     /// Limit per hour: four times what fits into the host's memory. So a host can follow a few
     /// changes at once, but hosts that come and go do not keep its disk and its network busy.
@@ -305,7 +339,7 @@ impl Loads {
         let is_recent = |at: u64| now_ms.saturating_sub(at) < HOUR_MS;
         self.done.retain(|(at, _)| is_recent(*at));
         let limit = match cause {
-            Cause::Lost | Cause::Missing => self.limit,
+            Cause::Lost | Cause::Missing | Cause::LeftAlone => self.limit,
             Cause::Better => self.limit / 2,
         };
         let done = self.done.iter().map(|(_, bytes)| *bytes);
@@ -371,6 +405,70 @@ mod tests {
     }
 
     #[test]
+    fn a_host_is_left_alone_when_its_last_link_has_ended_and_it_knew_another_host() {
+        let others = [held("b", 6, 11)];
+        let mut together = Together::default();
+        let mut has_ended =
+            |linked: &[&str], others: &[Held]| together.has_ended(&gone(linked), others);
+        assert!(!has_ended(&[], &others), "it was never linked");
+        assert!(
+            !has_ended(&["c"], &others) && !has_ended(&[], &others),
+            "c is no host"
+        );
+        assert!(!has_ended(&["b", "c"], &others));
+        assert!(!has_ended(&["c"], &others));
+        assert!(has_ended(&[], &others));
+        // Its advertisement has expired.
+        assert!(has_ended(&[], &[]));
+        assert!(!has_ended(&["c"], &[]));
+    }
+
+    #[test]
+    fn a_host_that_is_left_alone_takes_all_layers_or_stays() {
+        let all = wish(0, 11, Cause::LeftAlone);
+        for mine in [(0, 5), (3, 8), (6, 11)] {
+            assert_eq!(left_alone(12, 12, mine), all);
+            assert_eq!(left_alone(12, 99, mine), all);
+            // Some of the missing layers would not help.
+            assert_eq!(left_alone(12, 11, mine), None);
+        }
+        assert_eq!(left_alone(12, 12, (0, 11)), None);
+        assert_eq!(left_alone(0, 12, (0, 0)), None);
+    }
+
+    #[test]
+    fn a_short_loss_of_the_network_moves_nothing() {
+        let there = Some((0, 11));
+        let (alone, all) = (left_alone(12, 12, (0, 5)), gone(&["b"]));
+        let (mut together, mut limits) = (Together::default(), WaitLimits::new(0));
+        let mut look = |now, linked: &BTreeSet<NodeId>| {
+            let is_alone = together.has_ended(linked, &[held("b", 6, 11)]);
+            limits.look(now, alone.filter(|_| is_alone))
+        };
+        let mut now = 0;
+        // The line fails for 19 s, ten times.
+        for _ in 0..10 {
+            assert_eq!(look(now, &all), None);
+            for _ in 0..19 {
+                now += 1_000;
+                assert_eq!(look(now, &gone(&[])), None, "{now}");
+            }
+            now += 1_000;
+        }
+        assert_eq!(look(now, &all), None);
+        assert_eq!(look(now + 1_000, &gone(&[])), None);
+        assert_eq!(look(now + 20_999, &gone(&[])), None);
+        assert_eq!(look(now + 21_000, &gone(&[])), there);
+
+        // Layers were missing before the last link ended.
+        let mut limits = WaitLimits::new(0);
+        assert_eq!(limits.look(60_000, wish(0, 8, Cause::Lost)), None);
+        assert_eq!(limits.look(61_000, alone), None);
+        assert_eq!(limits.look(80_999, alone), None);
+        assert_eq!(limits.look(81_000, alone), there);
+    }
+
+    #[test]
     fn without_measurements_a_spare_host_replaces_the_one_that_is_gone() {
         let others = [held("a", 0, 5), held("b", 6, 11)];
         let none = BTreeSet::new();
@@ -418,6 +516,61 @@ mod tests {
         });
         let now = moves.iter().flatten().filter(|w| w.cause == Cause::Lost);
         assert_eq!(now.count(), 1, "{moves:?}");
+    }
+
+    /// Ranges of the linked hosts after the moves that they make within seconds.
+    fn after(hosts: &[(Held, u64)], away: &[&str]) -> Vec<(u32, u32)> {
+        let lost = gone(away);
+        let there = (0..hosts.len()).filter(|&n| !lost.contains(&hosts[n].0.node));
+        let of = |n: usize| {
+            let mut all = hosts.to_vec();
+            all.swap(0, n);
+            let (mine, room) = all[0];
+            let found = planned(&all, u32::try_from(room).unwrap(), away);
+            let found = found.filter(|wish| wish.cause == Cause::Lost);
+            found.map_or(mine.range, |wish| wish.range)
+        };
+        there.map(of).collect()
+    }
+
+    #[test]
+    fn linked_hosts_take_over_the_layers_of_one_or_two_that_are_gone() {
+        let all = |room: u64| {
+            let all = [("a", 0), ("b", 4), ("c", 8), ("d", 0)];
+            all.map(|(name, lo)| (held(name, lo, lo + 3), room))
+        };
+        for (room, hosts, away) in [
+            (12, 3, &["c"][..]),
+            (12, 3, &["b"][..]),
+            (8, 3, &["c"][..]),
+            (12, 4, &["b", "c"][..]),
+            (12, 4, &["a", "c"][..]),
+        ] {
+            let ranges = after(&all(room)[..hosts], away);
+            assert_eq!(missing(12, &ranges), [], "{away:?}: {ranges:?}");
+            let moved = ranges.iter().filter(|(lo, hi)| hi - lo > 3).count();
+            assert_eq!(moved, 1, "{away:?}: {ranges:?}");
+        }
+        // No memory for what is missing.
+        assert_eq!(after(&all(4)[..3], &["c"]), [(0, 3), (4, 7)]);
+    }
+
+    #[test]
+    fn a_host_that_returns_to_one_with_all_layers_makes_at_most_one_copy() {
+        for (room, copies) in [(6_u32, 0), (12, 1)] {
+            let (all, mut back) = ((held("a", 0, 11), 12), (held("b", 6, 11), u64::from(room)));
+            let mut moves = 0;
+            for _ in 0..4 {
+                assert_eq!(planned(&[all, back], 12, &[]), None, "it gives up layers");
+                let Some(better) = planned(&[back, all], room, &[]) else {
+                    break;
+                };
+                assert_eq!(better.cause, Cause::Better);
+                back.0.range = better.range;
+                moves += 1;
+            }
+            assert_eq!(moves, copies, "room for {room}");
+        }
     }
 
     #[test]

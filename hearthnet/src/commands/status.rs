@@ -306,7 +306,11 @@ fn shards(
     let total = model.total;
     let covered = match model.missing.is_empty() {
         true => format!("all {total} layers are served"),
-        false => format!("missing layers {} of {total}", runs_text(&model.missing)),
+        false => format!(
+            "missing layers {} of {total}; `hearthnet plan` says which home could hold them, or how \
+             much memory is missing",
+            runs_text(&model.missing)
+        ),
     };
     let _ = writeln!(out, "\n{}  {covered}", model.names.join(" = "));
     let rows = model.shards.iter().map(|advert| {

@@ -9,7 +9,9 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::node::Node;
 use hearthnet_files::WeightsId;
 use hearthnet_orchestrator::coverage::held_by_others;
-use hearthnet_orchestrator::placement::auto::{Loads, LostLinks, Situation, WaitLimits, Wish};
+use hearthnet_orchestrator::placement::auto::{
+    Loads, LostLinks, Situation, Together, WaitLimits, Wish, left_alone,
+};
 use hearthnet_orchestrator::placement::observed::observed_by_all;
 use hearthnet_orchestrator::placement::plan::Model;
 use hearthnet_orchestrator::placement::shrink::ShrinkWait;
@@ -35,6 +37,8 @@ struct Seen {
     gone: BTreeSet<NodeId>,
     /// True without any link.
     is_alone: bool,
+    /// True if, before that, there was a link to one of the others.
+    is_left_alone: bool,
 }
 
 impl Seen {
@@ -46,8 +50,12 @@ impl Seen {
 
 /// State of a host with `--layers auto`.
 struct Auto {
-    /// Number of layers that fit into memory, and on the disk.
-    room: u32,
+    /// Memory for weights, in bytes.
+    budget: u64,
+    /// Number of layers for which that memory has room.
+    in_memory: u32,
+    /// Number of layers of which the KV budget holds a page.
+    in_kv: u32,
     /// Number of layers for which the disk has room.
     on_disk: u32,
     layer_bytes: Vec<u64>,
@@ -70,6 +78,7 @@ pub(super) struct Chooser {
     /// Origin of the times below; a changed clock moves no layers.
     start: Instant,
     links: LostLinks,
+    together: Together,
     seen: Seen,
     shrink: ShrinkWait,
     auto: Option<Auto>,
@@ -77,7 +86,8 @@ pub(super) struct Chooser {
 
 impl Chooser {
     /// Chooser for a host of `layers` of a model, which knows no other hosts yet. With `--layers
-    /// auto`, the layers fit into `budget`, and the disk has room for `on_disk` of them.
+    /// auto`, the layers fit into `budget`, the KV budget holds pages of `in_kv` of them, and the disk
+    /// has room for `on_disk` of them.
     ///
     /// # Errors
     /// Returns an error if the engine cannot tell the size of layers.
@@ -86,23 +96,25 @@ impl Chooser {
         node: &Node,
         (model, engine): (&OpenModel, &HostEngine),
         (layers, on_disk): (Layers, u32),
-        budget: u64,
+        (budget, in_kv): (u64, u32),
     ) -> Result<Self, Failure> {
         let auto = match layers {
             Layers::Range(..) => None,
             Layers::Auto => {
                 let layer_bytes = engine.layer_bytes(&model.file)?;
-                let room = room(budget, &layer_bytes).min(on_disk);
-                let largest = layer_bytes.iter().copied().max().unwrap_or(0);
-                Some(Auto {
-                    room,
+                let mut auto = Auto {
+                    budget,
+                    in_memory: room(budget, &layer_bytes),
+                    in_kv,
                     on_disk,
                     layer_bytes,
                     shape: Arc::new(shape(&model.file, 0..model.file.spec().layers)),
-                    loads: Loads::new(largest.saturating_mul(u64::from(room))),
+                    loads: Loads::default(),
                     decided: None,
                     refused: None,
-                })
+                };
+                auto.loads = Loads::new(auto.bytes_of_any(auto.room()));
+                Some(auto)
             }
         };
         Ok(Self {
@@ -113,6 +125,7 @@ impl Chooser {
             total: model.file.spec().layers,
             start: Instant::now(),
             links: LostLinks::default(),
+            together: Together::default(),
             seen: Seen::default(),
             shrink: ShrinkWait::default(),
             auto,
@@ -130,10 +143,12 @@ impl Chooser {
         let linked: BTreeSet<NodeId> = linked.map(|peer| peer.node).collect();
         let gone = self.links.look(self.now_ms(), &linked);
         let (state, weights) = (self.home.state(), self.weights.to_string());
+        let others = held_by_others(state.shards(now_ms()), self.own, &weights, self.total);
         self.seen = Seen {
-            others: held_by_others(state.shards(now_ms()), self.own, &weights, self.total),
             gone,
             is_alone: linked.is_empty(),
+            is_left_alone: self.together.has_ended(&linked, &others),
+            others,
         };
     }
 
@@ -146,23 +161,34 @@ impl Chooser {
     /// `here`. Others do not know it, so it is in no plan.
     pub(super) fn first(&self, here: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
         let others: Vec<Held> = self.seen.reachable().copied().collect();
-        choose_near(self.total, self.auto.as_ref()?.room, &others, here)
+        choose_near(self.total, self.room()?, &others, here)
     }
 
     /// Number of layers that the host can hold; `None` if its layers were named.
     pub(super) fn room(&self) -> Option<u32> {
-        Some(self.auto.as_ref()?.room)
+        Some(self.auto.as_ref()?.room())
     }
 
-    /// Takes the memory for weights that the host has at present.
-    pub(super) fn set_budget(&mut self, budget: u64) {
+    /// Takes the memory for weights that the host has at present, and the number of layers of which
+    /// its KV budget holds a page.
+    pub(super) fn set_budget(&mut self, (budget, in_kv): (u64, u32)) {
         let Some(auto) = &mut self.auto else {
             return;
         };
-        let room = room(budget, &auto.layer_bytes).min(auto.on_disk);
-        if std::mem::replace(&mut auto.room, room) != room {
+        let before = auto.room();
+        auto.in_memory = room(budget, &auto.layer_bytes);
+        (auto.budget, auto.in_kv) = (budget, in_kv);
+        if auto.room() != before {
             auto.decided = None;
         }
+    }
+
+    /// What a host that is left alone lacks to take all layers, with what would help. A short loss of
+    /// links is not reported.
+    pub(super) fn lacks(&self) -> Option<String> {
+        let auto = self.auto.as_ref()?;
+        let is_alone = self.seen.is_left_alone && self.seen.reachable().next().is_none();
+        (is_alone && auto.room() < self.total).then(|| auto.lacks(self.total))
     }
 
     /// Debouncer of a host that has just advertised a range.
@@ -210,7 +236,7 @@ impl Chooser {
         }
         let situation = Situation {
             total: self.total,
-            room: self.auto.as_ref()?.room,
+            room: self.room()?,
             mine: Held { node, range },
             others: &self.seen.others,
             gone: &self.seen.gone,
@@ -230,9 +256,9 @@ impl Chooser {
 
     async fn wish(&mut self, range: (u32, u32), may_plan: bool) -> Option<Wish> {
         let auto = self.auto.as_mut()?;
-        // The network of this machine may have failed, and no caller can reach it.
         if self.seen.is_alone {
-            return None;
+            let wish = left_alone(self.total, auto.room(), range);
+            return wish.filter(|_| self.seen.is_left_alone);
         }
         let input = (range, may_plan, self.seen.clone());
         if let Some((before, at, wish)) = &auto.decided
@@ -241,7 +267,7 @@ impl Chooser {
         {
             return *wish;
         }
-        let (own, total, room) = (self.own, self.total, auto.room);
+        let (own, total, room) = (self.own, self.total, auto.room());
         let (seen, shape) = (self.seen.clone(), Arc::clone(&auto.shape));
         let (home, weights) = (self.home.clone(), self.weights);
         let decide = move || {
@@ -267,6 +293,48 @@ impl Chooser {
 }
 
 impl Auto {
+    /// Number of layers that the host can hold.
+    fn room(&self) -> u32 {
+        self.in_memory.min(self.in_kv).min(self.on_disk)
+    }
+
+    /// What is missing for all `total` layers, and the settings that would help.
+    fn lacks(&self, total: u32) -> String {
+        let mut lacks = Vec::new();
+        if self.in_memory < total {
+            let more = self.bytes_of_any(total).saturating_sub(self.budget);
+            lacks.push(format!(
+                "memory for {} of them: {} more for this model would do (manners.memory_percent, or \
+                 research.distributed_inference.host.memory_budget_mb)",
+                self.in_memory,
+                bytes(more)
+            ));
+        }
+        if self.in_kv < total {
+            lacks.push(format!(
+                "memory for keys and values of {} of them \
+                 (research.distributed_inference.host.kv_budget_mb)",
+                self.in_kv
+            ));
+        }
+        if self.on_disk < total {
+            lacks.push(format!(
+                "room on the disk for {} of them (manners.disk_gb)",
+                self.on_disk
+            ));
+        }
+        format!(
+            "This machine does not serve all {total} layers alone; it has {}",
+            lacks.join(", and ")
+        )
+    }
+
+    /// Bytes of so many layers, each counted as large as the largest.
+    fn bytes_of_any(&self, layers: u32) -> u64 {
+        let largest = self.layer_bytes.iter().copied().max().unwrap_or(0);
+        largest.saturating_mul(u64::from(layers))
+    }
+
     /// Bytes of the layers of a range.
     fn bytes_of(&self, (lo, hi): (u32, u32)) -> u64 {
         let layers = self.layer_bytes.get(lo as usize..=hi as usize);

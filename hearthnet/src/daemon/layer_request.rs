@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use hearthnet_engine::footprint;
 use hearthnet_files::part::Part;
-use hearthnet_shard::{ServeConfig, check_kv_budget};
+use hearthnet_shard::{ServeConfig, StartError, check_kv_budget};
 
 use super::weights::Fetcher;
 use crate::cli::Failure;
 use crate::cli::args::Layers;
-use crate::config::{Config, Host};
+use crate::config::Config;
 use crate::hosting::host_config::serve_config;
-use crate::hosting::host_engine::start::start_failure;
+use crate::hosting::host_engine::start::{kv_hint, start_failure};
 use crate::hosting::host_engine::{HostEngine, named_layers_fit, no_such_layers};
 use crate::models::OpenModel;
 
@@ -47,7 +47,7 @@ impl LayerRequest {
     pub(crate) fn check(&self, config: &Config) -> Result<(), Failure> {
         let host = &config.research.distributed_inference.host;
         let (weights, kv) = (host.memory_budget_mb.0 << 20, host.kv_budget_mb.0 << 20);
-        self.fits(Memory { weights, kv }, host)
+        self.fits(Memory { weights, kv }, config)
     }
 
     /// Memory for the layers beside other ranges, whose weights may take `used` bytes and take `held`
@@ -67,7 +67,7 @@ impl LayerRequest {
                 share(all, self.models, used)
             }
         };
-        self.fits(Memory { weights, kv }, host)?;
+        self.fits(Memory { weights, kv }, config)?;
         let weights = match self.layers {
             Layers::Range(lo, hi) => self.bytes((lo, hi))?,
             Layers::Auto => weights,
@@ -84,7 +84,8 @@ impl LayerRequest {
 
     /// Checks that the model has the layers, and that they fit into this memory. Without
     /// `memory_budget_mb`, named layers have no limit.
-    fn fits(&self, memory: Memory, host: &Host) -> Result<(), Failure> {
+    fn fits(&self, memory: Memory, config: &Config) -> Result<(), Failure> {
+        let host = &config.research.distributed_inference.host;
         let total = self.model.file.spec().layers;
         match self.layers {
             Layers::Range(lo, hi) if hi >= total => {
@@ -93,24 +94,38 @@ impl LayerRequest {
             Layers::Range(lo, hi) => {
                 let (model, setting_mb) = (&self.model, host.memory_budget_mb.0);
                 named_layers_fit(model, &self.engine, (lo, hi), setting_mb, memory.weights)?;
-                self.check_kv(hi.saturating_sub(lo).saturating_add(1), memory.kv, host)
+                self.check_kv(hi.saturating_sub(lo).saturating_add(1), memory.kv, config)
             }
-            Layers::Auto => self.check_kv(1, memory.kv, host),
+            Layers::Auto => self.check_kv(1, memory.kv, config),
         }
     }
 
     /// Refuses a KV budget of less than a page of so many layers. An engine with pages of its own
     /// size checks them when it has loaded.
-    fn check_kv(&self, layers: u32, kv: u64, host: &Host) -> Result<(), Failure> {
+    pub(super) fn check_kv(&self, layers: u32, kv: u64, config: &Config) -> Result<(), Failure> {
         let HostEngine::Exact = self.engine else {
             return Ok(());
         };
+        let host = &config.research.distributed_inference.host;
         let footprint = footprint(self.model.file.spec(), layers);
         let config = ServeConfig {
             kv_budget_bytes: kv,
             ..serve_config(host, "")
         };
-        check_kv_budget(&config, &footprint).map_err(|error| start_failure("", &error))
+        check_kv_budget(&config, &footprint).map_err(|error| {
+            let failure = start_failure("", &error);
+            match error {
+                StartError::KvBudget { needed, .. } => failure.hint(kv_hint(needed, self.models)),
+                _ => failure,
+            }
+        })
+    }
+
+    /// Largest number of layers of which `kv` bytes hold a page for a caller.
+    pub(super) fn layers_with_kv(&self, kv: u64, config: &Config) -> u32 {
+        let mut layers = (1..=self.model.file.spec().layers).rev();
+        let most = layers.find(|&layers| self.check_kv(layers, kv, config).is_ok());
+        most.unwrap_or(0)
     }
 }
 

@@ -90,6 +90,14 @@ enum Next {
     Pause(Why),
 }
 
+/// Report about the layers that no reachable host serves.
+#[derive(PartialEq, Eq)]
+struct Lacking {
+    missing: Vec<(u32, u32)>,
+    /// What this host lacks to serve them, if it is left alone.
+    lacks: Option<String>,
+}
+
 /// Range to which this host moves, and the fetch of its layers.
 type Fetching<'a> = ((u32, u32), BoxFuture<'a, Result<(), Failure>>);
 
@@ -118,8 +126,8 @@ impl Serving<'_> {
             _ => self.total(),
         };
         let (node, of) = (&host.daemon_node.node, (model, &asked.engine));
-        let (layers, budget) = ((asked.layers, on_disk), self.place.memory().weights);
-        let mut chooser = Chooser::new(&host.home, node, of, layers, budget)?;
+        let layers = (asked.layers, on_disk);
+        let mut chooser = Chooser::new(&host.home, node, of, layers, self.budget())?;
         self.take_budget(&mut chooser);
         let mut chosen = None;
         loop {
@@ -133,7 +141,7 @@ impl Serving<'_> {
             }
             let range = match chosen.take() {
                 // The memory may have shrunk since it was chosen.
-                Some(range) if self.request.bytes(range)? <= self.place.memory().weights => range,
+                Some(range) if self.fits(range)? => range,
                 _ => tokio::select! {
                     range = self.first_range(&mut chooser) => range?,
                     () = self.stop.asked() => return Ok(()),
@@ -197,9 +205,23 @@ impl Serving<'_> {
         }
     }
 
+    /// Memory for weights, and the number of layers of which the KV budget holds a page.
+    fn budget(&self) -> (u64, u32) {
+        let memory = self.place.memory();
+        let in_kv = self.request.layers_with_kv(memory.kv, &self.host.config);
+        (memory.weights, in_kv)
+    }
+
+    /// Whether the memory holds these layers.
+    fn fits(&self, (lo, hi): (u32, u32)) -> Result<bool, Failure> {
+        let (weights, in_kv) = self.budget();
+        let layers = hi.saturating_sub(lo).saturating_add(1);
+        Ok(layers <= in_kv && self.request.bytes((lo, hi))? <= weights)
+    }
+
     /// Takes over the memory of the range, which changes with the number of adopted models.
     fn take_budget(&self, chooser: &mut Chooser) {
-        chooser.set_budget(self.place.memory().weights);
+        chooser.set_budget(self.budget());
         if let Some(room) = chooser.room() {
             self.place.set_room(room);
         }
@@ -302,10 +324,11 @@ impl Serving<'_> {
             return Ok(range);
         }
         let LayerRequest { model, models, .. } = &self.request;
+        let memory = self.place.memory();
+        self.request.check_kv(1, memory.kv, &self.host.config)?;
         let layers = self.request.engine.layer_bytes(&model.file)?;
-        let budget = self.place.memory().weights;
         let is_shared = *models > 1 || self.host.ranges.borrow().len() > 1;
-        Err(no_layer_fits(&model.id, &layers, budget, is_shared))
+        Err(no_layer_fits(&model.id, &layers, memory.weights, is_shared))
     }
 
     async fn start(&self, range: (u32, u32)) -> Result<RunningHost, Failure> {
@@ -373,7 +396,7 @@ impl Serving<'_> {
                 moves_from = moves_from.max(Instant::now() + ANSWERED);
             }
             chooser.look();
-            self.tell_whole(range, chooser.served_by_others(), &mut lacking);
+            self.tell_whole(range, chooser, &mut lacking);
             let fetch = fetching.as_mut().map(|(_, done)| done);
             tokio::select! {
                 () = running.failed() => return Err(engine_failed()),
@@ -450,27 +473,29 @@ impl Serving<'_> {
     }
 
     /// Reports when the layers change that no reachable host serves, given that this host serves
-    /// `range` and the others `held`; `said` is the last report.
-    fn tell_whole(
-        &self,
-        range: (u32, u32),
-        mut held: Vec<(u32, u32)>,
-        said: &mut Option<Vec<(u32, u32)>>,
-    ) {
+    /// `range`, or what it lacks to take them. `said` is the last report.
+    fn tell_whole(&self, range: (u32, u32), chooser: &Chooser, said: &mut Option<Lacking>) {
+        let mut held = chooser.served_by_others();
         held.push(range);
-        let now = missing(self.total(), &held);
+        let missing = missing(self.total(), &held);
+        let lacks = chooser.lacks().filter(|_| !missing.is_empty());
+        let now = Lacking { missing, lacks };
         if said.as_ref() == Some(&now) {
             return;
         }
         let name = &self.host.home.state().name;
-        self.say(match now.as_slice() {
+        self.say(match now.missing.as_slice() {
             [] => format!("{name:?} serves the whole model now: `hearthnet chat \"...\"` on any member"),
             lacking => format!(
-                "layers {} are {} missing: `hearthnet serve --layers auto` on another trusted machine",
+                "layers {} are {} missing: `hearthnet serve --layers auto` on another trusted machine{}",
                 runs_text(lacking),
                 match said {
-                    Some(before) if before.is_empty() => "now",
+                    Some(before) if before.missing.is_empty() => "now",
                     _ => "still",
+                },
+                match &now.lacks {
+                    Some(lacks) => format!(". {lacks}"),
+                    None => String::new(),
                 }
             ),
         });

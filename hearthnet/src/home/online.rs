@@ -12,6 +12,8 @@ const ONLINE_FILE: &str = "online.bits";
 /// Hours of seven days.
 const HOURS: u64 = 7 * 24;
 const BITMAP: usize = HOURS as usize / 8;
+/// First hour of 2025, before any release of this program: an earlier clock was not set.
+const EARLIEST: u64 = 482_136;
 /// Bytes of the file: the latest and the first hour, little-endian, and the bitmap.
 const BYTES: usize = 16 + BITMAP;
 
@@ -19,7 +21,7 @@ const BYTES: usize = 16 + BITMAP;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Online {
     latest: u64,
-    /// First hour ever; `u64::MAX` if there is none.
+    /// First hour; `u64::MAX` if there is none.
     first: u64,
     bits: [u8; BITMAP],
 }
@@ -35,8 +37,16 @@ impl Default for Online {
 }
 
 impl Online {
-    /// Records that the node runs in this hour since 1970. Returns false if that was known.
+    /// Records that the node runs in this hour since 1970. Returns false if that was known, or if the
+    /// clock is not set.
     pub(crate) fn note(&mut self, hour: u64) -> bool {
+        if hour < EARLIEST {
+            return false;
+        }
+        // A clock that was this far ahead has overwritten all hours.
+        if self.latest.saturating_sub(hour) >= HOURS {
+            *self = Self::default();
+        }
         // If the clock was set back, the hours after it have not happened.
         let (low, high) = (hour.min(self.latest), hour.max(self.latest));
         match high - low {
@@ -119,40 +129,51 @@ mod tests {
         online
     }
 
+    /// An hour of 2025.
+    const T: u64 = 490_000;
+
     #[test]
     fn only_the_last_seven_days_count() {
         assert_eq!(ran([]).permille(), 0);
-        assert_eq!(ran(490_000..490_500).permille(), 1000);
+        assert_eq!(ran(T..T + 500).permille(), 1000);
         // Half of a week, then half of a week away, then back.
-        assert_eq!(ran((0..84).chain([168])).permille(), 500);
-        assert_eq!(ran((0..84).chain([251])).permille(), 1000 / 168);
-        assert_eq!(ran((0..84).chain([9_999])).permille(), 1000 / 168);
+        assert_eq!(ran((T..T + 84).chain([T + 168])).permille(), 500);
+        assert_eq!(ran((T..T + 84).chain([T + 251])).permille(), 1000 / 168);
+        assert_eq!(ran((T..T + 84).chain([T + 9_999])).permille(), 1000 / 168);
     }
 
     #[test]
     fn a_new_node_counts_from_its_first_hour() {
-        assert_eq!(ran([490_000]).permille(), 1000);
-        assert_eq!(ran([490_000, 490_003]).permille(), 500);
-        assert_eq!(ran(490_000..490_084).permille(), 1000);
+        assert_eq!(ran([T]).permille(), 1000);
+        assert_eq!(ran([T, T + 3]).permille(), 500);
+        assert_eq!(ran(T..T + 84).permille(), 1000);
     }
 
     #[test]
     fn each_hour_is_new_once() {
-        let mut online = ran([7]);
-        assert!(!online.note(7));
-        assert!(online.note(8));
+        let mut online = ran([T]);
+        assert!(!online.note(T));
+        assert!(online.note(T + 1));
     }
 
     #[test]
     fn a_clock_that_jumps_leaves_no_hours_of_the_future() {
         assert_eq!(
-            ran((1000..1100).chain([1049])).permille(),
-            ran(1000..1050).permille()
+            ran((T..T + 100).chain([T + 49])).permille(),
+            ran(T..T + 50).permille()
         );
-        assert_eq!(
-            ran((1000..1100).chain([u64::MAX, 1100])).permille(),
-            1000 / 101
-        );
+    }
+
+    #[test]
+    fn a_clock_that_was_wrong_costs_a_node_no_share_once_it_is_right() {
+        // A machine without a battery for its clock starts in 1970, each time.
+        let starts = [0, 1, T, 2, T + 1];
+        assert_eq!(ran(starts), ran([T, T + 1]));
+        assert!(!ran([]).note(EARLIEST - 1));
+        // The clock was years ahead: the hours before are lost, and the node begins anew.
+        let ahead = (T..T + 100).chain([u64::MAX, T + 100]);
+        assert_eq!(ran(ahead), ran([T + 100]));
+        assert_eq!(ran([T + 100]).permille(), 1000);
     }
 
     #[test]

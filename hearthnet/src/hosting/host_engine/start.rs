@@ -24,15 +24,7 @@ pub(crate) fn start_failure(listen: &str, error: &StartError) -> Failure {
             Kind::BadRequest,
             "`hearthnet model inspect` tells how many layers the model has".to_owned(),
         ),
-        StartError::KvBudget { needed, .. } => (
-            Kind::Config,
-            format!(
-                "set research.distributed_inference.host.kv_budget_mb to {} at the very least, and \
-                 to {} for conversations of 2,000 tokens",
-                needed.div_ceil(1 << 20),
-                (needed / 32 * 2000).div_ceil(1 << 20),
-            ),
-        ),
+        StartError::KvBudget { needed, .. } => (Kind::Config, kv_hint(*needed, 1)),
         StartError::Setting { .. } => {
             (Kind::Config, "`hearthnet config show` lists every setting".to_owned())
         }
@@ -44,6 +36,21 @@ pub(crate) fn start_failure(listen: &str, error: &StartError) -> Failure {
         _ => (Kind::Internal, "try again".to_owned()),
     };
     Failure::new(kind, error.to_string()).hint(hint)
+}
+
+/// Remedy for a KV budget of which one of `models` models needs `needed` bytes for a page.
+pub(crate) fn kv_hint(needed: u64, models: usize) -> String {
+    let all = needed.saturating_mul(models.max(1) as u64);
+    let shared = match models {
+        0 | 1 => String::new(),
+        _ => format!("; {models} models share it equally"),
+    };
+    format!(
+        "set research.distributed_inference.host.kv_budget_mb to {} at the very least, and to {} for \
+         conversations of 2,000 tokens{shared}",
+        all.div_ceil(1 << 20),
+        (all / 32).saturating_mul(2000).div_ceil(1 << 20),
+    )
 }
 
 /// Progress display of a host's start: a bar for each phase.
