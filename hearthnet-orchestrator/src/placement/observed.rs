@@ -57,6 +57,7 @@ pub fn observed_for(
             // Only callers load the head.
             chats: speed.is_some_and(|model| model.head_us > 0),
             is_answering: busy.contains(node),
+            is_fixed: false,
             holds: range.map(Layers::from_inclusive),
         }
     };

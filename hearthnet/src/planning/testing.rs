@@ -31,6 +31,7 @@ pub(super) fn machine(n: u8, layers: u64, layer_us: u32) -> Machine {
         present_s: 3_600,
         chats: false,
         is_answering: false,
+        is_fixed: false,
         holds: None,
     }
 }

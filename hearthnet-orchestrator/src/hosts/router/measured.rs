@@ -1,22 +1,23 @@
 //! Cheapest route by measurements, for the policies that use them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::BuildHasher as _;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{self, Measured};
 use hearthnet_files::WeightsId;
 
-use super::policy::Usable;
+use super::greedy::Greedy;
+use super::policy::{RoutePolicy as _, Usable};
 use super::policy_name::PolicyName;
 use super::request::{Candidate, RouteRequest, Span};
 use super::share::is_over;
 use crate::exact::Allowed;
 use crate::placement::observed::links;
-use crate::placement::plan::{Community, Layers, Offer, shortest};
+use crate::placement::plan::{Community, Layers, Offer, Route, shortest_by_spans, slowest};
 
 /// An announced time counts as no less than the shortest one that the caller observed, divided by
-/// this.
+/// this. If the caller observed none: than the median of the announced ones, divided by this.
 const BOLDEST_CLAIM: u64 = 2;
 
 /// Longest time of a layer or a hop. All times of a route add up to less than [`PER_LAYER`].
@@ -79,22 +80,24 @@ pub(super) struct Rules<'a> {
     pub(super) policy: PolicyName,
     /// Candidates that take part.
     pub(super) takes: &'a dyn Fn(&Usable<'_>) -> bool,
-    /// Time per layer in per cent of the measured one.
-    pub(super) load_percent: &'a dyn Fn(&Candidate) -> u64,
+    /// Factor of the time per layer.
+    pub(super) load: &'a dyn Fn(&Candidate) -> u64,
     /// True if standing and arithmetic count before time.
     pub(super) by_rank: bool,
+    /// Largest difference of measured times, in per cent, that is no reason for another route.
+    pub(super) noise_percent: u64,
 }
 
-/// Cheapest route. A host without measurements counts as slow and as far as the worst measured
-/// candidate. `None` without any measurement, or if the candidates do not cover the layers.
+/// Cheapest route, apart from differences within the noise. Of all routes within the noise of the
+/// cheapest one: that of [`Greedy`], else the one with the fewest hops, else the cheapest one.
+/// `None` if the candidates do not cover the layers.
 pub(super) fn cheapest(
     request: &RouteRequest<'_>,
     usable: &[Usable<'_>],
-    speeds: &Speeds,
+    believed: &Believed<'_>,
     rules: &Rules<'_>,
 ) -> Option<Vec<Span>> {
     let (first, last) = (*request.layers.start(), *request.layers.end());
-    let believed = Believed::new(usable, speeds)?;
     let mut taken: Vec<Usable<'_>> = usable
         .iter()
         .filter(|one| (rules.takes)(one))
@@ -108,7 +111,7 @@ pub(super) fn cheapest(
     let offer = |(_, c): &Usable<'_>| {
         let speed = believed.speed(c, || is_over(c, first, usable));
         let hop_us = if c.is_self { 0 } else { speed.hop_us };
-        let layer_us = speed.layer_us.saturating_mul((rules.load_percent)(c)) / 100;
+        let layer_us = speed.layer_us.saturating_mul((rules.load)(c));
         let rank = if rules.by_rank { rank(request, c) } else { 0 };
         Offer {
             layers: Layers::from_inclusive(c.descriptor.layer_range),
@@ -118,7 +121,19 @@ pub(super) fn cheapest(
     };
     let offers: Vec<Offer> = taken.iter().map(offer).collect();
     let layers = Layers::new(first, last.checked_add(1)?);
-    let (route, _) = shortest(layers, &offers, request.max_shards)?;
+    let routes = shortest_by_spans(layers, &offers, request.max_shards);
+    let least = routes.iter().map(|(_, cost)| *cost).min()?;
+    let time_us = least % PER_LAYER;
+    let most = least + time_us * rules.noise_percent / 100;
+    let greedy = greedy(request, &taken, &offers).filter(|(_, cost)| *cost <= most);
+    let (route, _) = greedy.or_else(|| {
+        let hops = |route: &[(usize, Layers)]| {
+            let hosts = route.iter().filter_map(|(index, _)| taken.get(*index));
+            hosts.filter(|(_, c)| !c.is_self).count()
+        };
+        let alike = routes.into_iter().filter(|(_, cost)| *cost <= most);
+        alike.min_by_key(|(route, cost)| (hops(route), *cost))
+    })?;
     let span = |(index, layers): (usize, Layers)| {
         let (candidate, _) = *taken.get(index)?;
         Some(Span {
@@ -131,6 +146,19 @@ pub(super) fn cheapest(
     route.into_iter().map(span).collect()
 }
 
+/// Route of [`Greedy`] over `taken`, at the cost of their `offers`.
+fn greedy(request: &RouteRequest<'_>, taken: &[Usable<'_>], offers: &[Offer]) -> Option<Route> {
+    let (mut route, mut sum) = (Vec::new(), 0u64);
+    for span in Greedy.cover(request, taken).ok()? {
+        let is_it = |(index, _): &Usable<'_>| *index == span.candidate;
+        let index = taken.iter().position(is_it)?;
+        let layers = Layers::from_inclusive((span.lo, span.hi));
+        sum = sum.saturating_add(offers.get(index)?.cost(layers.count()));
+        route.push((index, layers));
+    }
+    Some((route, sum))
+}
+
 /// 0 for an exact host of good standing, at most 5.
 fn rank(request: &RouteRequest<'_>, candidate: &Candidate) -> u64 {
     let is_second = request.arithmetic == Allowed::ExactFirst && !candidate.is_exact();
@@ -139,30 +167,46 @@ fn rank(request: &RouteRequest<'_>, candidate: &Candidate) -> u64 {
 
 /// Limits of announced speeds. An announcement costs its host nothing, so what the caller observed
 /// of a host replaces the announcement, and bounds those of other hosts.
-struct Believed<'a> {
+pub(super) struct Believed<'a> {
     speeds: &'a Speeds,
     /// Shortest times that an announcement alone can claim.
     least: HostSpeed,
-    /// Longest times of all measured candidates.
+    /// Times of a host without measurements.
     worst: HostSpeed,
 }
 
 impl<'a> Believed<'a> {
     /// `None` if no candidate has measurements.
-    fn new(usable: &[Usable<'_>], speeds: &'a Speeds) -> Option<Self> {
+    pub(super) fn new(usable: &[Usable<'_>], speeds: &'a Speeds) -> Option<Self> {
         let others = usable.iter().filter(|(_, c)| !c.is_self);
         let seen = others.filter_map(|(_, c)| observed(c, *speeds.get(&c.descriptor.host)?));
-        let least = seen.reduce(|a, b| a.with(b, u64::min)).unwrap_or_default();
+        let seen = seen.reduce(|a, b| a.with(b, u64::min));
+        let reference = seen.unwrap_or_else(|| HostSpeed {
+            layer_us: usual_layer_us(usable, speeds),
+            hop_us: 0,
+        });
         let believed = Self {
             speeds,
             least: HostSpeed {
-                layer_us: least.layer_us / BOLDEST_CLAIM,
-                hop_us: least.hop_us / BOLDEST_CLAIM,
+                layer_us: reference.layer_us / BOLDEST_CLAIM,
+                hop_us: reference.hop_us / BOLDEST_CLAIM,
             },
-            worst: least,
+            worst: reference,
         };
-        let known = usable.iter().filter_map(|(_, c)| believed.known(c));
-        let worst = known.reduce(|a, b| a.with(b, u64::max))?;
+        let known = usable.iter().filter_map(|(_, c)| {
+            let known = believed.known(c)?;
+            Some((c.descriptor.host, known))
+        });
+        // One speed for each host, whatever number of ranges it advertises.
+        let known: BTreeMap<NodeId, HostSpeed> = known.collect();
+        if known.is_empty() {
+            return None;
+        }
+        let worst = |of: fn(&HostSpeed) -> u64| slowest(known.values().map(of)).unwrap_or(0);
+        let worst = HostSpeed {
+            layer_us: worst(|speed| speed.layer_us),
+            hop_us: worst(|speed| speed.hop_us),
+        };
         Some(Self { worst, ..believed })
     }
 
@@ -187,6 +231,15 @@ impl<'a> Believed<'a> {
             _ => self.worst,
         }
     }
+}
+
+/// Median of the announced times per layer, the larger of two in the middle; 0 without any.
+fn usual_layer_us(usable: &[Usable<'_>], speeds: &Speeds) -> u64 {
+    let hosts: BTreeSet<NodeId> = usable.iter().map(|(_, c)| c.descriptor.host).collect();
+    let times = hosts.iter().filter_map(|host| speeds.get(host));
+    let mut times: Vec<u64> = times.map(|speed| speed.layer_us).collect();
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or(0)
 }
 
 /// Whether the caller observed decode steps of this model on the host.

@@ -1,7 +1,7 @@
 //! Shortest path by measured speed, as Petals routes.
 
 use super::greedy::Greedy;
-use super::measured::{Rules, Speeds, cheapest};
+use super::measured::{Believed, Rules, Speeds, cheapest};
 use super::policy::{RoutePolicy, Usable};
 use super::policy_name::PolicyName;
 use super::request::{Candidate, RouteError, RouteRequest, Span};
@@ -24,10 +24,12 @@ impl RoutePolicy for PetalsLike<'_> {
         let rules = Rules {
             policy: PolicyName::PetalsLike,
             takes: &|_: &Usable<'_>| true,
-            load_percent: &|_: &Candidate| 100,
+            load: &|_: &Candidate| 1,
             by_rank: false,
+            noise_percent: 0,
         };
-        cheapest(request, usable, self.speeds, &rules)
+        Believed::new(usable, self.speeds)
+            .and_then(|believed| cheapest(request, usable, &believed, &rules))
             .map_or_else(|| Greedy.cover(request, usable), Ok)
     }
 }

@@ -3,21 +3,20 @@
 use std::collections::BTreeSet;
 
 use super::greedy::Greedy;
-use super::measured::{Rules, Speeds, cheapest};
+use super::measured::{Believed, Rules, Speeds, cheapest};
 use super::policy::{RoutePolicy, Usable};
 use super::policy_name::PolicyName;
 use super::request::{Candidate, RouteError, RouteRequest, Span};
-use super::share::is_over;
 use crate::hosts::health::Standing;
 
-/// Time per layer of a host with more than its share of streams. So equal machines share the chats,
-/// and a machine that is faster by more than this does not.
-const OVER_SHARE_PERCENT: u64 = 110;
+/// Times of alike hosts differ by chance, so a smaller gain is no reason for a hop or another host.
+const NOISE_PERCENT: u64 = 10;
 
-/// Takes the route of the least time per token. A host's time per layer counts once more for each
-/// entry of its queue. Hosts of worse standing, and others than exact ones where these are
-/// preferred, are used for as few spans and layers as possible. Without measurements, or without
-/// such a route, the route is that of [`Greedy`].
+/// Takes the route of the least time per token, and that of [`Greedy`] if no other one is faster by
+/// more than the noise of measurements. A host's time per layer counts once more for each entry of
+/// its queue. Hosts of worse standing, and others than exact ones where these are preferred, are
+/// used for as few spans and layers as possible. Without measurements, or without such a route, the
+/// route is that of [`Greedy`].
 #[derive(Debug)]
 #[allow(clippy::exhaustive_structs)] // Built by callers.
 pub struct Planned<'a> {
@@ -31,45 +30,41 @@ impl Planned<'_> {
         request: &RouteRequest<'_>,
         usable: &[Usable<'_>],
     ) -> Option<Vec<Span>> {
+        let believed = Believed::new(usable, self.speeds)?;
         [Standing::Good, Standing::Failing, Standing::Quarantined]
             .into_iter()
-            .find_map(|worst| self.route(request, usable, worst))
+            .find_map(|worst| route(request, usable, &believed, worst))
     }
+}
 
-    /// Route over hosts of at least this standing.
-    fn route(
-        &self,
-        request: &RouteRequest<'_>,
-        usable: &[Usable<'_>],
-        worst: Standing,
-    ) -> Option<Vec<Span>> {
-        let first = *request.layers.start();
-        let load = |c: &Candidate| {
-            let share = match is_over(c, first, usable) {
-                true => OVER_SHARE_PERCENT,
-                false => 100,
-            };
-            u64::from(c.descriptor.queue_depth)
-                .saturating_add(1)
-                .saturating_mul(share)
-        };
-        let rules = Rules {
-            policy: PolicyName::Planned,
-            takes: &|(_, c): &Usable<'_>| c.standing <= worst,
-            load_percent: &load,
-            by_rank: true,
-        };
-        let route = cheapest(request, usable, self.speeds, &rules)?;
-        // A queue decides which hosts compute for the chat. It is no reason for a hop away from one
-        // of them and back: every token pays for the hop.
-        let chosen: BTreeSet<usize> = route.iter().map(|span| span.candidate).collect();
-        let idle = Rules {
-            takes: &|(index, _): &Usable<'_>| chosen.contains(index),
-            load_percent: &|_: &Candidate| 100,
-            ..rules
-        };
-        cheapest(request, usable, self.speeds, &idle).or(Some(route))
+/// Route over hosts of at least this standing.
+fn route(
+    request: &RouteRequest<'_>,
+    usable: &[Usable<'_>],
+    believed: &Believed<'_>,
+    worst: Standing,
+) -> Option<Vec<Span>> {
+    let rules = Rules {
+        policy: PolicyName::Planned,
+        takes: &|(_, c): &Usable<'_>| c.standing <= worst,
+        load: &|c: &Candidate| u64::from(c.descriptor.queue_depth) + 1,
+        by_rank: true,
+        noise_percent: NOISE_PERCENT,
+    };
+    let route = cheapest(request, usable, believed, &rules)?;
+    let chosen: BTreeSet<usize> = route.iter().map(|span| span.candidate).collect();
+    let mut hosts = usable.iter().filter(|(index, _)| chosen.contains(index));
+    if hosts.all(|(_, c)| c.descriptor.queue_depth == 0) {
+        return Some(route);
     }
+    // A queue decides which hosts compute for the chat. It is no reason for a hop away from one
+    // of them and back: every token pays for the hop.
+    let idle = Rules {
+        takes: &|(index, _): &Usable<'_>| chosen.contains(index),
+        load: &|_: &Candidate| 1,
+        ..rules
+    };
+    cheapest(request, usable, believed, &idle).or(Some(route))
 }
 
 impl RoutePolicy for Planned<'_> {

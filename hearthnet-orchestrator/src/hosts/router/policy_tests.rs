@@ -46,7 +46,7 @@ fn a_planned_route_takes_no_hop_for_nothing() {
     // The own host has 0-9; a hop to the neighbour's 2-5 would gain nothing.
     let mut own = shard("own", 0, 9, 0);
     own.is_self = true;
-    let all = [own, shard("near", 2, 5, 0), shard("far", 10, 15, 0)];
+    let mut all = [own, shard("near", 2, 5, 0), shard("far", 10, 15, 0)];
     let speeds = Speeds::from([
         speed("own", 1_000, 0),
         speed("near", 900, 600),
@@ -55,18 +55,54 @@ fn a_planned_route_takes_no_hop_for_nothing() {
     let expected = [("own", 0, 9), ("far", 10, 15)];
     assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
     assert_eq!(by(&PetalsLike { speeds: &speeds }, &all), expected);
-    // A neighbour that is fast enough is worth two spans more.
-    let speeds = Speeds::from([
-        speed("own", 1_000, 0),
-        speed("near", 100, 600),
-        speed("far", 1_000, 600),
-    ]);
+    // A neighbour that is fast enough is worth two spans more: 100 us per layer and the hop.
+    (all[1].ms_per_layer, all[1].seen_layers) = (Some(0.25), 4);
     let expected = [
         ("own", 0, 1),
         ("near", 2, 5),
         ("own", 6, 9),
         ("far", 10, 15),
     ];
+    assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
+}
+
+#[test]
+fn another_host_must_be_faster_by_more_than_the_noise() {
+    let far = Candidate {
+        hop_weight: 1,
+        ..shard("far", 0, 15, 0)
+    };
+    let all = [shard("near", 0, 15, 0), far];
+    for (far_us, expected) in [(1_000, "near"), (950, "near"), (850, "far")] {
+        let speeds = Speeds::from([speed("near", 1_000, 10), speed("far", far_us, 10)]);
+        let policy = Planned { speeds: &speeds };
+        assert_eq!(by(&policy, &all), [(expected, 0, 15)], "{far_us}");
+    }
+}
+
+#[test]
+fn an_absurd_announcement_is_bounded_by_the_median_before_anything_was_observed() {
+    let speeds = Speeds::from([
+        speed("liar", 1, 10),
+        speed("a", 1_000, 10),
+        speed("b", 1_000, 10),
+    ]);
+    // It counts as 500 us, twice because of its queue.
+    let all = [shard("liar", 0, 15, 1), shard("a", 0, 15, 0)];
+    assert_eq!(by(&Planned { speeds: &speeds }, &all), [("a", 0, 15)]);
+    // A host without measurements counts as four times the median, and not as the slowest one.
+    let speeds = Speeds::from([
+        speed("liar", u64::MAX, 10),
+        speed("a", 1_000, 10),
+        speed("b", 1_000, 10),
+    ]);
+    let all = [
+        shard("liar", 0, 15, 0),
+        shard("new", 0, 15, 0),
+        shard("a", 0, 7, 0),
+        shard("b", 0, 7, 1),
+    ];
+    let expected = [("a", 0, 7), ("new", 8, 15)];
     assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
 }
 
@@ -292,7 +328,77 @@ fn speeds_come_from_the_log_and_from_both_ends_of_a_link() {
     assert_eq!(other, Speeds::new());
 }
 
+/// Spans by index of their candidate.
+fn spans_by(
+    policy: &dyn RoutePolicy,
+    ask: &RouteRequest<'_>,
+    all: &[Candidate],
+) -> Vec<(usize, u32, u32)> {
+    let spans = pick_by(policy, ask, all).unwrap().into_iter();
+    spans.map(|s| (s.candidate, s.lo, s.hi)).collect()
+}
+
+/// Idle hosts with these ranges, and two that make a route possible.
+fn hosts_of_thirty(ranges: &[(u32, u32)]) -> Vec<Candidate> {
+    let hosts = ranges.iter().enumerate();
+    let hosts = hosts.map(|(n, &(a, b))| of_thirty(&format!("h{n}"), a.min(b), a.max(b), 0));
+    let ends = [of_thirty("low", 0, 17, 0), of_thirty("high", 12, 29, 0)];
+    hosts.chain(ends).collect()
+}
+
 proptest! {
+    #[test]
+    fn alike_hosts_are_routed_as_greedily_whatever_was_measured_by_chance(
+        layers_us in proptest::array::uniform4(950u64..=1_000),
+        streams in proptest::array::uniform4(0u32..20),
+    ) {
+        let mut all = [(2, 20), (2, 29), (15, 29), (21, 29)]
+            .map(|(lo, hi)| of_thirty(&format!("{lo}-{hi}"), lo, hi, 0));
+        for (candidate, streams) in all.iter_mut().zip(streams) {
+            candidate.streams = streams;
+        }
+        let hosts = all.iter().map(|c| c.descriptor.host);
+        let speeds: Speeds = hosts
+            .zip(layers_us)
+            .map(|(host, layer_us)| (host, HostSpeed { layer_us, hop_us: 300 }))
+            .collect();
+        let ask = ask_of_thirty();
+        let planned = spans_by(&Planned { speeds: &speeds }, &ask, &all);
+        prop_assert_eq!(planned, spans_by(&Greedy, &ask, &all));
+    }
+
+    #[test]
+    fn a_planned_route_is_the_greedy_one_or_gains_more_than_the_noise(
+        hosts in proptest::collection::vec(((0u32..30, 0u32..30), 1_000u64..2_000, 0u64..4_000), 1..8),
+        others in proptest::array::uniform2((1_000u64..2_000, 0u64..4_000)),
+    ) {
+        let ranges: Vec<(u32, u32)> = hosts.iter().map(|(range, ..)| *range).collect();
+        let all = hosts_of_thirty(&ranges);
+        let times = hosts.iter().map(|&(_, layer_us, hop_us)| (layer_us, hop_us)).chain(others);
+        let speeds: Speeds = all
+            .iter()
+            .zip(times)
+            .map(|(c, (layer_us, hop_us))| (c.descriptor.host, HostSpeed { layer_us, hop_us }))
+            .collect();
+        let cost = |route: &[(usize, u32, u32)]| -> u64 {
+            let spans = route.iter().map(|&(candidate, lo, hi)| {
+                let speed = speeds[&all[candidate].descriptor.host];
+                speed.hop_us + u64::from(hi - lo + 1) * speed.layer_us
+            });
+            spans.sum()
+        };
+        let ask = ask_of_thirty();
+        let planned = spans_by(&Planned { speeds: &speeds }, &ask, &all);
+        let greedy = spans_by(&Greedy, &ask, &all);
+        let cheapest = spans_by(&PetalsLike { speeds: &speeds }, &ask, &all);
+        let most = cost(&cheapest) + cost(&cheapest) / 10;
+        prop_assert!(cost(&planned) <= most);
+        if planned != greedy {
+            prop_assert!(cost(&greedy) > most);
+            prop_assert!(planned.len() <= cheapest.len());
+        }
+    }
+
     #[test]
     fn no_span_of_a_route_is_held_by_another_host_of_the_route(
         ranges in proptest::collection::vec((0u32..30, 0u32..30, 0u32..4), 1..10),

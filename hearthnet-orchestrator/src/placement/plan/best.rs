@@ -162,7 +162,8 @@ fn least(most: u64, mut is_enough: impl FnMut(u64) -> bool) -> u64 {
 
 /// Nodes with memory for at least one piece between two legal cuts.
 fn workers(community: &Community, model: &Model, task: Task, cuts: &Cuts) -> Vec<Worker> {
-    let workers = community.machines().map(|machine| {
+    let free = community.machines().filter(|machine| !machine.is_fixed);
+    let workers = free.map(|machine| {
         let (enter_us, layer_us) = community.span_us(model, task, machine);
         Worker {
             node: machine.node,

@@ -27,7 +27,7 @@ pub(super) fn add(
     loop {
         let worth = Sums::new(worth(community, cuts, ranges));
         let candidates = community.machines().filter_map(|machine| {
-            if machine.present_s < SETTLED_S || machine.is_answering {
+            if machine.present_s < SETTLED_S || machine.is_answering || machine.is_fixed {
                 return None;
             }
             let own = ranges.get(&machine.node).copied();

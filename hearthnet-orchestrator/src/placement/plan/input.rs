@@ -13,7 +13,7 @@ pub const MAX_LAYERS: usize = 512;
 const UNMEASURED_LAYER_US: u32 = 10_000;
 /// A node without measurements counts as no slower than the median of the measured hosts, times
 /// this: one false announcement does not exclude it.
-const SLOWEST_TIMES_MEDIAN: u32 = 4;
+const SLOWEST_TIMES_MEDIAN: u64 = 4;
 /// Link without measurements: a home network.
 const UNMEASURED_DELAY_US: u32 = 1_000;
 const UNMEASURED_KBIT_S: u32 = 100_000;
@@ -86,6 +86,9 @@ pub struct Machine {
     pub chats: bool,
     /// True while the node computes for an answer: its range stays.
     pub is_answering: bool,
+    /// True if the node keeps what it holds, and plans give it no other range: it has not measured
+    /// the model, or does not do what plans say.
+    pub is_fixed: bool,
     /// Layers of this model that the node serves.
     pub holds: Option<Layers>,
 }
@@ -205,15 +208,15 @@ pub struct Task {
     pub caller: Option<NodeId>,
 }
 
-/// Time per layer of a node without measurements.
-fn slowest<'a>(machines: impl Iterator<Item = &'a Machine>) -> u32 {
-    let measured = machines.filter(|m| m.serves && m.layer_us > 0);
-    let mut times: Vec<u32> = measured.map(|m| m.layer_us).collect();
+/// Time of a node without measurements: the longest of these times, at most four times their
+/// median. Of an even number, the median is the lower one in the middle. Times of 0 do not count;
+/// `None` without others.
+pub fn slowest(times: impl Iterator<Item = u64>) -> Option<u64> {
+    let mut times: Vec<u64> = times.filter(|&us| us > 0).collect();
     times.sort_unstable();
-    let median = times.get(times.len().saturating_sub(1) / 2);
-    let most = median.map(|us| us.saturating_mul(SLOWEST_TIMES_MEDIAN));
-    let slowest = times.last().copied().min(most);
-    slowest.unwrap_or(UNMEASURED_LAYER_US)
+    let median = *times.get(times.len().saturating_sub(1) / 2)?;
+    let longest = times.last().copied()?;
+    Some(longest.min(median.saturating_mul(SLOWEST_TIMES_MEDIAN)))
 }
 
 /// Nodes and links of a plan.
@@ -260,7 +263,10 @@ impl Community {
                 machines.entry(machine.node).or_insert(machine);
             }
         }
-        let layer_us = slowest(machines.values());
+        let hosts = machines.values().filter(|m| m.serves);
+        let layer_us = slowest(hosts.map(|m| u64::from(m.layer_us)));
+        let layer_us = layer_us.and_then(|us| u32::try_from(us).ok());
+        let layer_us = layer_us.unwrap_or(UNMEASURED_LAYER_US);
         for machine in machines.values_mut() {
             if machine.layer_us == 0 {
                 machine.layer_us = layer_us;

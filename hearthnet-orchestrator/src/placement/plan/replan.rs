@@ -123,7 +123,8 @@ fn kept(community: &Community, model: &Model, cuts: &Cuts) -> Ranges {
     let of = |machine: &Machine| {
         let held = machine.holds?.within(cuts.hosted());
         let memory = community.free(model, machine);
-        let fits = |layers: &Layers| machine.is_answering || cuts.bytes(*layers) <= memory;
+        let stays = machine.is_answering || machine.is_fixed;
+        let fits = |layers: &Layers| stays || cuts.bytes(*layers) <= memory;
         let kept = cuts
             .ranges()
             .filter(|layers| held.within(*layers) == *layers);
@@ -167,7 +168,8 @@ fn repaired(
             return ranges;
         }
         let mut best = None;
-        for machine in community.machines().filter(|m| !m.is_answering) {
+        let free = community.machines();
+        for machine in free.filter(|m| !m.is_answering && !m.is_fixed) {
             let own = ranges.get(&machine.node).copied();
             let memory = community.free(model, machine);
             let only = runs(own.unwrap_or(Layers::new(0, 0)), |layer| {

@@ -14,6 +14,14 @@ pub struct Offer {
     pub layer_us: u64,
 }
 
+impl Offer {
+    /// Cost of a span of so many layers.
+    pub fn cost(&self, layers: u32) -> u64 {
+        let compute = self.layer_us.saturating_mul(u64::from(layers));
+        self.enter_us.saturating_add(compute)
+    }
+}
+
 /// Cheapest way to cover the layers up to some layer.
 #[derive(Clone, Copy)]
 struct Step {
@@ -22,25 +30,48 @@ struct Step {
     from: u32,
 }
 
+/// Spans as index of the offer and layers, in layer order, and their cost.
+pub type Route = (Vec<(usize, Layers)>, u64);
+
 /// Covers `layers` with at most `max_spans` spans of `offers` at the smallest total cost: an exact
 /// shortest path over pairs of layer and host. Of equal routes, the one with fewer spans, then
-/// earlier offers. Returns the spans as index of the offer and layers, and the cost.
-pub fn shortest(
-    layers: Layers,
-    offers: &[Offer],
-    max_spans: usize,
-) -> Option<(Vec<(usize, Layers)>, u64)> {
+/// earlier offers.
+pub fn shortest(layers: Layers, offers: &[Offer], max_spans: usize) -> Option<Route> {
+    let all = shortest_by_spans(layers, offers, max_spans).into_iter();
+    all.min_by_key(|(_, cost)| *cost)
+}
+
+/// Cheapest route with each number of spans, from one to `max_spans`, that can cover the layers.
+pub fn shortest_by_spans(layers: Layers, offers: &[Offer], max_spans: usize) -> Vec<Route> {
+    let tables = tables(layers, offers, max_spans);
+    let route = |spans: usize| {
+        let tables = tables.get(1..=spans)?;
+        let cost = tables.last()?.last().copied()??.cost;
+        let (mut route, mut end) = (Vec::with_capacity(spans), layers.end);
+        for table in tables.iter().rev() {
+            let at = end.saturating_sub(layers.first) as usize;
+            let step = table.get(at).copied()??;
+            route.push((step.offer, Layers::new(step.from, end)));
+            end = step.from;
+        }
+        route.reverse();
+        Some((route, cost))
+    };
+    (1..tables.len()).filter_map(route).collect()
+}
+
+/// One table per number of spans, from zero: the cheapest way to each layer with exactly so many.
+fn tables(layers: Layers, offers: &[Offer], max_spans: usize) -> Vec<Vec<Option<Step>>> {
     let size = layers.count() as usize;
     let at = |layer: u32| layer.saturating_sub(layers.first) as usize;
-    // One table per number of spans: the cheapest way to each layer with exactly so many.
-    let mut tables: Vec<Vec<Option<Step>>> = Vec::new();
     let start = Step {
         cost: 0,
         offer: 0,
         from: layers.first,
     };
-    let mut before: Vec<Option<Step>> = vec![None; size + 1];
-    *before.first_mut()? = Some(start);
+    let mut before: Vec<Option<Step>> = vec![Some(start)];
+    before.resize(size + 1, None);
+    let mut tables = Vec::new();
     for _ in 0..max_spans.min(size) {
         let mut next: Vec<Option<Step>> = vec![None; size + 1];
         for (index, offer) in offers.iter().enumerate() {
@@ -58,7 +89,9 @@ pub fn shortest(
                     continue;
                 };
                 *cost = cost.saturating_add(offer.layer_us);
-                let slot = next.get_mut(at(layer) + 1)?;
+                let Some(slot) = next.get_mut(at(layer) + 1) else {
+                    continue;
+                };
                 if slot.is_none_or(|step| *cost < step.cost) {
                     *slot = Some(Step {
                         cost: *cost,
@@ -71,24 +104,14 @@ pub fn shortest(
         tables.push(std::mem::replace(&mut before, next));
     }
     tables.push(before);
-    let ends = tables.iter().enumerate().skip(1);
-    let reached = ends.filter_map(|(spans, table)| Some((table.last().copied()??.cost, spans)));
-    let (cost, spans) = reached.min()?;
-    let (mut route, mut end) = (Vec::with_capacity(spans), layers.end);
-    for table in tables.get(1..=spans)?.iter().rev() {
-        let step = table.get(at(end)).copied()??;
-        route.push((step.offer, Layers::new(step.from, end)));
-        end = step.from;
-    }
-    route.reverse();
-    Some((route, cost))
+    tables
 }
 
 /// Covers `layers` with one span each of `offers` so that the most expensive span is as cheap as possible.
 /// A span costs its layers, or `enter_us` if that is more. Of equal routes, the one with fewer
 /// spans, then earlier offers. Returns the spans and the cost of the most expensive one. Exact for
 /// ranges that do not overlap; otherwise only the best way to each layer is continued.
-pub(super) fn narrowest(layers: Layers, offers: &[Offer]) -> Option<(Vec<(usize, Layers)>, u64)> {
+pub(super) fn narrowest(layers: Layers, offers: &[Offer]) -> Option<Route> {
     let size = layers.count() as usize;
     let at = |layer: u32| layer.saturating_sub(layers.first) as usize;
     // Cost, spans, offer and first layer of the best way to each layer.

@@ -269,7 +269,8 @@ impl Bench<'_> {
         };
         let others = self.hosts.iter().map(|(_, other)| *other);
         let speeds = others.map(|other| (other, speed(other))).collect();
-        let choice = self.choosing(PolicyName::Planned, speeds);
+        // `planned` would keep to another host where this one gains little.
+        let choice = self.choosing(PolicyName::PetalsLike, speeds);
         *self.current.lock() = choice.clone();
         for n in 0..DELAY_CHATS {
             let request = self.questions.chat_of(n, DELAY_TOKENS);

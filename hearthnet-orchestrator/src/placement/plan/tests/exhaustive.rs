@@ -157,6 +157,12 @@ proptest! {
         }
         let found = shortest(layers, &offers, max_spans);
         prop_assert_eq!(found.as_ref().map(|(_, cost)| *cost), best);
+        let by_spans = shortest_by_spans(layers, &offers, max_spans);
+        prop_assert!(by_spans.windows(2).all(|w| w[0].0.len() < w[1].0.len()));
+        for (route, cost) in by_spans {
+            let costs = route.iter().map(|(index, span)| offers[*index].cost(span.count()));
+            prop_assert_eq!(costs.sum::<u64>(), cost);
+        }
         if let Some((route, _)) = found {
             prop_assert!(route.len() <= max_spans);
             prop_assert!(route.windows(2).all(|w| w[0].1.end == w[1].1.first));

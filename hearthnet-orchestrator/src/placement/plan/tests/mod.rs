@@ -41,6 +41,7 @@ pub(in crate::placement) fn machine(n: usize, layers: u64, layer_us: u32) -> Mac
         present_s: 3_600,
         chats: false,
         is_answering: false,
+        is_fixed: false,
         holds: None,
     }
 }
