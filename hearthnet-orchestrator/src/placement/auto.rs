@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hearthnet_bus::NodeId;
 
-use super::plan::{Community, Layers, Model, Moved, Purpose, Task, replan};
+use super::plan::{Community, Layers, Machine, Model, Moved, Purpose, Replanned, Task, replan};
 use super::{Held, missing, settle};
 
 /// Time after the end of its link in which a host still counts: it may reconnect or restart.
@@ -26,6 +26,10 @@ const SOON_MS: u64 = 1_500;
 const LATER_MS: u64 = 20_000;
 /// How long it must hold if no layer is missing: measurements vary.
 const BETTER_MS: u64 = 300_000;
+
+/// Time in which the host that a plan names for missing layers has to take them, before plans do
+/// without it. It doubles for each further host: each may have to fetch weights.
+const TURN_MS: u64 = 30_000;
 
 /// Full loads of this host's memory that its moves may take in an hour.
 const LOADS_PER_HOUR: u64 = 4;
@@ -70,6 +74,36 @@ impl Together {
     }
 }
 
+/// Layers that are missing, and since when, as this host saw it.
+#[derive(Debug, Default)]
+pub struct MissingSince {
+    runs: Vec<(u32, u32)>,
+    since_ms: u64,
+}
+
+impl MissingSince {
+    /// Takes the runs of layers that are missing now. Returns how many hosts, named by plans one after
+    /// the other, have had time to take them. The time begins again when a further layer is missing.
+    pub fn look(&mut self, now_ms: u64, runs: Vec<(u32, u32)>) -> u32 {
+        let before = |run: &(u32, u32)| self.runs.iter().any(|b| b.0 <= run.0 && run.1 <= b.1);
+        if !runs.iter().all(before) {
+            self.since_ms = now_ms;
+        }
+        self.runs = runs;
+        if self.runs.is_empty() {
+            return 0;
+        }
+        let mut left = now_ms.saturating_sub(self.since_ms);
+        let (mut turn, mut turns) = (TURN_MS, 0);
+        while left >= turn {
+            left -= turn;
+            turn = turn.saturating_mul(2);
+            turns += 1;
+        }
+        turns
+    }
+}
+
 /// Reason for a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -81,7 +115,7 @@ pub enum Cause {
     /// This host is left alone ([`Together`]): the others are gone, or its own network has failed.
     LeftAlone,
     /// All layers are served, but the plan is faster or has more copies. Or the plan names another
-    /// host for the missing layers, which does not take them.
+    /// host for the missing layers, which has not taken them yet.
     Better,
 }
 
@@ -119,8 +153,11 @@ pub struct Situation<'a> {
     pub others: &'a [Held],
     /// Nodes that cannot be reached, whatever they advertise.
     pub gone: &'a BTreeSet<NodeId>,
-    /// Measurements of this host and of all reachable ones, and the model without private layers.
-    /// `None`: [`settle`] decides.
+    /// Number of hosts that were named for the missing layers and did not take them; from
+    /// [`MissingSince`].
+    pub passed_over: u32,
+    /// Measurements of this host and others, and the model without private layers. `None`: [`settle`]
+    /// decides.
     pub measured: Option<(&'a Community, &'a Model)>,
 }
 
@@ -152,10 +189,15 @@ impl Situation<'_> {
         there.copied().collect()
     }
 
-    fn cause(&self, there: &[Held]) -> Cause {
+    /// Runs of layers that no reachable host holds.
+    fn missing(&self, there: &[Held]) -> Vec<(u32, u32)> {
         let held = there.iter().chain([&self.mine]);
         let held: Vec<(u32, u32)> = held.map(|h| h.range).collect();
-        let runs = missing(self.total, &held);
+        missing(self.total, &held)
+    }
+
+    fn cause(&self, there: &[Held]) -> Cause {
+        let runs = self.missing(there);
         let gone = self.others.iter().filter(|h| self.gone.contains(&h.node));
         let gone: Vec<(u32, u32)> = gone.map(|h| h.range).collect();
         let is_lost = |run: &(u32, u32)| gone.iter().any(|h| h.0 <= run.1 && run.0 <= h.1);
@@ -187,7 +229,27 @@ impl Situation<'_> {
             in_last_hour: if is_covered { 0 } else { u64::MAX / 2 },
             limit: u64::MAX,
         };
-        let next = replan(&self.hosts(community, model, there), model, task, moved).ok()?;
+        let mut community = self.hosts(community, model, there);
+        let mut next = replan(&community, model, task, moved).ok()?;
+        // Plans do without hosts that had time to take missing layers, and did not: they may claim
+        // memory that they do not have. This host is none of them, since it may be fetching weights.
+        let mut stalled = BTreeSet::new();
+        for _ in 0..self.passed_over {
+            let named = named(&next, &self.missing(there));
+            if named.is_empty() || named.contains(&self.mine.node) {
+                break;
+            }
+            stalled.extend(named);
+            community = community.map(|machine| {
+                let is_fixed = machine.is_fixed || stalled.contains(&machine.node);
+                let machine = machine.clone();
+                Some(Machine {
+                    is_fixed,
+                    ..machine
+                })
+            });
+            next = replan(&community, model, task, moved).ok()?;
+        }
         let to = self.fitting(*next.plan.ranges.get(&self.mine.node)?, there)?;
         // A range that is too large costs nothing until it has to be loaded.
         let (lo, hi) = self.mine.range;
@@ -200,7 +262,20 @@ impl Situation<'_> {
             (!stays).then_some((one.node, to))
         });
         let moves: BTreeMap<NodeId, Layers> = moves.collect();
-        is_safe(self.mine, to, there, &moves, is_covered).then_some(to)
+        let may_leave = |h: &Held| {
+            let is_unmeasured = community.machine(h.node).is_some_and(|m| m.is_fixed);
+            stalled.contains(&h.node) || (is_unmeasured && self.may_settle(*h, there))
+        };
+        let stay = there.iter().filter(|h| is_covered || !may_leave(h));
+        let stay: Vec<Held> = stay.copied().collect();
+        is_safe(self.mine, to, &stay, &moves, is_covered).then_some(to)
+    }
+
+    /// Whether rule 3 may move the host `other`, which has measured nothing and so follows no plan.
+    fn may_settle(&self, other: Held, there: &[Held]) -> bool {
+        let others = there.iter().chain([&self.mine]);
+        let others: Vec<Held> = others.filter(|h| h.node != other.node).copied().collect();
+        settle(self.total, self.total, other, &others).is_some()
     }
 
     /// Hosts of the model that can be reached, and callers.
@@ -238,6 +313,16 @@ impl Situation<'_> {
         let lo = (planned.first..=last).min_by_key(|&lo| score(lo))?;
         Some((lo, lo.saturating_add(size - 1)))
     }
+}
+
+/// Nodes that are to take missing layers.
+fn named(next: &Replanned, missing: &[(u32, u32)]) -> BTreeSet<NodeId> {
+    let takes = |to: Layers| {
+        let mut runs = missing.iter().map(|run| Layers::from_inclusive(*run));
+        runs.any(|run| !run.within(to).is_empty())
+    };
+    let moves = next.moves.iter().filter(|one| one.to.is_some_and(takes));
+    moves.map(|one| one.node).collect()
 }
 
 /// Whether the host `mine` can move to `to` without taking layers away, while others make `moves`.
@@ -369,6 +454,16 @@ mod tests {
 
     /// Decision of the first of these hosts, each with memory for so many layers, when some are gone.
     fn planned(hosts: &[(Held, u64)], room: u32, away: &[&str]) -> Option<Wish> {
+        planned_after(0, hosts, room, away)
+    }
+
+    /// [`planned`], after so many hosts did not take the missing layers.
+    fn planned_after(
+        passed_over: u32,
+        hosts: &[(Held, u64)],
+        room: u32,
+        away: &[&str],
+    ) -> Option<Wish> {
         let machines = hosts.iter().map(|(held, n)| machine(*held, *n, 500));
         let (community, model) = (Community::new(machines, []), model(12));
         let others: Vec<Held> = hosts.iter().skip(1).map(|(held, _)| *held).collect();
@@ -379,6 +474,7 @@ mod tests {
             mine: hosts[0].0,
             others: &others,
             gone: &away,
+            passed_over,
             measured: Some((&community, &model)),
         };
         situation.wish()
@@ -479,6 +575,7 @@ mod tests {
             mine: held("c", 0, 3),
             others: &others,
             gone: &none,
+            passed_over: 0,
             measured: None,
         };
         assert_eq!(situation.wish(), None);
@@ -571,6 +668,78 @@ mod tests {
             }
             assert_eq!(moves, copies, "room for {room}");
         }
+    }
+
+    #[test]
+    fn hosts_named_one_after_the_other_have_time_to_take_missing_layers() {
+        let mut missing = MissingSince::default();
+        let (none, both, one) = (vec![], vec![(6, 11)], vec![(6, 8)]);
+        assert_eq!(missing.look(1_000, none), 0);
+        assert_eq!(missing.look(2_000, both.clone()), 0);
+        assert_eq!(missing.look(31_999, both.clone()), 0);
+        assert_eq!(missing.look(32_000, both), 1);
+        // Some were taken.
+        assert_eq!(missing.look(91_999, one.clone()), 1);
+        assert_eq!(missing.look(92_000, one), 2);
+        // Others are lost.
+        assert_eq!(missing.look(92_500, vec![(5, 8)]), 0);
+        assert_eq!(missing.look(122_500, vec![(5, 8)]), 1);
+    }
+
+    #[test]
+    fn a_host_that_does_not_take_the_layers_that_are_missing_is_passed_over() {
+        let hosts = [
+            (held("liar", 0, 5), 99),
+            (held("a", 0, 5), 6),
+            (held("c", 0, 5), 6),
+            (held("b", 6, 11), 6),
+        ];
+        let moves = |passed_over: u32| -> Vec<Wish> {
+            let wishes = [1, 2].map(|first: usize| {
+                let mut all = hosts.to_vec();
+                all.swap(0, first);
+                planned_after(passed_over, &all, 6, &["b"])
+            });
+            let wishes = wishes.into_iter().flatten();
+            wishes.filter(|w| w.cause == Cause::Lost).collect()
+        };
+        assert_eq!(moves(0), [], "the plan names the liar");
+        let expected = wish(6, 11, Cause::Lost);
+        for passed_over in 1..9 {
+            // The other one stays: the liar does not count as a holder of their layers.
+            let moves = moves(passed_over);
+            assert_eq!((moves.len(), moves.first().copied()), (1, expected));
+        }
+    }
+
+    #[test]
+    fn a_planned_move_relies_on_an_unmeasured_host_only_if_rule_3_keeps_that_in_place() {
+        let mut pair = [held("a", 0, 5), held("c", 0, 5)];
+        pair.sort_by_key(|held| held.node);
+        let [first, second] = pair;
+        let b = held("b", 6, 11);
+        let lost = gone(&["b"]);
+        let decide = |mine: Held, unmeasured: Held| {
+            let fixed = Machine {
+                is_fixed: true,
+                ..machine(unmeasured, 0, 0)
+            };
+            let machines = [machine(mine, 6, 500), machine(b, 6, 500), fixed];
+            let (community, model) = (Community::new(machines, []), model(12));
+            let situation = Situation {
+                total: 12,
+                room: 6,
+                mine,
+                others: &[unmeasured, b],
+                gone: &lost,
+                passed_over: 0,
+                measured: Some((&community, &model)),
+            };
+            situation.wish()
+        };
+        // Rule 3 moves the second one of equal hosts.
+        assert_eq!(decide(second, first), wish(6, 11, Cause::Lost));
+        assert_eq!(decide(first, second), None);
     }
 
     #[test]
@@ -689,6 +858,7 @@ mod tests {
                 mine,
                 others: &others,
                 gone: &away,
+                passed_over: 0,
                 measured: Some((&community, &model)),
             };
             let wish = situation.wish();

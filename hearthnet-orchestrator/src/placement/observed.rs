@@ -9,30 +9,24 @@ use hearthnet_files::WeightsId;
 use super::plan::{Community, Layers, Link, Machine};
 
 /// Members with unexpired measurements, as the planner sees them for the model `weights`. Adopted
-/// models share the memory of each member equally.
-pub fn observed(state: &log::Community, weights: WeightsId, now_ms: u64) -> Community {
-    observed_for(None, state, weights, now_ms)
-}
-
-/// [`observed`], with `caller` among the nodes of the plan if it has measured. Other nodes may see
-/// another community if it is too large for a plan.
+/// models share the memory of each member equally. `caller` is among the nodes of the plan if it has
+/// measured; without it, all nodes see the same community, even if it is too large for a plan.
 pub fn observed_for(
     caller: Option<NodeId>,
     state: &log::Community,
     weights: WeightsId,
     now_ms: u64,
 ) -> Community {
+    let served = served(state, weights, now_ms);
+    let machines = measured_machines(state, weights, &served, now_ms);
+    Community::for_caller(caller, machines, links(state, now_ms))
+}
+
+/// Advertisements of hosts of the model.
+fn served(state: &log::Community, weights: WeightsId, now_ms: u64) -> BTreeMap<NodeId, &Advert> {
     let text = weights.to_string();
-    let sharing = match state.model(&weights.0) {
-        Some(_) => state.models().len().max(1) as u64,
-        None => 1,
-    };
     let mut served: BTreeMap<NodeId, &Advert> = BTreeMap::new();
-    let mut busy: BTreeSet<NodeId> = BTreeSet::new();
     for advert in state.shards(now_ms) {
-        if advert.descriptor.queue_depth > 0 {
-            busy.insert(advert.author);
-        }
         if advert.descriptor.weights_sha256 != text {
             continue;
         }
@@ -42,6 +36,20 @@ pub fn observed_for(
             *kept = advert;
         }
     }
+    served
+}
+
+/// Members with unexpired measurements, of any model.
+fn measured_machines(
+    state: &log::Community,
+    weights: WeightsId,
+    served: &BTreeMap<NodeId, &Advert>,
+    now_ms: u64,
+) -> Vec<Machine> {
+    let sharing = sharing(state, [weights]);
+    let busy = state.shards(now_ms);
+    let busy = busy.filter(|advert| advert.descriptor.queue_depth > 0);
+    let busy: BTreeSet<NodeId> = busy.map(|advert| advert.author).collect();
     let machine = |(node, measured): (&NodeId, &Measured)| {
         let speed = measured.speed_of(&weights.0);
         let range = served.get(node).map(|advert| advert.descriptor.layer_range);
@@ -61,8 +69,17 @@ pub fn observed_for(
             holds: range.map(Layers::from_inclusive),
         }
     };
-    let machines = state.measured(now_ms).map(machine);
-    Community::for_caller(caller, machines, links(state, now_ms))
+    state.measured(now_ms).map(machine).collect()
+}
+
+/// Number of models that share a node's memory: all adopted ones if each of `models` is one of
+/// them, else 1.
+pub fn sharing(state: &log::Community, models: impl IntoIterator<Item = WeightsId>) -> u64 {
+    let mut models = models.into_iter();
+    match models.all(|WeightsId(it)| state.model(&it).is_some()) {
+        true => state.models().len().max(1) as u64,
+        false => 1,
+    }
 }
 
 /// Links that members measured, by caller and host.
@@ -91,20 +108,53 @@ pub fn have_measured(state: &log::Community, weights: WeightsId, now_ms: u64) ->
     measured.map(|(node, _)| *node).collect()
 }
 
-/// [`observed`], if each of these hosts has measured the model.
-pub fn observed_by_all(
+/// [`observed_for`] no caller, for the plan of the host `own`, with the hosts that have not measured the model: these
+/// keep the ranges that they advertise. `None` if `own` has not measured it, or if not all of
+/// `reachable` are among the nodes of the plan.
+pub fn observed_by_host(
+    own: NodeId,
+    reachable: &BTreeSet<NodeId>,
     state: &log::Community,
     weights: WeightsId,
-    hosts: &BTreeSet<NodeId>,
     now_ms: u64,
 ) -> Option<Community> {
-    if !hosts.is_subset(&have_measured(state, weights, now_ms)) {
+    let measured = have_measured(state, weights, now_ms);
+    if !measured.contains(&own) {
         return None;
     }
-    let community = observed(state, weights, now_ms);
+    let served = served(state, weights, now_ms);
+    let mut machines = measured_machines(state, weights, &served, now_ms);
+    let mut known = BTreeSet::new();
+    for machine in &mut machines {
+        let is_host = served.contains_key(&machine.node);
+        machine.is_fixed = is_host && !measured.contains(&machine.node);
+        known.insert(machine.node);
+    }
+    let others = served.iter().filter(|(node, _)| !known.contains(*node));
+    machines.extend(others.map(|(node, advert)| unmeasured_host(*node, advert)));
+    let community = Community::new(machines, links(state, now_ms));
     // Of a large community, not all nodes are planned.
-    let is_complete = hosts.iter().all(|node| community.machine(*node).is_some());
+    let mut hosts = reachable.iter().chain([&own]);
+    let is_complete = hosts.all(|node| community.machine(*node).is_some());
     is_complete.then_some(community)
+}
+
+/// Host of which only its advertisement is known.
+fn unmeasured_host(node: NodeId, advert: &Advert) -> Machine {
+    Machine {
+        node,
+        memory_bytes: 0,
+        serves: true,
+        layer_us: 0,
+        prefill_row_us: 0,
+        head_us: 0,
+        online_permille: 0,
+        present_s: 0,
+        chats: false,
+        is_answering: advert.descriptor.queue_depth > 0,
+        is_fixed: true,
+        holds: Some(Layers::from_inclusive(advert.descriptor.layer_range)),
+    }
 }
 
 fn length(advert: &Advert) -> u32 {
@@ -152,7 +202,7 @@ mod tests {
         };
         home.append(Body::ShardAdvertised(Box::new(advert)));
         let now = now_ms();
-        let found = observed(&home.log.state(), WEIGHTS, now);
+        let found = observed_for(None, &home.log.state(), WEIGHTS, now);
         let machine = found.machine(id(1)).unwrap();
         assert_eq!(machine.memory_bytes, 5 << 30);
         assert_eq!((machine.layer_us, machine.head_us), (400, 900));
@@ -161,7 +211,7 @@ mod tests {
         assert_eq!(machine.present_s, 30);
         assert_eq!(found.way(id(2), id(1), 0), (250, 0));
         // Of another model, neither speeds nor layers are known.
-        let other = observed(&home.log.state(), WeightsId([8; 32]), now);
+        let other = observed_for(None, &home.log.state(), WeightsId([8; 32]), now);
         let machine = other.machine(id(1)).unwrap();
         assert_eq!((machine.head_us, machine.holds), (0, None));
         assert!(!machine.chats);
@@ -172,7 +222,7 @@ mod tests {
         let home = Home::founded(key(1), true);
         home.append(Body::NodeMeasured(measured(400, 2)));
         let memory = |weights: u8| {
-            let found = observed(&home.log.state(), WeightsId([weights; 32]), now_ms());
+            let found = observed_for(None, &home.log.state(), WeightsId([weights; 32]), now_ms());
             found.machine(id(1)).unwrap().memory_bytes
         };
         for (adopted, share) in [(7, 5 << 30), (8, 5 << 29)] {
@@ -194,21 +244,44 @@ mod tests {
     }
 
     #[test]
-    fn hosts_plan_only_if_all_of_them_have_measured_the_model() {
+    fn a_host_plans_once_it_has_measured_whatever_others_have() {
         let home = Home::founded(key(1), true);
         home.admit(id(2), Level::Trusted);
-        home.append(Body::NodeMeasured(measured(400, 2)));
-        let both = BTreeSet::from([id(1), id(2)]);
-        let all = |weights, hosts: &BTreeSet<NodeId>| {
-            observed_by_all(&home.log.state(), weights, hosts, now_ms()).is_some()
+        let advertise = |seed: u8| {
+            let advert = Descriptor {
+                weights_sha256: WEIGHTS.to_string(),
+                ..testing::descriptor(id(seed))
+            };
+            let body = Body::ShardAdvertised(Box::new(advert));
+            home.log.append(&key(seed), body, now_ms()).unwrap();
         };
-        assert!(all(WEIGHTS, &BTreeSet::from([id(1)])) && !all(WEIGHTS, &both));
-        let body = Body::NodeMeasured(measured(0, 1));
-        home.log.append(&key(2), body, now_ms()).unwrap();
-        assert!(!all(WEIGHTS, &both));
-        let body = Body::NodeMeasured(measured(300, 1));
-        home.log.append(&key(2), body, now_ms()).unwrap();
-        assert!(all(WEIGHTS, &both) && !all(WeightsId([8; 32]), &both));
+        let announce = |seed: u8, layer_us| {
+            let body = Body::NodeMeasured(measured(layer_us, 3 - seed));
+            home.log.append(&key(seed), body, now_ms()).unwrap();
+        };
+        let seen_by = |seed: u8| {
+            let others = BTreeSet::from([id(3 - seed)]);
+            observed_by_host(id(seed), &others, &home.log.state(), WEIGHTS, now_ms())
+        };
+        assert_eq!(seen_by(1), None);
+        announce(1, 400);
+        assert_eq!(seen_by(1), None, "the other one is no host");
+        advertise(2);
+        // Nothing, and a time of 0, are no measurement of the model.
+        for _ in 0..2 {
+            let found = seen_by(1).unwrap();
+            let machine = found.machine(id(2)).unwrap();
+            assert!(machine.is_fixed && machine.serves);
+            assert_eq!(machine.layer_us, 400);
+            assert_eq!(machine.holds, Some(Layers::new(0, 8)));
+            assert!(!found.machine(id(1)).unwrap().is_fixed);
+            assert_eq!(seen_by(2), None);
+            announce(2, 0);
+        }
+        announce(2, 300);
+        let found = seen_by(1).unwrap();
+        assert!(!found.machine(id(2)).unwrap().is_fixed);
+        assert_eq!(seen_by(2), Some(found));
     }
 
     #[test]
@@ -218,7 +291,7 @@ mod tests {
         let now = now_ms();
         let body = Body::NodeMeasured(measured(400, 1));
         home.log.append(&key(2), body, now).unwrap();
-        let found = observed(&home.log.state(), WEIGHTS, now_ms());
+        let found = observed_for(None, &home.log.state(), WEIGHTS, now_ms());
         let machine = found.machine(id(2)).unwrap();
         assert_eq!((machine.serves, machine.layer_us), (false, 400));
     }

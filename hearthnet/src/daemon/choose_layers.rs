@@ -10,12 +10,12 @@ use hearthnet_bus::node::Node;
 use hearthnet_files::WeightsId;
 use hearthnet_orchestrator::coverage::held_by_others;
 use hearthnet_orchestrator::placement::auto::{
-    Loads, LostLinks, Situation, Together, WaitLimits, Wish, left_alone,
+    Loads, LostLinks, MissingSince, Situation, Together, WaitLimits, Wish, left_alone,
 };
-use hearthnet_orchestrator::placement::observed::observed_by_all;
+use hearthnet_orchestrator::placement::observed::observed_by_host;
 use hearthnet_orchestrator::placement::plan::Model;
 use hearthnet_orchestrator::placement::shrink::ShrinkWait;
-use hearthnet_orchestrator::placement::{Held, choose_near, room};
+use hearthnet_orchestrator::placement::{Held, choose_near, missing, room};
 use tokio::task::spawn_blocking;
 
 use crate::cli::args::Layers;
@@ -62,8 +62,9 @@ struct Auto {
     /// The model without private layers, so that hosts serve all layers.
     shape: Arc<Model>,
     loads: Loads,
+    missing: MissingSince,
     /// Input, time and result of the last decision.
-    decided: Option<(((u32, u32), bool, Seen), Instant, Option<Wish>)>,
+    decided: Option<(((u32, u32), bool, u32, Seen), Instant, Option<Wish>)>,
     /// Range that was too large for the limit of bytes.
     refused: Option<(u32, u32)>,
 }
@@ -110,6 +111,7 @@ impl Chooser {
                     layer_bytes,
                     shape: Arc::new(shape(&model.file, 0..model.file.spec().layers)),
                     loads: Loads::default(),
+                    missing: MissingSince::default(),
                     decided: None,
                     refused: None,
                 };
@@ -240,6 +242,7 @@ impl Chooser {
             mine: Held { node, range },
             others: &self.seen.others,
             gone: &self.seen.gone,
+            passed_over: 0,
             measured: None,
         };
         situation.kept()
@@ -255,12 +258,20 @@ impl Chooser {
     }
 
     async fn wish(&mut self, range: (u32, u32), may_plan: bool) -> Option<Wish> {
+        let (now, others) = (self.now_ms(), self.served_by_others());
         let auto = self.auto.as_mut()?;
+        let held: Vec<(u32, u32)> = others.into_iter().chain([range]).collect();
+        // A host without links sees no other one that could take layers.
+        let runs = match self.seen.is_alone {
+            true => Vec::new(),
+            false => missing(self.total, &held),
+        };
+        let passed_over = auto.missing.look(now, runs);
         if self.seen.is_alone {
             let wish = left_alone(self.total, auto.room(), range);
             return wish.filter(|_| self.seen.is_left_alone);
         }
-        let input = (range, may_plan, self.seen.clone());
+        let input = (range, may_plan, passed_over, self.seen.clone());
         if let Some((before, at, wish)) = &auto.decided
             && *before == input
             && at.elapsed() < DECISION_INTERVAL
@@ -272,9 +283,10 @@ impl Chooser {
         let (home, weights) = (self.home.clone(), self.weights);
         let decide = move || {
             let reachable = seen.reachable().map(|held| held.node);
-            let hosts: BTreeSet<NodeId> = reachable.chain([own]).collect();
+            let reachable: BTreeSet<NodeId> = reachable.collect();
+            let state = home.state();
             let measured = may_plan
-                .then(|| observed_by_all(&home.state(), weights, &hosts, now_ms()))
+                .then(|| observed_by_host(own, &reachable, &state, weights, now_ms()))
                 .flatten();
             let situation = Situation {
                 total,
@@ -282,6 +294,7 @@ impl Chooser {
                 mine: Held { node: own, range },
                 others: &seen.others,
                 gone: &seen.gone,
+                passed_over,
                 measured: measured.as_ref().map(|measured| (measured, &*shape)),
             };
             situation.wish()

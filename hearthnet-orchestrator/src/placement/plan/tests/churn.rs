@@ -1,4 +1,8 @@
+use std::collections::BTreeSet;
+
 use super::*;
+use crate::placement::auto::{Cause, MissingSince, Situation, WaitLimits};
+use crate::placement::{Held, missing};
 
 const LIMIT: Moved = Moved {
     in_last_hour: 0,
@@ -136,6 +140,10 @@ fn under_churn_moves_stay_below_the_limit_and_layers_stay_covered_whenever_memor
         let (mut all, links, model) = dice.community();
         let needed = Cuts::new(&model).unwrap().bytes(model.hosted());
         let limit = 3 * needed;
+        // One host has not measured: it keeps its range whenever it is there.
+        let fixed = dice.roll(0, all.len() as u64) as usize;
+        let part = Cuts::new(&model).unwrap().layers(0, 1);
+        (all[fixed].is_fixed, all[fixed].holds) = (true, Some(part));
         // Bytes of each step; an hour has twelve.
         let mut history: Vec<u64> = Vec::new();
         let mut present: Vec<bool> = vec![true; all.len()];
@@ -143,7 +151,7 @@ fn under_churn_moves_stay_below_the_limit_and_layers_stay_covered_whenever_memor
             let who = dice.roll(0, all.len() as u64) as usize;
             if step > 0 {
                 present[who] = !present[who];
-                all[who].holds = None;
+                all[who].holds = (who == fixed).then_some(part);
             }
             let here = all.iter().zip(&present).filter(|(_, here)| **here);
             let here: Vec<Machine> = here.map(|(m, _)| m.clone()).collect();
@@ -164,6 +172,9 @@ fn under_churn_moves_stay_below_the_limit_and_layers_stay_covered_whenever_memor
                 );
             }
             history.push(bytes);
+            assert!(found.moves.iter().all(|m| m.node != node(fixed)));
+            let kept = found.plan.ranges.get(&node(fixed)).copied();
+            assert_eq!(kept, present[fixed].then_some(part));
             let possible = plan(&community, &model, CHAT).is_ok();
             let covered = covers(&model, &found.plan.ranges);
             assert!(
@@ -173,6 +184,94 @@ fn under_churn_moves_stay_below_the_limit_and_layers_stay_covered_whenever_memor
             for machine in &mut all {
                 machine.holds = found.plan.ranges.get(&machine.node).copied();
             }
+        }
+    }
+}
+
+/// Host of a simulation with moves.
+struct Host {
+    held: Held,
+    room: u32,
+    limits: WaitLimits,
+    missing: MissingSince,
+}
+
+#[test]
+fn neither_a_host_that_never_moves_nor_one_that_never_measures_delays_a_repair_by_minutes() {
+    let (mut dice, model) = (Dice(13), model(12));
+    let ids: Vec<NodeId> = (0..7).map(node).collect();
+    for round in 0..40 {
+        // The order of the node ids decides between equal hosts.
+        let mut order: Vec<usize> = (0..ids.len()).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, dice.roll(0, i as u64 + 1) as usize);
+        }
+        let id = |n: usize| ids[order[n]];
+        let held = |n: usize, lo, hi| Held {
+            node: id(n),
+            range: (lo, hi),
+        };
+        // The first one claims much memory and never moves, the second one has not measured, and the
+        // last one is gone.
+        let (liar, gone) = (held(0, 0, 5), held(6, 6, 11));
+        let count = 3 + dice.roll(0, 3) as usize;
+        let mut hosts: Vec<Host> = (1..=count)
+            .map(|n| Host {
+                held: held(n, 0, 5),
+                room: dice.roll(6, 13) as u32,
+                limits: WaitLimits::new(0),
+                missing: MissingSince::default(),
+            })
+            .collect();
+        let away = BTreeSet::from([gone.node]);
+        let mut now = 20_000;
+        loop {
+            let all: Vec<Held> = hosts.iter().map(|host| host.held).chain([liar]).collect();
+            let ranges: Vec<(u32, u32)> = all.iter().map(|h| h.range).collect();
+            let runs = missing(12, &ranges);
+            if runs.is_empty() {
+                break;
+            }
+            assert!(now < 120_000, "round {round}: {runs:?} missing, {all:?}");
+            let honest: Vec<(u32, u32)> = hosts.iter().map(|host| host.held.range).collect();
+            assert_eq!(
+                missing(6, &honest),
+                [],
+                "round {round}: layers were given up"
+            );
+            let machine = |h: &Held, memory: u64, layer_us: u32| Machine {
+                node: h.node,
+                holds: Some(Layers::from_inclusive(h.range)),
+                is_fixed: layer_us == 0,
+                ..machine(0, memory, layer_us)
+            };
+            let known = hosts.iter().enumerate().map(|(n, host)| {
+                let layer_us = if n == 0 { 0 } else { 500 };
+                machine(&host.held, host.room.into(), layer_us)
+            });
+            let machines = known.chain([machine(&liar, 99, 100), machine(&gone, 6, 500)]);
+            let community = Community::new(machines, []);
+            for (n, host) in hosts.iter_mut().enumerate() {
+                let others = all.iter().filter(|h| h.node != host.held.node);
+                let others: Vec<Held> = others.chain([&gone]).copied().collect();
+                let may_plan = n > 0 && !host.limits.is_new(now);
+                let situation = Situation {
+                    total: 12,
+                    room: host.room,
+                    mine: host.held,
+                    others: &others,
+                    gone: &away,
+                    passed_over: host.missing.look(now, runs.clone()),
+                    measured: may_plan.then_some((&community, &model)),
+                };
+                let wish = situation.wish();
+                assert!(wish.is_none_or(|wish| wish.cause != Cause::Missing));
+                if let Some(range) = host.limits.look(now, wish) {
+                    host.held.range = range;
+                    host.limits = WaitLimits::new(now);
+                }
+            }
+            now += 500;
         }
     }
 }
