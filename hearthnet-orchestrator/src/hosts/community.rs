@@ -81,6 +81,14 @@ pub struct Links {
     budgets: Arc<Mutex<DialBudgets>>,
 }
 
+/// Advertisements of members that are trusted, as candidates of routes.
+struct Offered {
+    adverts: Vec<Advert>,
+    /// One for each advertisement.
+    candidates: Vec<Candidate>,
+    speeds: Speeds,
+}
+
 /// Host that refused the session, if it was a host, and the error.
 type Unopened = (Option<NodeId>, ChatError);
 
@@ -153,11 +161,11 @@ impl HostSource for CommunityHosts {
                 }
                 link.is_open()
             });
-            let adverts = self.adverts();
-            if let Err(error) = self.choose(&adverts, search, &passed_over) {
+            let offered = self.offered();
+            if let Err(error) = self.choose(&offered, search, &passed_over) {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if let Some(end) = self.end_of_waiting(left) {
-                    let explained = || self.explain(error, &adverts, search.exclude);
+                    let explained = || self.explain(error, &offered.adverts, search.exclude);
                     return Err(end.or(failure).unwrap_or_else(explained));
                 }
                 // Advertisements also expire without a change of the log.
@@ -170,7 +178,7 @@ impl HostSource for CommunityHosts {
                 continue;
             }
             let asked = Instant::now();
-            match self.open(&adverts, &passed_over, &mut awaited, search) {
+            match self.open(&offered, &passed_over, &mut awaited, search) {
                 Ok(route) => {
                     self.routed = true;
                     return Ok(route);
@@ -197,7 +205,7 @@ impl HostSource for CommunityHosts {
     /// Keeps a session with one spare per span. It is shared by all chats, checked for a sign of
     /// life at each call, and ready when a host fails.
     fn prepare(&mut self, route: &[RoutedSpan]) {
-        let (adverts, cancel) = (self.adverts(), Cancel::default());
+        let (offered, cancel) = (self.offered(), Cancel::default());
         for span in route {
             let host = BTreeSet::from([span.link.addr.node]);
             let spare = Search {
@@ -208,9 +216,9 @@ impl HostSource for CommunityHosts {
                 cancel: &cancel,
             };
             // If no other host has these layers, there is nothing to prepare.
-            let spares = self.choose(&adverts, &spare, &host);
+            let spares = self.choose(&offered, &spare, &host);
             for spare in spares.unwrap_or_default() {
-                if let Some(advert) = adverts.get(spare.candidate) {
+                if let Some(advert) = offered.adverts.get(spare.candidate) {
                     // The attempt continues in the background for the search that needs it.
                     let _ = self.session(advert, &mut Awaited::default());
                 }
@@ -236,11 +244,34 @@ impl CommunityHosts {
         over.then_some(None)
     }
 
-    /// Current advertisements of members that are trusted now.
-    fn adverts(&self) -> Vec<Advert> {
-        let state = self.log.state();
+    /// Hosts that are offered now, with what members measured of them.
+    fn offered(&self) -> Offered {
+        let (own, state) = (self.key.id(), self.log.state());
         let live = state.shards(now_ms()).filter(|_| state.policy.research);
-        live.cloned().collect()
+        let adverts: Vec<Advert> = live.cloned().collect();
+        let local = Local::read(&[]);
+        let candidate = |advert: &Advert| {
+            let hop_weight = match advert.descriptor.endpoint.parse() {
+                _ if advert.author == own => 0,
+                Ok(at) if local.distance(&at) <= Distance::Subnet => 1,
+                _ => 2,
+            };
+            Candidate::new(advert.descriptor.clone(), hop_weight, advert.author == own)
+        };
+        let candidates = adverts.iter().map(candidate).collect();
+        let model = &self.choice.model;
+        let speeds = match self.choice.policy {
+            PolicyName::Greedy => Speeds::new(),
+            PolicyName::Auto | PolicyName::Planned | PolicyName::PetalsLike => {
+                let row = model.width * model.boundary.bytes_per_value();
+                speeds(&state, model.weights, own, row as u64, now_ms())
+            }
+        };
+        Offered {
+            adverts,
+            candidates,
+            speeds,
+        }
     }
 
     /// Hosts of the community of `log`, for the node with this key, selected by `choice`. Addresses
@@ -274,33 +305,14 @@ impl CommunityHosts {
     /// Selects hosts for a search, none of them in `exclude`.
     fn choose(
         &self,
-        adverts: &[Advert],
+        offered: &Offered,
         search: &Search<'_>,
         exclude: &BTreeSet<NodeId>,
     ) -> Result<Vec<Span>, RouteError> {
-        let own = self.key.id();
-        let local = Local::read(&[]);
-        let candidates = adverts
-            .iter()
-            .map(|advert| {
-                let hop_weight = match advert.descriptor.endpoint.parse() {
-                    _ if advert.author == own => 0,
-                    Ok(at) if local.distance(&at) <= Distance::Subnet => 1,
-                    _ => 2,
-                };
-                Candidate::new(advert.descriptor.clone(), hop_weight, advert.author == own)
-            })
-            .collect();
-        let layers = search.layers.clone();
-        let (choice, model) = (&self.choice, &self.choice.model);
-        let speeds = match choice.policy {
-            PolicyName::Greedy => Speeds::new(),
-            PolicyName::Auto | PolicyName::Planned | PolicyName::PetalsLike => {
-                let row = model.width * model.boundary.bytes_per_value();
-                speeds(&self.log.state(), model.weights, own, row as u64, now_ms())
-            }
-        };
-        choice.pick(candidates, layers, exclude, search.before, &speeds)
+        let (layers, before) = (search.layers.clone(), search.before);
+        let candidates = offered.candidates.clone();
+        self.choice
+            .pick(candidates, layers, exclude, before, &offered.speeds)
     }
 
     /// Opens missing sessions of a route in parallel. If a host does not answer within [`GRACE`],
@@ -308,19 +320,19 @@ impl CommunityHosts {
     /// error names the host that refused.
     fn open(
         &self,
-        adverts: &[Advert],
+        offered: &Offered,
         passed_over: &BTreeSet<NodeId>,
         awaited: &mut Awaited,
         search: &Search<'_>,
     ) -> Result<Vec<RoutedSpan>, Unopened> {
-        let began = Instant::now();
+        let (adverts, began) = (&offered.adverts, Instant::now());
         loop {
             let now = Instant::now();
             let late = &awaited.late(now) | passed_over;
             let (mut until, mut wanted) = (None, None);
             // The preferred route, then the route without late hosts.
             for exclude in [passed_over, &late] {
-                let Ok(spans) = self.choose(adverts, search, exclude) else {
+                let Ok(spans) = self.choose(offered, search, exclude) else {
                     continue;
                 };
                 // A late exact host is waited for as if no other host had its layers.

@@ -24,6 +24,7 @@ use hearthnet_bus::log::{
 };
 use hearthnet_files::WeightsId;
 use hearthnet_orchestrator::Service;
+use hearthnet_orchestrator::placement::observed::sharing;
 use hearthnet_orchestrator::placement::room;
 use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_platform::regular_file;
@@ -39,7 +40,7 @@ use crate::cli::Stop;
 use crate::cli::args::EngineKind;
 use crate::config::Config;
 use crate::home::{Home, Online, now_ms};
-use crate::hosting::layer_times::{Times, benchmark, sample, whole_us};
+use crate::hosting::layer_times::{Times, benchmark, duration_us, sample, whole_us};
 use crate::models::{given_bytes, share_of_free, weights_budget};
 use crate::node::{DaemonNode, wait_until_synced};
 use crate::planning::shape;
@@ -190,12 +191,7 @@ impl Measurer {
             (ranges.rooms(), ranges.held())
         };
         let state = self.home.state();
-        // Plans give each adopted model an equal part.
-        let are_adopted = models.iter().all(|it| state.model(&it.weights.0).is_some());
-        let sharing = match are_adopted {
-            true => state.models().len().max(1) as u64,
-            false => 1,
-        };
+        let sharing = sharing(&state, models.iter().map(|model| model.weights));
         let budget = weights_budget(&self.config, held) / sharing;
         let of = |model: &Arc<ServedModel>| {
             let shape = shape(&model.file, 0..model.file.spec().layers);
@@ -232,7 +228,7 @@ impl Measurer {
         let link = |(node, delay): (NodeId, Duration)| LinkSpeed {
             node,
             kbit_s: self.node.link_rates.kbit_s(&node),
-            delay_us: whole_us(delay.as_secs_f64() * 1e6),
+            delay_us: duration_us(delay),
         };
         delays.into_iter().map(link).collect()
     }
@@ -253,7 +249,7 @@ impl Measurer {
         let served = Arc::clone(model);
         match spawn_blocking(move || served.text.head.measure()).await {
             Ok(Ok(took)) => {
-                let us = whole_us(took.as_secs_f64() * 1e6).max(1);
+                let us = duration_us(took).max(1);
                 known.heads.insert(model.weights, us);
                 us
             }

@@ -65,14 +65,19 @@ pub(crate) async fn benchmark(
     }
     match times.await.ok()? {
         Ok(times) => Some(Times {
-            layer_us: whole_us(times.row.as_secs_f64() * 1e6).max(1),
-            prefill_row_us: whole_us(times.prefill_row.as_secs_f64() * 1e6).max(1),
+            layer_us: duration_us(times.row).max(1),
+            prefill_row_us: duration_us(times.prefill_row).max(1),
         }),
         Err(error) => {
             tracing::debug!("no benchmark of layers: {error}");
             None
         }
     }
+}
+
+/// [`whole_us`] of a duration.
+pub(crate) fn duration_us(took: Duration) -> u32 {
+    whole_us(took.as_secs_f64() * 1e6)
 }
 
 /// Microseconds, rounded up. (Numbers beyond the range, and NaN, become its ends.)
@@ -90,5 +95,7 @@ mod tests {
         assert_eq!(whole_us(0.2), 1);
         assert_eq!(whole_us(f64::NAN), 0);
         assert_eq!(whole_us(1e30), u32::MAX);
+        assert_eq!(duration_us(Duration::from_nanos(1_001)), 2);
+        assert_eq!(duration_us(Duration::MAX), u32::MAX);
     }
 }

@@ -103,7 +103,8 @@ pub(super) struct Row {
     serves_now: Option<(u32, u32)>,
     pub(super) memory_bytes: u64,
     pub(super) given_bytes: u64,
-    /// The slowest node's, if the node has not measured this model.
+    /// If the node has not measured this model, the slowest measured host's, at most four times the
+    /// median of the measured hosts.
     pub(super) layer_us: u32,
     /// Whether the node has measured this model.
     pub(super) is_measured: bool,

@@ -28,7 +28,7 @@ use crate::cli::args::{HostLayers, MeshArgs};
 use crate::cli::{Failure, failure, print_result, table};
 use crate::config::{Config, Context};
 use crate::hosting::host_process::different_answers;
-use crate::hosting::layer_times::{benchmark, sample, whole_us};
+use crate::hosting::layer_times::{benchmark, duration_us, sample};
 use crate::models::OpenModel;
 
 /// Tokens of a chat that measures a delay, and most chats until it is known.
@@ -277,7 +277,7 @@ impl Bench<'_> {
             self.questions.ask(&self.service, request).await?;
             let mut delays = choice.health.delays().into_iter();
             if let Some((_, delay)) = delays.find(|(host, _)| *host == node) {
-                return Ok(whole_us(delay.as_secs_f64() * 1e6));
+                return Ok(duration_us(delay));
             }
         }
         let what = "the delay to a host cannot be measured: the model's answers are too short, or \
@@ -291,7 +291,7 @@ impl Bench<'_> {
         let measured = tokio::task::spawn_blocking(move || served.text.head.measure());
         let took = measured.await.map_err(Failure::internal)?;
         let took = took.map_err(Failure::internal)?;
-        Ok(whole_us(took.as_secs_f64() * 1e6))
+        Ok(duration_us(took))
     }
 }
 

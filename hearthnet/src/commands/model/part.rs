@@ -10,6 +10,7 @@ use hearthnet_files::WeightsId;
 use hearthnet_files::part::{Part, PartError, folder};
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::coverage::held_by_others;
+use hearthnet_orchestrator::placement::observed::sharing;
 use hearthnet_orchestrator::placement::{choose_near, room, runs_text};
 use serde_json::json;
 
@@ -101,11 +102,12 @@ fn chosen(
     let engine = HostEngine::of(&HostEngineArgs::default(), &cx.config)?;
     let each = engine.layer_bytes(&file)?;
     let (state, own) = (home.state(), home.key.id());
-    let models = state.models().len().max(1);
-    let budget = engine.auto_budget(&file, &cx.config, 0)? / models as u64;
+    let weights = WeightsId(model.weights);
+    let models = sharing(&state, [weights]);
+    let budget = engine.auto_budget(&file, &cx.config, 0)? / models;
     let room = room(budget, &each);
-    let weights = WeightsId(model.weights).to_string();
-    let others = held_by_others(state.shards(now_ms()), own, &weights, model.layers);
+    let (weights, shards) = (weights.to_string(), state.shards(now_ms()));
+    let others = held_by_others(shards, own, &weights, model.layers);
     let here = |layer| holds_layer(part, layer);
     choose_near(model.layers, room, &others, here)
         .ok_or_else(|| no_layer_fits(&model.name, &each, budget, models > 1))
