@@ -108,7 +108,7 @@ pub fn have_measured(state: &log::Community, weights: WeightsId, now_ms: u64) ->
     measured.map(|(node, _)| *node).collect()
 }
 
-/// [`observed_for`] no caller, for the plan of the host `own`, with the hosts that have not measured the model: these
+/// [`observed_for`] no caller, for the plan of the host `own`. Hosts that have not measured the model
 /// keep the ranges that they advertise. `None` if `own` has not measured it, or if not all of
 /// `reachable` are among the nodes of the plan.
 pub fn observed_by_host(
