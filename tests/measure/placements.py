@@ -181,7 +181,7 @@ def predict(placement, speeds, model, first):
     else:
         us = caller["head_us"] + first * caller["layer_us"]
         for name, (lo, hi) in placement.items():
-            us += (hi - lo + 1) * speeds[name]["layer_us"]
+            us += speeds[name]["step_us"] + (hi - lo + 1) * speeds[name]["layer_us"]
             if name != CALLER:
                 link = speeds[name]["link"]
                 wire = model.row_bytes * 8000 / (link["kbit_s"] or KBIT_S)
@@ -264,7 +264,7 @@ def measure_kind(kind, label, file, options):
         first, last = options.private, model.layers - 1
         speeds = street.calibrate(first, last)
         for name, speed in speeds.items():
-            say(f"  {name}: {speed['layer_us']} us per layer, head {speed['head_us']} us, link {speed.get('link')}")
+            say(f"  {name}: {speed['layer_us']} us per layer, step {speed['step_us']}, head {speed['head_us']} us, link {speed.get('link')}")
         plan = net[CALLER].json("plan", file)
         best = chosen(plan, street.ids)
         says = (plan if best else plan["alone"])["tokens_per_second"]

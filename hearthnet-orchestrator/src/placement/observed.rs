@@ -60,6 +60,7 @@ fn measured_machines(
             layer_us: speed.map_or(0, |model| model.layer_us),
             prefill_row_us: speed.map_or(0, |model| model.prefill_row_us),
             head_us: speed.map_or(0, |model| model.head_us),
+            step_us: speed.map_or(0, |model| model.step_us),
             online_permille: measured.online_permille,
             present_s: measured.running_s,
             // Only callers load the head.
@@ -148,6 +149,7 @@ fn unmeasured_host(node: NodeId, advert: &Advert) -> Machine {
         layer_us: 0,
         prefill_row_us: 0,
         head_us: 0,
+        step_us: 0,
         online_permille: 0,
         present_s: 0,
         chats: false,
@@ -181,6 +183,7 @@ mod tests {
             }],
             models: vec![ModelSpeed {
                 head_us: 900,
+                step_us: 0,
                 weights: WEIGHTS.0,
                 layer_us,
                 prefill_row_us: 80,

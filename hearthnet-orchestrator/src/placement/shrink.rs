@@ -96,6 +96,7 @@ mod tests {
                 mine: held("b", 2, 9),
                 others,
                 gone: &gone,
+                passed_over: 0,
                 measured: None,
             };
             situation.kept()

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | memory | as plans count it, for the layers that `[manners]` and the settings let this node hold; 0 while no layers may be served |
 //! | share of the time online | hours in which the daemon ran (`home/online.rs`) |
-//! | time per layer | the host's own turns, else a benchmark of held layers |
+//! | time per layer | a benchmark of held layers, unless the host's steps take longer |
+//! | time of a step beside its layers | the host's steps less that benchmark, up to a limit |
 //! | time per prefill row | that benchmark |
 //! | time of the head | three rows through it |
 //! | delay of a link | this node's chats over the host, else three small requests (`links.rs`) |
@@ -56,6 +57,10 @@ const TIMES_FILE: &str = "layer_times.json";
 /// Longest file in bytes, and most entries.
 const MAX_BYTES: u64 = 64 << 10;
 const MAX_TIMES: usize = 64;
+
+/// Limit of what a step takes beside its layers. A step that takes longer has slower layers than the
+/// benchmark: something else computes on the machine.
+const MAX_STEP_US: u32 = 500;
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -148,6 +153,7 @@ impl Measurer {
             let times = self.layer_times(known, model).await;
             let speed = ModelSpeed {
                 head_us: self.head_us(known, model).await,
+                step_us: 0,
                 weights: model.weights.0,
                 layer_us: times.map_or(0, |times| times.layer_us),
                 prefill_row_us: times.map_or(0, |times| times.prefill_row_us),
@@ -159,19 +165,20 @@ impl Measurer {
                 continue;
             };
             let (lo, hi) = host.layer_range;
-            let layers = f64::from(hi.saturating_sub(lo).saturating_add(1));
-            let layer_us = whole_us(f64::from(host.ms_per_token) * 1e3 / layers);
-            if layer_us == 0 || (speeds.len() >= MAX_MODEL_SPEEDS && !speeds.contains_key(&weights))
+            let layers = hi.saturating_sub(lo).saturating_add(1);
+            let took_us = whole_us(f64::from(host.ms_per_token) * 1e3);
+            if took_us == 0 || (speeds.len() >= MAX_MODEL_SPEEDS && !speeds.contains_key(&weights))
             {
                 continue;
             }
             let speed = speeds.entry(weights).or_insert(ModelSpeed {
                 head_us: 0,
+                step_us: 0,
                 weights,
-                layer_us,
+                layer_us: 0,
                 prefill_row_us: 0,
             });
-            speed.layer_us = layer_us;
+            (speed.step_us, speed.layer_us) = parts_of_step(took_us, layers, speed.layer_us);
         }
         let memory_bytes = self.memory(&models, &speeds);
         Measured {
@@ -291,6 +298,19 @@ impl Measurer {
     }
 }
 
+/// Time of a step beside its layers, and per layer, if a step of `layers` layers takes `took_us` and
+/// the benchmark of a layer `benchmark_us` (0: none).
+fn parts_of_step(took_us: u32, layers: u32, benchmark_us: u32) -> (u32, u32) {
+    let layers = layers.max(1);
+    let step_us = match benchmark_us {
+        0 => 0,
+        us => took_us
+            .saturating_sub(us.saturating_mul(layers))
+            .min(MAX_STEP_US),
+    };
+    (step_us, took_us.saturating_sub(step_us).div_ceil(layers))
+}
+
 /// Stored times; none if the file is missing or damaged.
 fn read_times(dir: &Path) -> BTreeMap<String, Times> {
     let bytes = regular_file::read(&dir.join(TIMES_FILE), MAX_BYTES);
@@ -308,6 +328,15 @@ fn write_times(dir: &Path, times: &BTreeMap<String, Times>) -> std::io::Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_that_takes_longer_than_its_layers_has_a_fixed_part_up_to_a_limit() {
+        assert_eq!(parts_of_step(1_300, 10, 100), (300, 100));
+        assert_eq!(parts_of_step(1_000, 10, 100), (0, 100));
+        assert_eq!(parts_of_step(905, 10, 100), (0, 91));
+        assert_eq!(parts_of_step(3_500, 10, 100), (500, 300));
+        assert_eq!(parts_of_step(1_300, 10, 0), (0, 130));
+    }
 
     #[test]
     fn times_survive_in_their_directory_and_damage_forgets_them() {

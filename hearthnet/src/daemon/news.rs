@@ -26,6 +26,7 @@ fn numbers(of: &Measured) -> BTreeMap<(&'static str, &[u8]), u64> {
     for model in &of.models {
         all.insert(("head", &model.weights), model.head_us.into());
         all.insert(("layer", &model.weights), model.layer_us.into());
+        all.insert(("step", &model.weights), model.step_us.into());
         all.insert(("prefill", &model.weights), model.prefill_row_us.into());
     }
     for link in &of.links {
@@ -51,6 +52,7 @@ mod tests {
             }],
             models: vec![ModelSpeed {
                 head_us: 0,
+                step_us: 0,
                 weights: [7; 32],
                 layer_us: 1_000,
                 prefill_row_us: 100,

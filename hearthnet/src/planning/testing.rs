@@ -27,6 +27,7 @@ pub(super) fn machine(n: u8, layers: u64, layer_us: u32) -> Machine {
         layer_us,
         prefill_row_us: layer_us / 4,
         head_us: 2_000,
+        step_us: 0,
         online_permille: 950,
         present_s: 3_600,
         chats: false,

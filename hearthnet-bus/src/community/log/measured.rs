@@ -38,6 +38,8 @@ pub struct ModelSpeed {
     /// Embedding, output matrix and sampling of one token on this node as caller, in us; 0: not
     /// known.
     pub head_us: u32,
+    /// What a step of one row takes on this node as host beside its layers, in us.
+    pub step_us: u32,
     #[serde(with = "by_format::hash")]
     pub weights: [u8; 32],
     /// One row through one average layer, at batch 1, in us.

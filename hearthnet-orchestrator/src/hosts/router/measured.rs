@@ -68,7 +68,10 @@ pub fn speeds(
         let (delay, wire) = ways.way(caller, *node, row_bytes);
         let speed = HostSpeed {
             layer_us: u64::from(model.layer_us),
-            hop_us: delay.saturating_add(wire).saturating_mul(2),
+            hop_us: delay
+                .saturating_add(wire)
+                .saturating_mul(2)
+                .saturating_add(model.step_us.into()),
         };
         Some((*node, speed))
     };

@@ -308,6 +308,7 @@ fn speeds_come_from_the_log_and_from_both_ends_of_a_link() {
         }],
         models: vec![ModelSpeed {
             head_us: 0,
+            step_us: 0,
             weights: weights.0,
             layer_us,
             prefill_row_us: 0,

@@ -65,7 +65,7 @@ pub fn predict(
     if next != hosted.end {
         return None;
     }
-    let speed = speed(community, model, own, spans, purpose)?;
+    let speed = speed(community, model, own, (spans, true), purpose)?;
     let mut memory = BTreeMap::from([(caller, model.caller_memory())]);
     for span in spans {
         let used = memory.entry(span.node).or_default();
@@ -78,7 +78,7 @@ pub fn predict(
         layers: hosted,
     };
     let alone = match whole <= own.memory_bytes {
-        true => self::speed(community, model, own, &[alone], purpose),
+        true => self::speed(community, model, own, (&[alone], false), purpose),
         false => None,
     };
     Some(Prediction {
@@ -88,11 +88,12 @@ pub fn predict(
     })
 }
 
+/// Speed over `spans`, which are computed by hosts, or else by the caller's own process.
 fn speed(
     community: &Community,
     model: &Model,
     own: &Machine,
-    spans: &[Span],
+    (spans, is_hosted): (&[Span], bool),
     purpose: Purpose,
 ) -> Option<Speed> {
     let row = u64::from(model.row_bytes);
@@ -111,7 +112,12 @@ fn speed(
         let machine = community.machine(span.node)?;
         let count = u64::from(span.layers.count());
         let (delay, wire) = community.way(own.node, span.node, row);
-        decode += 2 * (delay + wire) + count * u64::from(machine.layer_us);
+        let step = if is_hosted {
+            u64::from(machine.step_us)
+        } else {
+            0
+        };
+        decode += 2 * (delay + wire) + step + count * u64::from(machine.layer_us);
         wires += wire;
         let (_, chunk_wire) = community.way(own.node, span.node, row * chunk_rows);
         chunk_wires += chunk_wire;

@@ -78,6 +78,8 @@ pub struct Machine {
     pub prefill_row_us: u32,
     /// Embedding, output matrix and sampling of one token.
     pub head_us: u32,
+    /// What a step takes beside the layers, if the node computes it as a host.
+    pub step_us: u32,
     /// Share of the last 7 days in which the node was online.
     pub online_permille: u16,
     /// Time for which the node's daemon ran when it announced this.
@@ -362,7 +364,7 @@ impl Community {
     }
 
     /// Time of a span on `machine` beside its layers, and per layer: the mean over the callers.
-    /// For a chat the hop there and back; for batches the wire time, which bounds the rate.
+    /// For a chat the hop there and back and the rest of a step; for batches the wire time, which bounds the rate.
     pub(super) fn span_us(&self, model: &Model, task: Task, machine: &Machine) -> (u64, u64) {
         let callers = self.callers(task);
         let row = u64::from(model.row_bytes);
@@ -373,11 +375,10 @@ impl Community {
                 Purpose::Batch => wire,
             }
         });
-        let enter = ways.sum::<u64>() / (callers.len() as u64).max(1);
-        let layer = match task.purpose {
-            Purpose::Chat => machine.layer_us,
-            Purpose::Batch => machine.prefill_row_us,
-        };
-        (enter, u64::from(layer))
+        let way = ways.sum::<u64>() / (callers.len() as u64).max(1);
+        match task.purpose {
+            Purpose::Chat => (way + u64::from(machine.step_us), machine.layer_us.into()),
+            Purpose::Batch => (way, machine.prefill_row_us.into()),
+        }
     }
 }

@@ -15,6 +15,7 @@ fn measured(memory_bytes: u64) -> Measured {
         }],
         models: vec![ModelSpeed {
             head_us: 4000,
+            step_us: 90,
             weights: [7; 32],
             layer_us: 900,
             prefill_row_us: 300,
@@ -281,6 +282,7 @@ fn the_largest_measurement_fits_and_everything_beyond_its_limits_is_refused() {
     };
     let model = |n: u8| ModelSpeed {
         head_us: u32::MAX,
+        step_us: u32::MAX,
         weights: [n; 32],
         layer_us: u32::MAX,
         prefill_row_us: u32::MAX,

@@ -37,6 +37,7 @@ pub(in crate::placement) fn machine(n: usize, layers: u64, layer_us: u32) -> Mac
         layer_us,
         prefill_row_us: layer_us / 4 + 1,
         head_us: 2_000,
+        step_us: 0,
         online_permille: 900,
         present_s: 3_600,
         chats: false,
@@ -127,6 +128,7 @@ impl Dice {
             memory_bytes: self.roll(0, 40) * 100 * MIB,
             layer_us: self.roll(100, 5_000) as u32,
             prefill_row_us: self.roll(10, 500) as u32,
+            step_us: self.roll(0, 600) as u32,
             online_permille: self.roll(0, 1_001) as u16,
             chats: self.roll(0, 2) == 0,
             ..machine(n, 0, 1)
