@@ -109,6 +109,7 @@ async fn the_example_app_prints_what_the_community_answers() {
         max_tokens: Some(100),
         stop: Vec::new(),
         exact: None,
+        grammar: None,
     };
     let mut answer = service.ask("somebody", "tiny", request).expect("a turn");
     let (mut text, mut tokens) = (String::new(), 0);

@@ -369,5 +369,6 @@ pub(crate) fn question(prompt: u32, tokens: u32) -> ChatRequest {
         max_tokens: Some(tokens),
         stop: Vec::new(),
         exact: None,
+        grammar: None,
     }
 }

@@ -1,5 +1,6 @@
 //! Errors of a chat, with their stable codes.
 
+use hearthnet_tokens::grammar::GrammarError;
 use hearthnet_transport::Code;
 
 /// Reason that a chat ended without an answer.
@@ -24,6 +25,9 @@ pub enum ChatError {
     /// The request is invalid for this model.
     #[error("{0}")]
     BadRequest(String),
+    /// The grammar of the answer is refused, or cannot be followed any further.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// An activation leaves the range of the boundary dtype. No host is at fault: every exact
     /// engine reports it for this text. A host can report it falsely, so this machine computes the
     /// step again if it can.
@@ -90,6 +94,11 @@ impl ChatError {
             Self::BadRequest(_) | Self::TooLong { .. } => {
                 ("bad_request", 400, "change the request and ask again")
             }
+            Self::Grammar(_) => (
+                "bad_request",
+                400,
+                "change the grammar or schema, or ask without it",
+            ),
             Self::BoundaryOverflow(_) => (
                 "boundary_overflow",
                 400,

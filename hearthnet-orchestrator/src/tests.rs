@@ -103,6 +103,7 @@ pub(crate) fn request(prompt: Prompt, max_tokens: u32) -> ChatRequest {
         max_tokens: Some(max_tokens),
         stop: Vec::new(),
         exact: None,
+        grammar: None,
     }
 }
 

@@ -105,6 +105,7 @@ pub(crate) fn request(question: &str, seed: u64) -> ChatRequest {
         max_tokens: Some(TOKENS),
         stop: Vec::new(),
         exact: None,
+        grammar: None,
     }
 }
 

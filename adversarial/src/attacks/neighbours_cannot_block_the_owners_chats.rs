@@ -29,6 +29,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
             max_tokens: Some(LONG),
             stop: Vec::new(),
             exact: None,
+            grammar: None,
         },
     ) {
         chats.push(chat);

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | text to tokens and back | [`tokenizer`], [`detokenize`] |
 //! | messages to a prompt | [`template`] |
+//! | grammars, and the tokens that they allow | [`grammar`] |
 //! | tokenizer and template of a file, checked against its weights | [`text`] |
 //! | sampling, and when to stop | [`sampler`], [`stop`] |
 //! | description of a model file for users | [`inspect`] |
@@ -14,6 +15,7 @@ pub mod detokenize;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod grammar;
 pub mod inspect;
 pub mod sampler;
 pub mod stop;
@@ -22,6 +24,7 @@ pub mod text;
 pub mod tokenizer;
 
 pub use detokenize::Detokenizer;
+pub use grammar::Grammar;
 pub use sampler::{Sampled, Sampler};
 pub use stop::StopMatcher;
 pub use template::{ChatMessage, ChatTemplate, Role};

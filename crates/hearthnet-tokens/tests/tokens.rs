@@ -7,6 +7,7 @@
 // Not named `main.rs`: proptest would then look for its seeds outside of this folder.
 
 mod chat_template;
+mod grammars;
 mod inspect;
 mod model_text;
 mod templates;

@@ -3,6 +3,11 @@
 //! The prompt, the token ids, the embedding and the sampler stay on the caller's node; a backend
 //! only gets rows of activations. A [`Conversation`] holds one sequence and remembers the tokens
 //! already run, so that the next turn only runs new ones.
+//!
+//! `grammar_thread.rs` has the grammar of an answer. Its state follows from the sampled tokens, which
+//! stay on the caller, so it survives every change of hosts.
+
+mod grammar_thread;
 
 use std::fmt::Display;
 use std::future::ready;
@@ -12,10 +17,12 @@ use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::Event;
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
+use hearthnet_tokens::grammar::Allowed;
 use hearthnet_tokens::sampler::Sampler;
 use hearthnet_tokens::stop::StopMatcher;
-use hearthnet_tokens::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
+use hearthnet_tokens::{ChatMessage, ChatTemplate, Detokenizer, Grammar, Special, Tokenizer};
 
+use self::grammar_thread::GrammarThread;
 use crate::Cancel;
 use crate::backend::events::report_event;
 use crate::backend::{Backend, Rows, Run};
@@ -51,6 +58,8 @@ pub struct ChatRequest {
     /// Rule for the arithmetics; `None` for the configured one. It decides which hosts a
     /// conversation runs on and which idle one may be taken over.
     pub exact: Option<Exact>,
+    /// Grammar that the answer follows. A stop text or a limit may end the answer earlier.
+    pub grammar: Option<Grammar>,
 }
 
 /// Receiver of an answer's frames.
@@ -225,7 +234,17 @@ impl Conversation {
             }
             let head = Instant::now();
             let logits = model.head.logits(row, memory).await.map_err(engine)?;
-            let sampled = asked.sampler.sample(logits.values()).map_err(engine)?;
+            let allowed = match &mut asked.grammar {
+                Some(grammar) => Some(grammar.allowed().await?),
+                None => None,
+            };
+            if allowed.as_ref().is_some_and(Allowed::is_none) {
+                break FinishReason::Stop;
+            }
+            let sampled = asked
+                .sampler
+                .sample_allowed(logits.values(), allowed.as_ref());
+            let sampled = sampled.map_err(engine)?;
             memory = logits.into_memory();
             head_ms += ms(head);
             if token_ids.is_empty() {
@@ -238,6 +257,9 @@ impl Conversation {
             // The hosts compute the next row while the text is delivered.
             let mut submitted = Ok(());
             if finish_reason.is_none() {
+                if let Some(grammar) = &asked.grammar {
+                    grammar.accept(sampled.id);
+                }
                 submitted = self.submit(&[sampled.id], call).await;
                 chat_loop::boundary().await;
             }
@@ -363,11 +385,15 @@ pub(crate) struct Prepared {
     sampler: Sampler,
     stop: StopMatcher,
     detokenizer: Detokenizer,
+    grammar: Option<GrammarThread>,
 }
 
 impl Prepared {
+    /// Blocks while a grammar is compiled.
+    ///
     /// # Errors
-    /// [`ChatError::BadRequest`] and [`ChatError::TooLong`].
+    /// [`ChatError::BadRequest`], [`ChatError::TooLong`] and [`ChatError::Grammar`];
+    /// [`ChatError::Busy`] if too many grammars are compiled.
     pub(crate) fn new(model: &TextModel, request: &ChatRequest) -> Result<Self, ChatError> {
         let prompt = encode(model, &request.prompt)?;
         let room = room_for(&prompt, model.context, request.max_tokens)?;
@@ -375,16 +401,21 @@ impl Prepared {
         if request.sampling.penalise_prompt {
             sampler.observe(&prompt);
         }
-        let stop = StopMatcher::new(request.stop.clone());
+        let stop = StopMatcher::new(request.stop.clone()).map_err(bad)?;
+        // The answer in a chat is a text of its own.
+        let begins = matches!(request.prompt, Prompt::Messages(_));
+        let grammar = request.grammar.clone();
+        let start = |grammar| GrammarThread::start(&model.tokenizer, grammar, begins);
         Ok(Self {
             room,
             seed: request.sampling.seed,
             sampler,
-            stop: stop.map_err(bad)?,
-            detokenizer: match request.prompt {
-                Prompt::Messages(_) => Detokenizer::new(&model.tokenizer),
-                Prompt::Text(_) | Prompt::Tokens(_) => Detokenizer::continuing(&model.tokenizer),
+            stop,
+            detokenizer: match begins {
+                true => Detokenizer::new(&model.tokenizer),
+                false => Detokenizer::continuing(&model.tokenizer),
             },
+            grammar: grammar.map(start).transpose()?,
             prompt,
         })
     }

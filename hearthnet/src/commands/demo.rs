@@ -46,6 +46,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
         max_tokens: Some(args.sampling.max_tokens.unwrap_or(ANSWER_TOKENS)),
         stop: args.sampling.stop.clone(),
         exact: None,
+        grammar: None,
     };
 
     if !args.json {

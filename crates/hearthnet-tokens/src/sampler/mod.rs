@@ -6,15 +6,16 @@
 //!
 //! # One token
 //!
-//! 1. Penalties, for every token that occurs `c` times among the last
+//! 1. Tokens that a [grammar](crate::grammar) does not allow get the logit minus infinity.
+//! 2. Penalties, for every token that occurs `c` times among the last
 //!    [`SamplerConfig::penalty_window`] tokens: `l = l > 0 ? l / r : l * r`, then
 //!    `l = l - (c * frequency + presence)`, in binary32.
-//! 2. Temperature 0: the greatest logit. Otherwise, with tokens ordered by logit, then id:
-//! 3. top-k keeps the first k.
-//! 4. top-p keeps the shortest beginning whose weights, at temperature 1, sum up to at least
+//! 3. Temperature 0: the greatest logit. Otherwise, with tokens ordered by logit, then id:
+//! 4. top-k keeps the first k.
+//! 5. top-p keeps the shortest beginning whose weights, at temperature 1, sum up to at least
 //!    `p` times the sum of all remaining ones.
-//! 5. min-p keeps logits of at least the greatest plus `log(min_p)`.
-//! 6. The weight of a token is `exp((l - greatest) * (1 / temperature))` in whole units of 2^-40
+//! 6. min-p keeps logits of at least the greatest plus `log(min_p)`.
+//! 7. The weight of a token is `exp((l - greatest) * (1 / temperature))` in whole units of 2^-40
 //!    (the module `weights` has the arithmetic). With `R` the next 64 random bits, the first token
 //!    by id is taken at which the running sum of weights exceeds `floor(R * sum / 2^64)`.
 //!
@@ -23,6 +24,7 @@
 mod select;
 mod weights;
 
+use crate::grammar::Allowed;
 use hearthnet_files::sampling::{SamplerConfig, SamplerConfigError};
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
@@ -135,6 +137,19 @@ impl Sampler {
     /// # Errors
     /// [`SampleError`] if a logit is NaN or plus infinity, or all tokens are ruled out.
     pub fn sample(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
+        self.sample_allowed(logits, None)
+    }
+
+    /// As [`Self::sample`], among the tokens that a grammar allows. Log probabilities are those of
+    /// all tokens.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub fn sample_allowed(
+        &mut self,
+        logits: &[f32],
+        allowed: Option<&Allowed>,
+    ) -> Result<Sampled, SampleError> {
         if logits.len() > weights::MAX_TOKENS {
             return Err(SampleError::TooMany(logits.len()));
         }
@@ -142,11 +157,14 @@ impl Sampler {
             return Err(SampleError::NotFinite(id));
         }
         let mut penalised = std::mem::take(&mut self.penalised);
-        let chosen = if self.counts.is_empty() {
+        let chosen = if self.counts.is_empty() && allowed.is_none() {
             self.choose(logits)
         } else {
             penalised.clear();
             penalised.extend_from_slice(logits);
+            if let Some(allowed) = allowed {
+                allowed.apply(&mut penalised);
+            }
             self.penalise(&mut penalised);
             self.choose(&penalised)
         };

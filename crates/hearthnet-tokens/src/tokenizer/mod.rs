@@ -44,6 +44,7 @@
 
 mod byte_level;
 mod error;
+mod grammar_words;
 mod pre;
 mod sentencepiece;
 mod special;
@@ -56,11 +57,12 @@ use hearthnet_files::tokenizer_parts::{
 };
 pub use special::TokenKind;
 
+use crate::grammar::{GrammarError, Vocabulary as GrammarVocabulary};
 use byte_level::ByteLevel;
 use sentencepiece::SentencePiece;
 use special::{Piece, SpecialFinder, dropping_space_behind};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use vocabulary::{
     Merges, TokenBytes, ends, ids_by_text, kinds, structure_alphabet, unreachable_marks,
 };
@@ -106,6 +108,8 @@ struct Inner {
     ends: Vec<u32>,
     add_bos: bool,
     add_eos: bool,
+    /// The vocabulary for grammars, once an answer needed it.
+    grammar_vocabulary: OnceLock<Result<Arc<GrammarVocabulary>, GrammarError>>,
 }
 
 impl fmt::Debug for Tokenizer {
@@ -197,6 +201,7 @@ impl Tokenizer {
             ends,
             add_bos,
             add_eos,
+            grammar_vocabulary: OnceLock::new(),
         })))
     }
 

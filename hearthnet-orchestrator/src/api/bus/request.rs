@@ -117,6 +117,7 @@ impl Given {
             max_tokens: self.max_tokens,
             stop: self.stop,
             exact: self.exact,
+            grammar: None,
         })
     }
 }

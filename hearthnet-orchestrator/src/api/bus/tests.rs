@@ -267,6 +267,7 @@ fn elaborate() -> ChatRequest {
         max_tokens: Some(20),
         stop: vec!["never said".into()],
         exact: None,
+        grammar: None,
     }
 }
 

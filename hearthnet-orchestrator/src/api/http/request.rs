@@ -328,6 +328,7 @@ impl Fields {
                 max_tokens,
                 stop,
                 exact,
+                grammar: None,
             },
             chosen,
             stream,

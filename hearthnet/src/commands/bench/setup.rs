@@ -249,5 +249,6 @@ fn request(prompt: Prompt, max_tokens: u32) -> ChatRequest {
         max_tokens: Some(max_tokens),
         stop: Vec::new(),
         exact: None,
+        grammar: None,
     }
 }

@@ -1,0 +1,32 @@
+//! Words of a vocabulary to which grammars lead.
+
+use super::{GrammarError, GrammarVocabulary, TokenKind, Tokenizer};
+use std::sync::Arc;
+
+impl Tokenizer {
+    /// The vocabulary for grammars. The first call builds it, which takes some hundred milliseconds.
+    ///
+    /// # Errors
+    /// [`GrammarError::TooComplex`] if the vocabulary is larger than that of any model.
+    pub fn grammar_vocabulary(&self) -> Result<Arc<GrammarVocabulary>, GrammarError> {
+        let build = || {
+            let ids = 0..u32::try_from(self.vocab_size()).unwrap_or(u32::MAX);
+            let words = ids.map(|id| self.grammar_word(id).to_vec()).collect();
+            let ends = self.0.ends.clone();
+            GrammarVocabulary::new(words, ends, self.adds_space_prefix()).map(Arc::new)
+        };
+        self.0.grammar_vocabulary.get_or_init(build).clone()
+    }
+
+    /// Bytes of a token that is plain text; of others none.
+    fn grammar_word(&self, id: u32) -> &[u8] {
+        match self.token_kind(id) {
+            Some(TokenKind::Normal | TokenKind::UserDefined | TokenKind::Byte)
+                if !self.is_end_of_generation(id) =>
+            {
+                self.token_bytes(id).unwrap_or_default()
+            }
+            _ => &[],
+        }
+    }
+}
