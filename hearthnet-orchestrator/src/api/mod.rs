@@ -4,6 +4,8 @@
 //! |---|---|
 //! | OpenAI's, over HTTP | [`http`] |
 //! | chat as a capability of the bus | [`bus`] |
+//! | grammar of an answer, in a request of either | `grammar.rs` (pure) |
 
 pub mod bus;
+mod grammar;
 pub mod http;

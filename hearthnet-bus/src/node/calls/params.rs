@@ -65,6 +65,11 @@ pub enum Kind {
         /// Fields by name; others are refused.
         fields: Params,
     },
+    /// Any JSON value; the capability checks it further.
+    Json {
+        /// Upper bound of its bytes, without white space.
+        max_bytes: usize,
+    },
 }
 
 /// The first invalid parameter, and the problem.
@@ -153,6 +158,11 @@ impl Kind {
         }
     }
 
+    /// Any JSON value of at most `max_bytes` bytes.
+    pub fn json(max_bytes: usize) -> Self {
+        Self::Json { max_bytes }
+    }
+
     fn check(&self, value: &Value) -> Result<(), ParamError> {
         let problem = match (self, value) {
             (Self::Flag, Value::Bool(_)) => return Ok(()),
@@ -187,6 +197,10 @@ impl Kind {
             (Self::List { .. }, _) => "must be a list".to_owned(),
             (Self::Object { fields }, Value::Object(given)) => return fields.check_object(given),
             (Self::Object { .. }, _) => "must be an object".to_owned(),
+            (Self::Json { max_bytes }, value) if value.to_string().len() <= *max_bytes => {
+                return Ok(());
+            }
+            (Self::Json { max_bytes }, _) => format!("must have at most {max_bytes} bytes"),
         };
         Err(wrong(problem))
     }
@@ -226,6 +240,7 @@ mod tests {
             .optional("seed", Kind::Integer { min: 0, max: 9 })
             .optional("top_p", Kind::Number { min: 0.0, max: 1.0 })
             .optional("stream", Kind::Flag)
+            .optional("like", Kind::json(9))
     }
 
     #[test]
@@ -234,6 +249,7 @@ mod tests {
             json!({"messages": []}),
             json!({"messages": [{"role": "user", "content": "0123456789"}], "seed": 9, "top_p": 1}),
             json!({"messages": [], "stream": true, "top_p": 0.25}),
+            json!({"messages": [], "like": {"a": [1]}}),
         ] {
             assert_eq!(sample().check(&good), Ok(()), "{good}");
         }
@@ -262,6 +278,7 @@ mod tests {
             r#"{"messages": [], "top_p": -0.1} -> top_p: must lie between 0 and 1"#,
             r#"{"messages": [], "top_p": null} -> top_p: must be a number"#,
             r#"{"messages": [], "stream": 1} -> stream: must be true or false"#,
+            r#"{"messages": [], "like": {"a": [10]}} -> like: must have at most 9 bytes"#,
         ] {
             let (bad, says) = case.split_once("-> ").unwrap();
             let bad: Value = serde_json::from_str(bad).unwrap();

@@ -5,9 +5,11 @@ use hearthnet_bus::calls::{CallError, CallLimits, CapabilityDescriptor, Kind, Pa
 use hearthnet_bus::log::Level;
 use hearthnet_files::sampling::{MAX_LOGPROBS, SamplerConfig, SamplingChoice};
 use hearthnet_tokens::ChatMessage;
+use hearthnet_tokens::grammar::MAX_GRAMMAR_BYTES;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::api::grammar::GrammarFields;
 use crate::chat::{ChatRequest, Prompt};
 use crate::exact::Exact;
 
@@ -22,6 +24,8 @@ const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
 /// Maximum seed: JSON readers represent integers exactly up to 53 bits.
 pub(super) const MAX_SEED: i64 = (1 << 53) - 1;
+/// Maximum bytes of a field with a grammar, with what surrounds a schema in it.
+const MAX_GRAMMAR: usize = MAX_GRAMMAR_BYTES + 4096;
 /// Maximum duration of an answer, in seconds.
 const MAX_SECONDS: u32 = 3600;
 
@@ -56,7 +60,11 @@ pub fn descriptor(concurrent: u32) -> CapabilityDescriptor {
             .optional("frequency_penalty", number(-2.0, 2.0))
             .optional("logprobs", integer(0, i64::from(MAX_LOGPROBS)))
             .optional("stop", Kind::list(MAX_STOPS, Kind::text(MAX_STOP_BYTES)))
-            .optional("exact", Kind::one_of(&Exact::NAMES)),
+            .optional("exact", Kind::one_of(&Exact::NAMES))
+            .optional("response_format", Kind::json(MAX_GRAMMAR))
+            .optional("structured_outputs", Kind::json(MAX_GRAMMAR))
+            .optional("json_schema", Kind::json(MAX_GRAMMAR))
+            .optional("grammar", Kind::json(MAX_GRAMMAR)),
         ..CapabilityDescriptor::new(
             Capability::chat(),
             "Answers with a model whose layers the community's machines hold.",
@@ -86,6 +94,8 @@ pub(super) struct Given {
     stop: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     exact: Option<Exact>,
+    #[serde(flatten)]
+    grammar: GrammarFields,
 }
 
 impl Given {
@@ -107,6 +117,9 @@ impl Given {
                 return Err(CallError::bad_request("params", problem));
             }
         };
+        let grammar = self.grammar.read();
+        let grammar =
+            grammar.map_err(|refused| CallError::bad_request(&refused.field, refused.problem))?;
         Ok(ChatRequest {
             prompt,
             sampling: self.chosen.or_models(own).over(SamplerConfig {
@@ -117,7 +130,7 @@ impl Given {
             max_tokens: self.max_tokens,
             stop: self.stop,
             exact: self.exact,
-            grammar: None,
+            grammar: grammar.map(|asked| asked.grammar),
         })
     }
 }
@@ -159,6 +172,7 @@ pub fn params(model: &str, request: &ChatRequest) -> Option<Value> {
         chosen,
         stop: request.stop.clone(),
         exact: request.exact,
+        grammar: GrammarFields::of(request.grammar.as_ref()),
     };
     let params = serde_json::to_value(given).ok()?;
     descriptor(1).params.check(&params).ok()?;

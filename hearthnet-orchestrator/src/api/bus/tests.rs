@@ -10,7 +10,7 @@ use hearthnet_bus::calls::{
 use hearthnet_bus::log::Level;
 use hearthnet_bus::{Capability, NodeId, NodeKey};
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
-use hearthnet_tokens::ChatMessage;
+use hearthnet_tokens::{ChatMessage, Grammar};
 use hearthnet_transport::{PathRule, PeerSocket};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -273,7 +273,10 @@ fn elaborate() -> ChatRequest {
 
 #[test]
 fn a_request_is_the_same_at_the_other_end() {
-    let asked = elaborate();
+    let asked = ChatRequest {
+        grammar: Some(Grammar::json_object()),
+        ..elaborate()
+    };
     let params = params("tiny", &asked).unwrap();
     let given: Given = serde_json::from_value(params).unwrap();
     assert_eq!(given.model.as_deref(), Some("tiny"));

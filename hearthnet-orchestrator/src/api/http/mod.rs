@@ -39,6 +39,7 @@ use hearthnet_http::{
     Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, hold_until_sent,
     json_response, metrics_route,
 };
+use hearthnet_tokens::grammar::GrammarError;
 use hearthnet_transport::Code;
 use serde_json::{Value, json};
 
@@ -211,6 +212,8 @@ fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
     let code = match error {
         // OpenAI's code: clients react to it by shortening the conversation.
         ChatError::TooLong { .. } => Code::new("context_length_exceeded"),
+        ChatError::Grammar(GrammarError::Unsupported(_)) => Code::new("unsupported_parameter"),
+        ChatError::Grammar(_) => Code::new("invalid_value"),
         _ => error.code(),
     };
     let text = format!("{error}; {}", error.hint());
@@ -253,6 +256,7 @@ impl Api {
             stream,
             include_usage,
             user,
+            grammar_field,
         } = match shape {
             Shape::Chat => request::chat(&body, seed)?,
             Shape::Text => request::completion(&body, seed)?,
@@ -264,7 +268,13 @@ impl Api {
         chat.sampling = chosen.or_models(&served.text.sampling).over(chat.sampling);
         let wants_logprobs = chat.sampling.logprobs.is_some();
         let caller = caller(&client, self.has_key, &user.unwrap_or_default());
-        let ended = |error: &ChatError| failed(error, Some(self.service.retry_after()));
+        let ended = |error: &ChatError| {
+            let failed = failed(error, Some(self.service.retry_after()));
+            match (error, grammar_field) {
+                (ChatError::Grammar(_), Some(field)) => failed.about(field),
+                _ => failed,
+            }
+        };
         let asked = self.service.ask(caller, &model, chat);
         let mut answer = asked.map_err(|error| ended(&error))?;
         // The first frame follows the request check and the search for hosts: earlier failures get

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Number, Value, json};
 
+use crate::api::grammar::GrammarFields;
 use crate::chat::{ChatRequest, Prompt};
 use crate::exact::Exact;
 
@@ -67,6 +68,8 @@ pub(super) struct ApiRequest {
     pub(super) include_usage: bool,
     /// User named by the client, for fair queueing only.
     pub(super) user: Option<String>,
+    /// Field with the grammar of the answer.
+    pub(super) grammar_field: Option<&'static str>,
 }
 
 /// Parses a request of `/v1/chat/completions`. `seed` is used if the request has none.
@@ -95,11 +98,6 @@ pub(super) fn chat(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
         ));
     }
     let logprobs = wanted.then(|| top.unwrap_or(0) as u8);
-    fields.exactly(
-        "response_format",
-        |value| value["type"] == "text",
-        "`response_format` other than {\"type\": \"text\"} is not supported",
-    )?;
     fields.exactly(
         "modalities",
         |value| *value == json!(["text"]),
@@ -314,6 +312,19 @@ impl Fields {
         let stop = self.stop()?;
         let names = format!("one of {}", Exact::NAMES.join(", "));
         let exact = self.read("exact", &names, |_: &Exact| true)?;
+        let grammar = GrammarFields {
+            response_format: self.take("response_format"),
+            structured_outputs: self.take("structured_outputs"),
+            json_schema: self.take("json_schema"),
+            grammar: self.take("grammar"),
+        };
+        let (grammar_field, grammar) = match grammar.read() {
+            Ok(asked) => asked.map(|asked| (asked.field, asked.grammar)).unzip(),
+            Err(refused) if refused.is_unsupported => {
+                return Err(unsupported(&refused.field, refused.problem));
+            }
+            Err(refused) => return Err(field(&refused.field, refused.problem)),
+        };
         for name in REFUSED {
             let empty =
                 |value: &Value| [json!([]), json!({}), json!(""), json!("none")].contains(value);
@@ -328,12 +339,13 @@ impl Fields {
                 max_tokens,
                 stop,
                 exact,
-                grammar: None,
+                grammar,
             },
             chosen,
             stream,
             include_usage,
             user: user.map(|user| user.chars().take(MAX_USER).collect()),
+            grammar_field,
         })
     }
 
@@ -530,7 +542,7 @@ mod tests {
         for (field, value, param) in [
             ("tools", json!([{"type": "function"}]), ""),
             ("tool_choice", json!("required"), ""),
-            ("response_format", json!({"type": "json_object"}), ""),
+            ("response_format", json!({"type": "yaml"}), ".type"),
             ("logit_bias", json!({"5": 1}), ""),
             ("n", json!(2), ""),
             ("modalities", json!(["text", "audio"]), ""),
@@ -578,6 +590,8 @@ mod tests {
             ("messages", one("king", json!("")), "[0].role"),
             ("model", json!(5), ""),
             ("user", json!(5), ""),
+            ("response_format", json!("json"), ""),
+            ("structured_outputs", json!({"regex": 5}), ".regex"),
         ] {
             let refused = refusal(with(json!({field: value})));
             assert_eq!(refused, ("invalid_value".into(), format!("{field}{param}")));
@@ -665,6 +679,7 @@ mod tests {
             name in prop::sample::select(&[
                 "messages", "model", "stop", "seed", "n", "logprobs", "top_logprobs", "stream",
                 "stream_options", "temperature", "max_tokens", "user", "tools", "response_format",
+                "structured_outputs", "json_schema", "grammar",
             ][..]),
             value in prop::sample::select(vec![
                 json!(null), json!(true), json!(-1), json!(1e300), json!(u64::MAX), json!(""),

@@ -440,6 +440,10 @@ pub(crate) struct ChatArgs {
     pub(crate) raw: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    /// File with a JSON schema: the answer is JSON that it describes. Say in the question that the
+    /// answer is JSON, and what is in it.
+    #[arg(long, value_name = "FILE", value_parser = home_path())]
+    pub(crate) json_schema: Option<PathBuf>,
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     pub(crate) json: bool,

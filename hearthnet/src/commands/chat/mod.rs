@@ -23,6 +23,9 @@ mod session;
 mod turns;
 
 use std::cell::OnceCell;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,7 +36,8 @@ use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::hosts::HostPool;
 use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_orchestrator::{Cancel, ChatError};
-use hearthnet_tokens::ChatMessage;
+use hearthnet_tokens::grammar::MAX_GRAMMAR_BYTES;
+use hearthnet_tokens::{ChatMessage, Grammar};
 use tokio::runtime::Runtime;
 
 use self::interrupt::Interrupts;
@@ -52,6 +56,7 @@ use crate::node::{Process, TransientNode, find_home};
 pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
     let started = Instant::now();
     args.sampling.check()?;
+    let grammar = args.json_schema.as_deref().map(json_schema).transpose()?;
     let runtime = runtime()?;
     let style = TerminalStyle::of_this_terminal();
     let mut chat = Chat {
@@ -63,6 +68,7 @@ pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
         model: args.model.clone(),
         resolved: None,
         sampling: args.sampling.clone(),
+        grammar,
         explain: args.explain,
         interactive: false,
         cancel: Cancel::default(),
@@ -93,6 +99,8 @@ struct Chat<'a> {
     model: Option<ModelRef>,
     sampling: SamplingArgs,
     explain: bool,
+    /// Grammar that every answer follows.
+    grammar: Option<Grammar>,
     /// File of the named or configured model, once it was searched for.
     resolved: Option<Result<Resolved, Failure>>,
     /// Whether the input is typed on a terminal.
@@ -390,6 +398,26 @@ impl Chat<'_> {
         let done = self.runtime.block_on(self.cancel.run_until_cancelled(what));
         done.ok_or_else(|| ChatError::Cancelled.into())
     }
+}
+
+/// Reads the schema of the answers.
+fn json_schema(path: &Path) -> Result<Grammar, Failure> {
+    let wrong = |why: String| {
+        failure!(
+            BadRequest,
+            "cannot read the JSON schema {}: {why}",
+            path.display()
+        )
+        .hint("--json-schema needs a file with a JSON schema, which is an object")
+    };
+    let mut text = String::new();
+    // More than an accepted schema has, with white space.
+    let most = 16 * MAX_GRAMMAR_BYTES as u64;
+    let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
+    let read = file.take(most).read_to_string(&mut text);
+    read.map_err(|error| wrong(error.to_string()))?;
+    let schema = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    Ok(Grammar::JsonSchema(schema))
 }
 
 /// Finds the community of this node.

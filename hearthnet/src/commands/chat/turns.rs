@@ -118,7 +118,7 @@ impl Chat<'_> {
             max_tokens: self.sampling.max_tokens,
             stop: self.sampling.stop.clone(),
             exact: self.args.exact,
-            grammar: None,
+            grammar: self.grammar.clone(),
         };
         let done = self.answer(&request, started, printed)?;
         if self.args.json {

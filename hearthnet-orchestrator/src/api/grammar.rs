@@ -1,0 +1,399 @@
+//! Grammar of a request, in the fields that clients send: OpenAI's `response_format`, vLLM's
+//! `structured_outputs`, and `json_schema` and `grammar` of llama.cpp. Pure.
+
+use hearthnet_tokens::Grammar;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// Mark at the beginning of a Lark grammar in llama.cpp's field.
+const LARK_MARK: &str = "%llguidance";
+
+/// Fields of a request that ask for a grammar, at most one of them.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct GrammarFields {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) response_format: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) structured_outputs: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) json_schema: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) grammar: Option<Value>,
+}
+
+/// Grammar, and the field that asks for it.
+#[derive(Debug, Clone)]
+pub(super) struct AskedGrammar {
+    pub(super) field: &'static str,
+    pub(super) grammar: Grammar,
+}
+
+/// Refused field.
+#[derive(Debug)]
+pub(super) struct Refused {
+    /// Path of the field.
+    pub(super) field: String,
+    pub(super) problem: String,
+    /// True if the value may be right, but is not supported.
+    pub(super) is_unsupported: bool,
+}
+
+/// Refused field with a wrong value.
+fn wrong(field: &str, must: &str) -> Refused {
+    Refused {
+        field: field.to_owned(),
+        problem: format!("`{field}` must be {must}"),
+        is_unsupported: false,
+    }
+}
+
+fn unsupported(field: &str, problem: impl Into<String>) -> Refused {
+    Refused {
+        field: field.to_owned(),
+        problem: problem.into(),
+        is_unsupported: true,
+    }
+}
+
+impl GrammarFields {
+    /// Fields that ask for a grammar.
+    pub(super) fn of(grammar: Option<&Grammar>) -> Self {
+        let vllms = |name: &str, text: &str| Self {
+            structured_outputs: Some(json!({name: text})),
+            ..Self::default()
+        };
+        match grammar {
+            Some(Grammar::JsonSchema(schema)) => Self {
+                json_schema: Some(schema.clone()),
+                ..Self::default()
+            },
+            Some(Grammar::Regex(regex)) => vllms("regex", regex),
+            Some(Grammar::Lark(lark)) => vllms("grammar", lark),
+            _ => Self::default(),
+        }
+    }
+
+    /// The grammar, if the fields ask for one.
+    pub(super) fn read(self) -> Result<Option<AskedGrammar>, Refused> {
+        let mut asked: Option<AskedGrammar> = None;
+        type Read = fn(Value) -> Result<Option<Grammar>, Refused>;
+        let fields: [(&'static str, Option<Value>, Read); 4] = [
+            ("response_format", self.response_format, response_format),
+            (
+                "structured_outputs",
+                self.structured_outputs,
+                structured_outputs,
+            ),
+            ("json_schema", self.json_schema, |schema| {
+                json_schema("json_schema", schema).map(Some)
+            }),
+            ("grammar", self.grammar, |grammar| {
+                llama_cpps(grammar).map(Some)
+            }),
+        ];
+        for (field, value, read) in fields {
+            let Some(grammar) = value.map(read).transpose()?.flatten() else {
+                continue;
+            };
+            if let Some(other) = &asked {
+                let problem = format!("`{field}` and `{}` exclude each other", other.field);
+                return Err(Refused {
+                    field: field.to_owned(),
+                    problem,
+                    is_unsupported: false,
+                });
+            }
+            asked = Some(AskedGrammar { field, grammar });
+        }
+        Ok(asked)
+    }
+}
+
+/// OpenAI's field. llama.cpp has the schema beside the type.
+fn response_format(value: Value) -> Result<Option<Grammar>, Refused> {
+    let at = "response_format";
+    let must = "an object whose `type` is text, json_object or json_schema";
+    let Value::Object(mut format) = value else {
+        return Err(wrong(at, must));
+    };
+    let kind = take(&mut format, "type");
+    let beside = take(&mut format, "schema");
+    let given = take(&mut format, "json_schema");
+    let grammar = match (kind.as_ref().and_then(Value::as_str), given, beside) {
+        (Some("text"), None, None) => None,
+        (Some("json_object"), None, None) => Some(Grammar::json_object()),
+        (Some("json_object" | "json_schema"), None, Some(schema)) => {
+            Some(json_schema("response_format.schema", schema)?)
+        }
+        (Some("json_schema"), Some(given), None) => Some(openais_schema(given)?),
+        (Some("json_schema"), None, None) => {
+            return Err(wrong(
+                "response_format.json_schema",
+                "an object with `schema`",
+            ));
+        }
+        (Some("text" | "json_object" | "json_schema") | None, ..) => return Err(wrong(at, must)),
+        (Some(_), ..) => {
+            let at = "response_format.type";
+            let problem = format!("`{at}` must be text, json_object or json_schema");
+            return Err(unsupported(at, problem));
+        }
+    };
+    nothing_left(&format, at)?;
+    Ok(grammar)
+}
+
+/// Member `json_schema` of OpenAI's field.
+fn openais_schema(value: Value) -> Result<Grammar, Refused> {
+    let at = "response_format.json_schema";
+    let Value::Object(mut given) = value else {
+        return Err(wrong(at, "an object with `schema`"));
+    };
+    for name in ["name", "description"] {
+        if take(&mut given, name).is_some_and(|name| !name.is_string()) {
+            return Err(wrong(&format!("{at}.{name}"), "a text"));
+        }
+    }
+    // An answer always follows its schema.
+    if take(&mut given, "strict").is_some_and(|strict| !strict.is_boolean()) {
+        return Err(wrong(&format!("{at}.strict"), "true or false"));
+    }
+    let at_schema = format!("{at}.schema");
+    let schema = take(&mut given, "schema");
+    let schema = schema.ok_or_else(|| wrong(&at_schema, "a JSON schema"))?;
+    nothing_left(&given, at)?;
+    json_schema(&at_schema, schema)
+}
+
+/// vLLM's field.
+fn structured_outputs(value: Value) -> Result<Option<Grammar>, Refused> {
+    let at = "structured_outputs";
+    let must = "an object with one of json, regex, choice, grammar and json_object";
+    let Value::Object(mut given) = value else {
+        return Err(wrong(at, must));
+    };
+    given.retain(|_, value| !value.is_null());
+    let mut found = Vec::new();
+    for name in ["json", "regex", "choice", "grammar", "json_object"] {
+        if let Some(value) = take(&mut given, name) {
+            found.push((format!("{at}.{name}"), name, value));
+        }
+    }
+    nothing_left(&given, at)?;
+    let mut found = found.into_iter();
+    let (Some((at_part, name, value)), None) = (found.next(), found.next()) else {
+        return Err(wrong(at, must));
+    };
+    let grammar = match (name, value) {
+        // A schema may be given as its text.
+        ("json", Value::String(text)) => match serde_json::from_str(&text) {
+            Ok(schema) => json_schema(&at_part, schema)?,
+            Err(_) => return Err(wrong(&at_part, "a JSON schema, or its text")),
+        },
+        ("json", schema) => json_schema(&at_part, schema)?,
+        ("regex", Value::String(regex)) => Grammar::Regex(regex),
+        ("grammar", Value::String(text)) => lark(&at_part, text)?,
+        ("choice", choices) => {
+            let texts: Option<Vec<String>> = serde_json::from_value(choices).ok();
+            let fits =
+                |texts: &Vec<String>| !texts.is_empty() && !texts.iter().any(String::is_empty);
+            let texts = texts.filter(fits);
+            Grammar::choice(&texts.ok_or_else(|| wrong(&at_part, "a list of texts, none empty"))?)
+        }
+        ("json_object", Value::Bool(true)) => Grammar::json_object(),
+        ("json_object", _) => return Err(wrong(&at_part, "true")),
+        _ => return Err(wrong(&at_part, "a text")),
+    };
+    Ok(Some(grammar))
+}
+
+/// llama.cpp's field: GBNF, or Lark behind a mark.
+fn llama_cpps(value: Value) -> Result<Grammar, Refused> {
+    match value {
+        Value::String(text) => lark("grammar", text),
+        _ => Err(wrong("grammar", "a text")),
+    }
+}
+
+fn lark(at: &str, text: String) -> Result<Grammar, Refused> {
+    // The sign after the name of a GBNF rule.
+    let is_gbnf = |line: &str| {
+        let rule = line.split_once("::=").map(|(name, _)| name.trim());
+        let in_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        rule.is_some_and(|name| !name.is_empty() && name.chars().all(in_name))
+    };
+    if text.lines().any(is_gbnf) {
+        let problem = format!(
+            "`{at}` must be a Lark grammar, with the rule `start`; GBNF grammars (`::=`) are not supported"
+        );
+        return Err(unsupported(at, problem));
+    }
+    // The mark may have options behind it, and then it is part of the grammar.
+    let rest = text.trim_start().strip_prefix(LARK_MARK);
+    let alone = rest.filter(|rest| !rest.trim_start_matches([' ', '\t']).starts_with('{'));
+    Ok(Grammar::Lark(alone.map(str::to_owned).unwrap_or(text)))
+}
+
+fn json_schema(at: &str, schema: Value) -> Result<Grammar, Refused> {
+    match schema {
+        Value::Object(_) | Value::Bool(true) => Ok(Grammar::JsonSchema(schema)),
+        _ => Err(wrong(at, "a JSON schema, which is an object")),
+    }
+}
+
+/// Removes a member; `None` if it is missing or null.
+fn take(object: &mut Map<String, Value>, name: &str) -> Option<Value> {
+    object.remove(name).filter(|value| !value.is_null())
+}
+
+/// Refuses members that were not read: each might change the answer.
+fn nothing_left(object: &Map<String, Value>, at: &str) -> Result<(), Refused> {
+    match object.iter().find(|(_, value)| !value.is_null()) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let at: String = at
+                .chars()
+                .chain(['.'])
+                .chain(name.chars().take(100))
+                .collect();
+            Err(unsupported(&at, format!("`{at}` is not supported here")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(fields: Value) -> Result<Option<Grammar>, Refused> {
+        let fields: GrammarFields = serde_json::from_value(fields).unwrap();
+        Ok(fields.read()?.map(|asked| asked.grammar))
+    }
+
+    #[test]
+    fn every_clients_field_is_read() {
+        let schema = json!({"type": "object", "properties": {"z": {}, "a": {}}});
+        let text = schema.to_string();
+        let wanted = Some(Grammar::JsonSchema(schema.clone()));
+        let named = json!({"name": "n", "description": "d", "strict": true, "schema": schema});
+        for fields in [
+            json!({"response_format": {"type": "json_schema", "json_schema": named}}),
+            json!({"response_format": {"type": "json_schema", "schema": schema}}),
+            json!({"response_format": {"type": "json_object", "schema": schema}}),
+            json!({"structured_outputs": {"json": schema, "regex": null}}),
+            json!({"structured_outputs": {"json": text}}),
+            json!({"json_schema": schema, "response_format": {"type": "text"}, "grammar": null}),
+        ] {
+            let grammar = read(fields).unwrap();
+            assert!(grammar == wanted);
+            // Properties keep their order, in which they are written.
+            assert!(matches!(grammar, Some(Grammar::JsonSchema(s)) if s.to_string() == text));
+        }
+        let is = |fields: Value, grammar: Grammar| assert!(read(fields).unwrap() == Some(grammar));
+        let object = json!({"response_format": {"type": "json_object"}});
+        is(object, Grammar::json_object());
+        let object = json!({"structured_outputs": {"json_object": true}});
+        is(object, Grammar::json_object());
+        let regex = json!({"structured_outputs": {"regex": "a+"}});
+        is(regex, Grammar::Regex("a+".into()));
+        let choice = json!({"structured_outputs": {"choice": ["a", "b"]}});
+        is(choice, Grammar::Regex("a|b".into()));
+        let lark = "start: \"::=\"";
+        let grammar = json!({"structured_outputs": {"grammar": lark}});
+        is(grammar, Grammar::Lark(lark.into()));
+        let marked = json!({"grammar": format!("%llguidance\n{lark}")});
+        is(marked, Grammar::Lark(format!("\n{lark}")));
+        let options = format!("%llguidance {{}}\n{lark}");
+        is(json!({"grammar": options}), Grammar::Lark(options.clone()));
+        assert!(
+            read(json!({"response_format": {"type": "text"}}))
+                .unwrap()
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn a_grammar_is_the_same_at_the_other_end() {
+        for grammar in [
+            None,
+            Some(Grammar::json_object()),
+            Some(Grammar::Regex("a".into())),
+            Some(Grammar::Lark("start: \"a\"".into())),
+        ] {
+            let there = serde_json::to_value(GrammarFields::of(grammar.as_ref())).unwrap();
+            assert!(read(there).unwrap() == grammar);
+        }
+    }
+
+    #[test]
+    fn wrong_and_unsupported_values_name_their_field() {
+        let schema = || json!({"type": "object"});
+        for (fields, field, is_unsupported) in [
+            (json!({"response_format": "json"}), "response_format", false),
+            (
+                json!({"response_format": {"type": 5}}),
+                "response_format",
+                false,
+            ),
+            (
+                json!({"response_format": {"type": "structural_tag"}}),
+                "response_format.type",
+                true,
+            ),
+            (
+                json!({"response_format": {"type": "json_schema"}}),
+                "response_format.json_schema",
+                false,
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}),
+                "response_format.json_schema.schema",
+                false,
+            ),
+            (
+                json!({"response_format": {"type": "json_object", "strict": true}}),
+                "response_format.strict",
+                true,
+            ),
+            (
+                json!({"structured_outputs": {}}),
+                "structured_outputs",
+                false,
+            ),
+            (
+                json!({"structured_outputs": {"regex": "a", "json": schema()}}),
+                "structured_outputs",
+                false,
+            ),
+            (
+                json!({"structured_outputs": {"regex": 1}}),
+                "structured_outputs.regex",
+                false,
+            ),
+            (
+                json!({"structured_outputs": {"choice": ["a", ""]}}),
+                "structured_outputs.choice",
+                false,
+            ),
+            (
+                json!({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}),
+                "structured_outputs.whitespace_pattern",
+                true,
+            ),
+            (json!({"json_schema": 5}), "json_schema", false),
+            (json!({"grammar": "root ::= \"a\""}), "grammar", true),
+            (
+                json!({"grammar": "start: \"a\"", "json_schema": schema()}),
+                "grammar",
+                false,
+            ),
+        ] {
+            let refused = read(fields).unwrap_err();
+            assert_eq!(
+                (refused.field.as_str(), refused.is_unsupported),
+                (field, is_unsupported)
+            );
+            assert!(refused.problem.contains(field), "{}", refused.problem);
+        }
+    }
+}
