@@ -16,7 +16,7 @@ struct Service {
     url: String,
     model: String,
     /// Hosts of the service, stopped with it.
-    _hosts: Vec<Host>,
+    hosts: Vec<Host>,
 }
 
 /// Starts the service, with `before` in front of the command and `after` behind it.
@@ -32,14 +32,19 @@ fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Serv
         url: ready["url"].as_str().expect("a URL").to_owned(),
         model: ready["models"][0].as_str().expect("a model").to_owned(),
         process,
-        _hosts: hosts,
+        hosts,
     }
 }
 
 /// Service over two hosts with half of the layers each.
 fn over_hosts(settings: &[&str]) -> Service {
+    over_cut(&["0-14", "15-29"], settings)
+}
+
+/// Service over hosts with these layers.
+fn over_cut(layers: &[&str], settings: &[&str]) -> Service {
     let home = Home::new();
-    let hosts = hosts(&home, &["0-14", "15-29"], &[]);
+    let hosts = hosts(&home, layers, &[]);
     let mut before = ENABLE.to_vec();
     for setting in settings {
         before.extend(["--set", setting]);
@@ -76,6 +81,99 @@ fn openais_package_is_answered_over_two_hosts() {
     let split = service.client("plain");
     let alone = start(&Home::new(), &[], &["--local"], Vec::new());
     assert_eq!(split, alone.client("plain"));
+}
+
+#[test]
+fn answers_by_a_grammar_are_valid_and_the_same_for_every_cut() {
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let here = alone.client("grammars");
+    for layers in [&["0-14", "15-29"][..], &["0-4", "5-29"]] {
+        assert_eq!(over_cut(layers, &[]).client("grammars"), here, "{layers:?}");
+    }
+}
+
+/// Starts a streamed answer: a list of twelve texts.
+fn list(service: &Service) -> Reply {
+    let schema = json!({
+        "type": "array", "minItems": 12, "maxItems": 12,
+        "items": {"type": "string", "minLength": 8, "maxLength": 30},
+    });
+    let body = json!({
+        "model": service.model, "temperature": 0.7, "seed": 5, "stream": true,
+        "messages": [{"role": "user", "content": "List twelve things to do on a rainy day, as JSON."}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "l", "schema": schema}},
+    });
+    let reply = Reply::chat(&http::address(&service.process), &body);
+    assert_eq!(reply.status, 200);
+    reply
+}
+
+#[test]
+fn an_answer_by_a_schema_survives_the_death_of_a_host() {
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let undisturbed = read(&mut list(&alone), usize::MAX);
+    let texts: Vec<String> = serde_json::from_str(&undisturbed).expect("a list of texts");
+    assert_eq!(texts.len(), 12);
+    let fits = |text: &String| (8..=30).contains(&text.chars().count());
+    assert!(texts.iter().all(fits), "{texts:?}");
+
+    let mut service = over_hosts(&[]);
+    let mut reply = list(&service);
+    let mut told = read(&mut reply, 8);
+    let host = &mut service.hosts[0].process.child;
+    host.kill().expect("it runs");
+    host.wait().expect("its end");
+    told += &read(&mut reply, usize::MAX);
+    assert_eq!(told, undisturbed);
+    let address = http::address(&service.process);
+    let fallbacks = "distributed_inference_fallback_to_local_total";
+    assert_eq!(Gauges::at(&address).count(fallbacks), 1);
+}
+
+#[test]
+fn the_example_prints_json_by_its_schema_over_two_hosts() {
+    let service = over_hosts(&[]);
+    let output = python("../examples/json_by_schema.py")
+        .args(["--url", &service.url])
+        .arg("Ada Lovelace, born in 1815, lived in London. Alan Turing was born in 1912.")
+        .output()
+        .expect("Python starts");
+    let said: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
+    let people = said["people"].as_array().expect("a list");
+    assert!((1..=3).contains(&people.len()), "{said}");
+    for person in people {
+        assert!(person["name"].is_string(), "{person}");
+        let year = person["born"].as_u64().expect("a year");
+        assert!((1000..=2100).contains(&year), "{person}");
+        assert_eq!(
+            person.as_object().map(serde_json::Map::len),
+            Some(2),
+            "{person}"
+        );
+    }
+}
+
+#[test]
+fn chat_answers_by_the_schema_of_a_file() {
+    let home = Home::new();
+    let file = home.path().join("schema.json");
+    std::fs::write(&file, r#"{"enum": ["red", "green"]}"#).expect("a file");
+    let schema = file.to_str().expect("UTF-8");
+    let ask = [
+        "chat",
+        "--local",
+        "--model",
+        model(),
+        "--json-schema",
+        schema,
+        "A colour, as JSON:",
+    ];
+    let said = home.says(&ask);
+    assert!([r#""red""#, r#""green""#].contains(&said.trim()), "{said}");
+    std::fs::write(&file, r#"{"not": {}}"#).expect("a file");
+    let refused = home.run(&[&ask[..], &["--json"]].concat());
+    assert_fails(&refused, 3, "bad_request");
+    assert_complains(&refused, "`not`");
 }
 
 #[test]
@@ -180,7 +278,7 @@ fn in_community(founder: &Home, fallback: bool) -> Service {
             .expect("a model")
             .to_owned(),
         process,
-        _hosts: Vec::new(),
+        hosts: Vec::new(),
     }
 }
 

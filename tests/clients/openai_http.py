@@ -7,12 +7,15 @@ object with its results; a failed claim is an AssertionError.
 """
 
 import json
+import re
 import sys
 import threading
 import time
 import urllib.request
+from typing import Literal
 
 import openai
+import pydantic
 from prometheus_client.parser import text_string_to_metric_families
 
 QUESTION = [
@@ -153,8 +156,14 @@ def errors(door):
            lambda: door.client.models.retrieve("none"))
     _fails(bad, 400, "invalid_value", "temperature", lambda: ask(temperature=9))
     _fails(bad, 400, "unsupported_parameter", "n", lambda: ask(n=2))
-    _fails(bad, 400, "unsupported_parameter", "response_format",
-           lambda: ask(response_format={"type": "json_object"}))
+    _fails(bad, 400, "unsupported_parameter", "response_format.type",
+           lambda: ask(response_format={"type": "structural_tag"}))
+    unique = {"name": "n", "schema": {"type": "array", "uniqueItems": True}}
+    error = _fails(bad, 400, "unsupported_parameter", "response_format",
+                   lambda: ask(response_format={"type": "json_schema", "json_schema": unique}))
+    assert "uniqueItems" in error.message
+    _fails(bad, 400, "invalid_value", "structured_outputs",
+           lambda: ask(extra_body={"structured_outputs": {"regex": "("}}))
     _fails(bad, 400, "unsupported_parameter", "tools",
            lambda: ask(tools=[{"type": "function", "function": {"name": "f"}}]))
     _fails(bad, 400, "unsupported_parameter", "messages[0].content[0].type",
@@ -166,6 +175,39 @@ def errors(door):
     error = _fails(openai.APIStatusError, 413, "request_too_large", None, lambda: ask(large))
     assert "1048576" in error.message
     return {}
+
+
+class Person(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    name: str = pydantic.Field(max_length=30)
+    year: int = pydantic.Field(ge=1000, le=2100)
+    mood: Literal["good", "bad"]
+
+
+def grammars(door):
+    ask = [{"role": "user", "content": "Invent a person: name, year of birth, mood. Answer in JSON."}]
+    parsed = door.client.chat.completions.parse(
+        model=door.model, messages=ask, response_format=Person, max_tokens=200, temperature=0)
+    person = parsed.choices[0].message.parsed
+    assert isinstance(person, Person) and parsed.choices[0].finish_reason == "stop", parsed
+    texts = [parsed.choices[0].message.content]
+    for fields, fits in [
+        ({"regex": "[a-z]{3,9}!"}, r"[a-z]{3,9}!"),
+        ({"choice": ["yes", "no"]}, "yes|no"),
+        ({"grammar": 'start: "I like " FRUIT "."\nFRUIT: "figs" | "plums"'}, r"I like (figs|plums)\."),
+    ]:
+        answer = door.ask(ask, max_tokens=60, extra_body={"structured_outputs": fields}).choices[0]
+        assert answer.finish_reason == "stop", answer
+        assert re.fullmatch(fits, answer.message.content), answer
+        texts.append(answer.message.content)
+    # A stream is the same answer, and a limit cuts it.
+    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": Person.model_json_schema()}}
+    chunks = door.ask(ask, max_tokens=200, stream=True, response_format=form)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert Person.model_validate_json(streamed), streamed
+    cut = door.ask(ask, max_tokens=3, response_format=form).choices[0]
+    assert cut.finish_reason == "length" and streamed.startswith(cut.message.content), cut
+    return {"texts": texts + [streamed]}
 
 
 def turns(door):
