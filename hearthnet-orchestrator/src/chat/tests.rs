@@ -166,6 +166,52 @@ fn nothing_is_run_behind_a_stop_text() {
     );
 }
 
+/// Answer of a tiny model, which says anything, with a grammar.
+fn by(grammar: Grammar, seed: u64, tokens: u32) -> Result<Done, ChatError> {
+    let (_, engine, model) = tiny();
+    let mut conversation = Conversation::new(Box::new(engine.open().unwrap()));
+    let request = ChatRequest {
+        sampling: SamplerConfig {
+            temperature: 1.5,
+            seed: Some(seed),
+            ..SamplerConfig::default()
+        },
+        grammar: Some(grammar),
+        ..request(Prompt::Tokens(vec![10, 11, 12]), tokens)
+    };
+    let (now, cancel) = (Instant::now(), Cancel::default());
+    conversation.answer(&model, &request, now, &cancel, &mut |_| {})
+}
+
+#[test]
+fn an_answer_follows_its_grammar_and_ends_with_it() {
+    for seed in 0..8 {
+        let digits = by(Grammar::Regex("[0-9]{4}".into()), seed, 50).unwrap();
+        assert_eq!(digits.finish_reason, FinishReason::Stop);
+        let text = &digits.text;
+        assert!(
+            text.len() == 4 && text.bytes().all(|byte| byte.is_ascii_digit()),
+            "{text}"
+        );
+        // The last token ends the turn.
+        assert_eq!(digits.token_ids.len(), 5);
+        let cut = by(Grammar::Regex("[0-9]{4}".into()), seed, 3).unwrap();
+        assert_eq!(cut.finish_reason, FinishReason::Length);
+        assert_eq!(cut.text, text[..3]);
+    }
+}
+
+#[test]
+fn a_refused_grammar_is_an_error_that_blames_no_host() {
+    let refused = by(Grammar::Regex("(".into()), 1, 4).unwrap_err();
+    assert!(matches!(refused, ChatError::Grammar(_)), "{refused:?}");
+    assert!(!refused.blames_host());
+    // The tiny vocabulary has no byte that no text in UTF-8 has, and the expression asks for one.
+    let bytes = "%llguidance {\"allow_invalid_utf8\": true}\nstart: /(?-u:\\xff)/";
+    let stuck = by(Grammar::Lark(bytes.into()), 1, 4).unwrap_err();
+    assert!(matches!(stuck, ChatError::Grammar(_)), "{stuck:?}");
+}
+
 /// Backend whose hosts are replaced by others with another arithmetic.
 struct Moving {
     inner: LocalBackend,

@@ -276,6 +276,25 @@ fn every_refusal_has_its_status_code_and_param() {
         (json!({"tools": [1]}), 400, "unsupported_parameter", "tools"),
         (json!({"n": 2}), 400, "unsupported_parameter", "n"),
         (json!({"top_k": -2}), 400, "invalid_value", "top_k"),
+        // Refused by the compiler, for a chat that had its turn.
+        (
+            json!({"json_schema": {"not": {}}}),
+            400,
+            "unsupported_parameter",
+            "json_schema",
+        ),
+        (
+            json!({"structured_outputs": {"regex": "("}}),
+            400,
+            "invalid_value",
+            "structured_outputs",
+        ),
+        (
+            json!({"grammar": "x".repeat(70_000)}),
+            400,
+            "invalid_value",
+            "grammar",
+        ),
     ] {
         assert_eq!(
             house.chat(extra).error(),
