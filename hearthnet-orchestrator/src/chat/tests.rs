@@ -197,7 +197,7 @@ fn an_answer_follows_its_grammar_and_ends_with_it() {
         assert_eq!(digits.token_ids.len(), 5);
         let cut = by(Grammar::Regex("[0-9]{4}".into()), seed, 3).unwrap();
         assert_eq!(cut.finish_reason, FinishReason::Length);
-        assert_eq!(cut.text, text[..3]);
+        assert_eq!(cut.text, &text[..3]);
     }
 }
 
@@ -206,7 +206,7 @@ fn a_refused_grammar_is_an_error_that_blames_no_host() {
     let refused = by(Grammar::Regex("(".into()), 1, 4).unwrap_err();
     assert!(matches!(refused, ChatError::Grammar(_)), "{refused:?}");
     assert!(!refused.blames_host());
-    // The tiny vocabulary has no byte that no text in UTF-8 has, and the expression asks for one.
+    // No token has the byte 0xff, which no text in UTF-8 has.
     let bytes = "%llguidance {\"allow_invalid_utf8\": true}\nstart: /(?-u:\\xff)/";
     let stuck = by(Grammar::Lark(bytes.into()), 1, 4).unwrap_err();
     assert!(matches!(stuck, ChatError::Grammar(_)), "{stuck:?}");

@@ -25,7 +25,8 @@ const MAX_LEXER_STATES: usize = 25_000;
 /// Maximum number of symbols of a compiled grammar. The schema of FHIR, with 600 types, has 200,000.
 const MAX_SYMBOLS: usize = 250_000;
 
-/// Vocabulary of a model, for grammars. Building it takes some hundred milliseconds.
+/// Vocabulary of a model, for grammars. For 150,000 tokens, building it takes half a second, and it has
+/// 60 MB.
 pub struct Vocabulary {
     factory: ParserFactory,
     /// Tokens of plain text.

@@ -4,7 +4,7 @@ use super::{GrammarError, GrammarVocabulary, TokenKind, Tokenizer};
 use std::sync::Arc;
 
 impl Tokenizer {
-    /// The vocabulary for grammars. The first call builds it, which takes some hundred milliseconds.
+    /// The vocabulary for grammars. The first call builds it.
     ///
     /// # Errors
     /// [`GrammarError::TooComplex`] if the vocabulary is larger than that of any model.
