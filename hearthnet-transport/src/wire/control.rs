@@ -1,6 +1,7 @@
 //! Control bodies: HELLO, BYE, ACK, NACK, FLOWCTL, TENSOR_END (CBOR maps), PING and PONG (8 bytes).
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use bytes::Buf as _;
@@ -275,7 +276,8 @@ pub(crate) struct Nack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FlowCtl {
-    pub(crate) grant: u32,
+    /// A grant of 0 is out of the field's range, so it does not decode.
+    pub(crate) grant: NonZeroU32,
 }
 
 /// The sender abandons a tensor before its last chunk.
@@ -342,7 +344,9 @@ mod tests {
         });
         let (tensor, code) = (65_535, "stream_closed".into());
         survives(Nack { tensor, code });
-        survives(FlowCtl { grant: u32::MAX });
+        survives(FlowCtl {
+            grant: NonZeroU32::MAX,
+        });
         survives(TensorEnd { tensor: 0 });
         assert_eq!(read_ping(&body(ping(FrameType::Ping, 5))).unwrap(), 5);
     }

@@ -1,5 +1,7 @@
 //! Checks the worked examples of `specs/x08-tensor-transport.md` against the codec.
 
+use std::num::NonZeroU32;
+
 use bytes::Bytes;
 
 use super::cbor::Body as _;
@@ -131,7 +133,10 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
             (6, Nack { tensor, code }.frame())
         }
         "tensor-end" => (7, TensorEnd { tensor: 1 }.frame()),
-        "flowctl" => (7, FlowCtl { grant: 16 }.frame()),
+        "flowctl" => {
+            let grant = NonZeroU32::new(16).unwrap();
+            (7, FlowCtl { grant }.frame())
+        }
         "stream-error" => {
             let error = StreamError {
                 stream,

@@ -216,7 +216,8 @@ pub fn sequences() -> Vec<Violation> {
     all
 }
 
-/// Grants beyond the ceiling. The window begins at 16 chunks.
+/// Grants beyond the ceiling, and numbers of chunks out of their range. The window begins at 16
+/// chunks.
 pub fn grants() -> Vec<Violation> {
     let session = Reached::Session(|hello| hello.with("window_chunks", 16));
     let grants = [
@@ -224,7 +225,6 @@ pub fn grants() -> Vec<Violation> {
         ("one more than the ceiling", vec![CEILING - 16 + 1]),
         ("beyond the ceiling in two steps", vec![CEILING - 16, 1]),
         ("a sum that wraps to a small window", vec![u32::MAX - 15]),
-        ("nothing", vec![0]),
     ];
     let grant = |chunks: u32| Frame::new(kind::FLOWCTL, cbor(&[("grant", chunks.into())]));
     let mut all: Vec<_> = grants
@@ -233,10 +233,12 @@ pub fn grants() -> Vec<Violation> {
             by(CloseCode::CreditOverflow, session, what, sent)
         })
         .into();
+    let (malformed, nothing) = (CloseCode::BodyMalformed, vec![grant(0)]);
+    all.push(by(malformed, session, "a grant of nothing", nothing));
     // In HELLO the same number is a value out of its range.
     let hello = Reached::Hello(|hello| hello.with("window_chunks", u32::MAX).frame());
     let what = "a window of u32::MAX in HELLO";
-    all.push(by(CloseCode::BodyMalformed, hello, what, Vec::new()));
+    all.push(by(malformed, hello, what, Vec::new()));
     all
 }
 
