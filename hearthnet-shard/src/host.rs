@@ -10,7 +10,7 @@ use hearthnet_bus::flight::Name;
 use hearthnet_bus::node::{Node, TensorSessions, bus_rule};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
 use hearthnet_platform::process::resident_bytes_of_all;
-use hearthnet_transport::{Arrival, Connection, Listener};
+use hearthnet_transport::{Arrival, Config, Connection, Listener};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
@@ -117,7 +117,12 @@ pub(crate) async fn start<S: EngineSource>(
     let (addr, outward, waiting) = match place {
         Place::Alone(key) => {
             let (identity, admission) = (key.identity()?, Arc::clone(&authorizer) as _);
-            let transport = transport.clone();
+            // HELLO announces what this host enforces.
+            let transport = Config {
+                stream_steps: config.max_waiting_steps,
+                caller_steps: config.max_waiting_steps_per_caller,
+                ..transport.clone()
+            };
             let rules = [bus_rule()];
             let own = Listener::bind(&config.listen, &identity, admission, transport, &rules);
             let own = own.await?;

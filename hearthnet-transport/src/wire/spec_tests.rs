@@ -207,6 +207,9 @@ fn the_defaults_are_those_of_the_specification() {
         ("window_chunks", u64::from(limits.window_chunks)),
         ("recv_buffer_bytes", u64::from(limits.recv_buffer_bytes)),
         ("max_steps", u64::from(limits.max_steps)),
+        ("stream_steps", u64::from(limits.stream_steps)),
+        ("caller_steps", u64::from(limits.caller_steps)),
+        ("unread_bytes", u64::from(limits.unread_bytes)),
     ] {
         let row = SPEC
             .lines()
