@@ -94,7 +94,7 @@ impl ShardHost {
 
 /// [`ShardHost::start_on`] with the given clock.
 pub(crate) async fn start<S: EngineSource>(
-    config: ServeConfig,
+    mut config: ServeConfig,
     place: Place<'_>,
     served: Served,
     source: S,
@@ -102,6 +102,8 @@ pub(crate) async fn start<S: EngineSource>(
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<RunningHost, StartError> {
     config.validate()?;
+    let width = served.width;
+    config.software.push_str(&format!(" width/{width}"));
     let events = Arc::new(HostEvents::default());
     let (node, admitted, transport) = match place {
         Place::Alone(key) => (key.id(), config.admitted.as_slice(), &config.transport),

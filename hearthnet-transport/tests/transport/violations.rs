@@ -270,6 +270,7 @@ fn a_caller_that_does_not_wait_for_the_hosts_hello_is_protocol_state() {
 
 #[test]
 fn bodies_that_are_not_what_they_should_be_are_body_malformed() {
+    all_end(violations::bodies());
     let cbor_kinds = [
         FrameType::TensorEnd,
         FrameType::Ack,

@@ -1,7 +1,7 @@
 //! Rules of X08 (`specs/x08-tensor-transport.md`) that a caller can break, each with the code that
 //! must end its session. Two tests use the table: the session alone
 //! (`hearthnet-transport/tests/transport/violations.rs`), and attacks on a host behind TLS, beside an honest
-//! caller (`adversarial/src/attacks/table.rs`).
+//! caller (`adversarial/src/attacks/table.rs`). `hearthnet conformance` uses most of it.
 //!
 //! Sizes assume a host with default limits.
 
@@ -252,6 +252,46 @@ pub fn acks() -> Vec<Violation> {
     each(CloseCode::CreditAck, SESSION, never_sent)
 }
 
+/// Bodies that do not have the layout of their type.
+pub fn bodies() -> Vec<Violation> {
+    let one = Value::from(1);
+    let close = |fields: &[(&str, Value)]| Frame::new(kind::STREAM_CLOSE, cbor(fields));
+    let (stream, epoch) = (("stream", one.clone()), ("epoch", one.clone()));
+    let with = |key, value: Value| close(&[stream.clone(), epoch.clone(), (key, value)]);
+    let of = |value: Value| close(&[("stream", value), epoch.clone()]);
+    let mut longer = life(1, 1);
+    longer.push(0);
+    let backwards = stream_open(1, &[0; 32], (1, 0), 16);
+    let frames = [
+        ("a key missing", close(std::slice::from_ref(&stream))),
+        (
+            "a key that the body does not define",
+            with("more", one.clone()),
+        ),
+        ("a key twice", with("epoch", one)),
+        ("a text in the place of a number", of("1".into())),
+        ("a negative number", of((-1).into())),
+        ("a number of more than 32 bits", of((1u64 << 32).into())),
+        ("null in the place of a number", of(Value::Null)),
+        ("a tagged number", of(Value::Tag(1, Box::new(1.into())))),
+        (
+            "a byte after the map",
+            Frame::new(kind::STREAM_CLOSE, longer),
+        ),
+        (
+            "a list in the place of the map",
+            Frame::new(kind::STREAM_CLOSE, [0x80]),
+        ),
+        ("no body at all", Frame::new(kind::STREAM_CLOSE, [])),
+        ("a body in DESCRIBE", Frame::new(kind::DESCRIBE, [0xa0])),
+        ("a PING of 7 bytes", Frame::new(kind::PING, [0; 7])),
+        ("a PING of 9 bytes", Frame::new(kind::PING, [0; 9])),
+        ("weights of 31 bytes", stream_open(1, &[0; 31], (0, 1), 16)),
+        ("layers that run backwards", backwards),
+    ];
+    each(CloseCode::BodyMalformed, SESSION, frames)
+}
+
 /// ACK of `chunks` chunks of a tensor.
 pub fn ack(tensor: u16, chunks: u32, end: bool) -> Frame {
     let body = cbor(&[
@@ -400,6 +440,7 @@ pub fn shapes() -> Vec<Violation> {
 ///
 /// # Panics
 /// If zstd cannot compress.
+#[allow(clippy::expect_used, reason = "for tests")]
 pub fn compressed() -> Vec<Violation> {
     /// Bytes of the tensor: one chunk, which is the last one.
     const SIZE: usize = 100_000;
