@@ -50,8 +50,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Limits in a HELLO. A value that cannot be read counts as absent: the check `hello-limits`
-    /// reports it.
+    /// Limits in a HELLO. A value that cannot be read counts as absent: the check `hello` reports
+    /// it.
     pub(crate) fn of(hello: &Arrived) -> Limits {
         let limit = |name: &str| {
             let given = hello.number(name).map(u64::from);
