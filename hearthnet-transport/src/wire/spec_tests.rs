@@ -185,7 +185,7 @@ fn the_specification_and_the_codec_agree_to_the_byte() {
     assert_eq!(examples.len(), 21);
     // Every type has an example.
     let kinds: BTreeSet<u8> = examples.iter().map(|(_, bytes)| bytes[1]).collect();
-    let all = FrameType::ALL.iter().map(|kind| *kind as u8).collect();
+    let all: BTreeSet<u8> = FrameType::ALL.iter().map(|kind| *kind as u8).collect();
     assert_eq!(kinds, all);
     for (name, bytes) in examples {
         let (sequence, frame) = encoded(name).unwrap_or_else(|| panic!("`{name}` is not known"));

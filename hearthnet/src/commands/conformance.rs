@@ -8,7 +8,7 @@ use hearthnet_bus::{Descriptor, Grant, NodeId, NodeKey, now_ms};
 use hearthnet_conformance::raw::Credentials;
 use hearthnet_conformance::{Host, Outcome, Shard, Token, Verdict};
 use hearthnet_orchestrator::link::HostAddr;
-use hearthnet_transport::{Config, DType, Hello, Identity, Message, connect};
+use hearthnet_transport::{Config, Connection, DType, Hello, Identity, Message, connect};
 use serde_json::json;
 use tokio::time::timeout;
 
@@ -75,20 +75,22 @@ async fn reach(
         let code = error.code().map(|code| format!("{code}: "));
         unavailable(format!("{}{error}", code.unwrap_or_default()))
     })?;
-    let described = async {
-        let sent = connection.sender().send(Message::Describe).await;
-        sent.map_err(|e| e.to_string())?;
-        loop {
-            let message = connection.recv().await.map_err(|e| e.to_string())?;
-            if let Message::Descriptor(bytes) = message {
-                return Descriptor::from_cbor(&bytes).map_err(|e| format!("{}: {e}", e.code()));
-            }
-        }
-    };
-    let described = timeout(patience, described).await;
+    let described = timeout(patience, describe(&mut connection)).await;
     let late = |_| "it did not describe itself in time".to_owned();
     let descriptor = described.map_err(late).flatten().map_err(unavailable)?;
     Ok((addr, descriptor))
+}
+
+/// Descriptor of the host of an open session.
+async fn describe(connection: &mut Connection) -> Result<Descriptor, String> {
+    let sent = connection.sender().send(Message::Describe).await;
+    sent.map_err(|e| e.to_string())?;
+    loop {
+        let message = connection.recv().await.map_err(|e| e.to_string())?;
+        if let Message::Descriptor(bytes) = message {
+            return Descriptor::from_cbor(&bytes).map_err(|e| format!("{}: {e}", e.code()));
+        }
+    }
 }
 
 /// Layers in a descriptor.
