@@ -133,6 +133,7 @@ fn bodies() -> Vec<Body> {
             }],
             models: vec![ModelSpeed {
                 head_us: 4000,
+                step_us: 50,
                 weights: [6; 32],
                 layer_us: 600,
                 prefill_row_us: 90,
