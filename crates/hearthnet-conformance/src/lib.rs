@@ -1,6 +1,6 @@
 //! Protocol checks of shard hosts of any implementation.
 //!
-//! [`run`] carries out a list of checks on a host, over a peer that shares no encoder with the
+//! [`run()`] carries out a list of checks on a host, over a peer that shares no encoder with the
 //! transport ([`raw`]). The specifications are `specs/x08-tensor-transport.md`,
 //! `specs/session-grant.md`, `specs/shard-host.md` and `specs/conformance.md`, which has the list.
 //!
