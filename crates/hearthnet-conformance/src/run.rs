@@ -150,7 +150,12 @@ async fn follow(
     let reached = timeout(patience, reach(host, at)).await;
     let observed = match reached {
         Ok(Ok(Some(peer))) => return follow_on(peer, at, script, patience).await,
-        Ok(Ok(None)) => return Ok(at.to_string()),
+        Ok(Ok(None)) => {
+            return Ok(match at {
+                At::Path(path) => format!("nothing: {path} is not served"),
+                _ => at.to_string(),
+            });
+        }
         Ok(Err(Failed(why))) => why,
         Err(_) => nothing(patience),
     };
