@@ -24,6 +24,7 @@ mod cancel;
 #[cfg(feature = "line-editor")]
 mod chat_terminal;
 mod community_life;
+mod conformance;
 mod demo;
 mod diagnose;
 mod discovery_lab;

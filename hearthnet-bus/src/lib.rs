@@ -34,6 +34,8 @@ mod identity;
 pub mod node;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(test)]
+mod vectors_tests;
 
 pub use community::{
     Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_TEXT, invite, log, sync,

@@ -10,7 +10,7 @@ use hearthnet_bus::flight::Name;
 use hearthnet_bus::node::{Node, TensorSessions, bus_rule};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
 use hearthnet_platform::process::resident_bytes_of_all;
-use hearthnet_transport::{Arrival, Connection, Listener};
+use hearthnet_transport::{Arrival, Config, Connection, Listener};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
@@ -94,7 +94,7 @@ impl ShardHost {
 
 /// [`ShardHost::start_on`] with the given clock.
 pub(crate) async fn start<S: EngineSource>(
-    config: ServeConfig,
+    mut config: ServeConfig,
     place: Place<'_>,
     served: Served,
     source: S,
@@ -102,6 +102,8 @@ pub(crate) async fn start<S: EngineSource>(
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<RunningHost, StartError> {
     config.validate()?;
+    let width = served.width;
+    config.software.push_str(&format!(" width/{width}"));
     let events = Arc::new(HostEvents::default());
     let (node, admitted, transport) = match place {
         Place::Alone(key) => (key.id(), config.admitted.as_slice(), &config.transport),
@@ -117,7 +119,12 @@ pub(crate) async fn start<S: EngineSource>(
     let (addr, outward, waiting) = match place {
         Place::Alone(key) => {
             let (identity, admission) = (key.identity()?, Arc::clone(&authorizer) as _);
-            let transport = transport.clone();
+            // HELLO announces what this host enforces.
+            let transport = Config {
+                stream_steps: config.max_waiting_steps,
+                caller_steps: config.max_waiting_steps_per_caller,
+                ..transport.clone()
+            };
             let rules = [bus_rule()];
             let own = Listener::bind(&config.listen, &identity, admission, transport, &rules);
             let own = own.await?;

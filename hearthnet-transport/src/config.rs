@@ -36,6 +36,12 @@ pub struct Config {
     pub compress_above: Option<u32>,
     /// Limit of unanswered steps from the peer, 1 to 65,535.
     pub max_steps_in_flight: u32,
+    /// Limit of steps of one stream that wait, at least 1. Announced only: the application that
+    /// answers the steps enforces it.
+    pub stream_steps: u32,
+    /// Limit of steps of all streams of one caller that wait, over all its sessions, at least 1.
+    /// Announced only, too.
+    pub caller_steps: u32,
     /// Silence after which a PING is sent. After twice this time the session is closed.
     pub keep_alive: Duration,
     /// Lifetime of a session. The smaller value of the two sides is used.
@@ -91,6 +97,8 @@ impl Default for Config {
             inline_max: 64 * 1024,
             compress_above: Some(64 * 1024),
             max_steps_in_flight: 64,
+            stream_steps: 32,
+            caller_steps: 128,
             keep_alive: Duration::from_secs(30),
             session_lifetime: Duration::from_secs(3600),
             max_sessions: 64,
@@ -164,6 +172,8 @@ impl Config {
                 "max_handshakes_per_address",
                 self.max_handshakes_per_address,
             ),
+            ("stream_steps", self.stream_steps as usize),
+            ("caller_steps", self.caller_steps as usize),
             ("stream_opens_per_second", opens),
             ("control_frames_per_second", frames),
         ];

@@ -18,6 +18,8 @@
 //! give_back(1)     <---- ACK 1   give_back(1) -> used 0
 //! ```
 
+use std::num::NonZeroU32;
+
 use crate::code::{CloseCode, Violation};
 use crate::config::MAX_WINDOW_CHUNKS;
 
@@ -74,12 +76,12 @@ impl Window {
     /// Widens the window.
     ///
     /// # Errors
-    /// `credit_overflow` if it would exceed [`MAX_WINDOW_CHUNKS`], or if `units` is 0.
-    pub(crate) fn widen(&mut self, units: u32) -> Result<(), Violation> {
+    /// `credit_overflow` if it would exceed [`MAX_WINDOW_CHUNKS`].
+    pub(crate) fn widen(&mut self, units: NonZeroU32) -> Result<(), Violation> {
         self.size = self
             .size
-            .checked_add(units)
-            .filter(|&size| units > 0 && size <= MAX_WINDOW_CHUNKS)
+            .checked_add(units.get())
+            .filter(|&size| size <= MAX_WINDOW_CHUNKS)
             .ok_or_else(|| {
                 CloseCode::CreditOverflow
                     .violation(format!("a grant of {units} on a window of {}", self.size))
@@ -97,7 +99,7 @@ mod tests {
     enum Op {
         Take,
         GiveBack(u32),
-        Widen(u32),
+        Widen(NonZeroU32),
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -105,7 +107,7 @@ mod tests {
         prop_oneof![
             3 => Just(Op::Take),
             1 => units.clone().prop_map(Op::GiveBack),
-            1 => units.prop_map(Op::Widen),
+            1 => units.prop_filter_map("a grant", |n| NonZeroU32::new(n).map(Op::Widen)),
         ]
     }
 
@@ -135,9 +137,9 @@ mod tests {
                         }
                     },
                     Op::Widen(n) => match window.widen(n) {
-                        Ok(()) => granted += u64::from(n),
+                        Ok(()) => granted += u64::from(n.get()),
                         Err(violation) => {
-                            prop_assert!(n == 0 || granted + u64::from(n) > 1024);
+                            prop_assert!(granted + u64::from(n.get()) > 1024);
                             prop_assert_eq!(violation.code, CloseCode::CreditOverflow);
                         }
                     },
@@ -153,11 +155,11 @@ mod tests {
     fn a_grant_of_everything_twice_is_refused() {
         let mut window = Window::new(16);
         assert_eq!(
-            window.widen(u32::MAX).unwrap_err().code,
+            window.widen(NonZeroU32::MAX).unwrap_err().code,
             CloseCode::CreditOverflow
         );
         assert_eq!(
-            window.widen(u32::MAX).unwrap_err().code,
+            window.widen(NonZeroU32::MAX).unwrap_err().code,
             CloseCode::CreditOverflow
         );
         assert_eq!(window.available(), 16);

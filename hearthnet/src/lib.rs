@@ -178,6 +178,7 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         Command::Backup(command) => commands::backup::run(&command, &cx.global),
         Command::Log(command) => commands::log::run(command, cx),
         Command::Model(command) => commands::model::run(command, cx),
+        Command::Conformance(command) => commands::conformance::run(&command, cx),
         Command::Id { json } => commands::id::run(json, &cx.global),
         Command::Shard(command) => commands::shard::run(command, cx),
         Command::Chat(command) => commands::chat::run(command, cx),

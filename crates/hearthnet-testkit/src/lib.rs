@@ -9,7 +9,6 @@ mod changed;
 pub mod float64;
 mod full_model;
 pub mod lab;
-pub mod raw;
 mod shapes;
 mod tampered;
 mod templates;
@@ -28,6 +27,9 @@ use hearthnet_files::gguf::TensorType;
 use hearthnet_files::{ModelFile, cache};
 use hearthnet_hub::catalogue::{Catalogue, Source};
 use hearthnet_hub::pull::{PullOptions, pull};
+
+/// Raw peer, shared with `hearthnet conformance`.
+pub use hearthnet_conformance::raw;
 
 pub use changed::{encoded, rewritten, with_metadata, with_nan};
 pub use full_model::FullModel;

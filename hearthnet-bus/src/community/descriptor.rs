@@ -120,6 +120,14 @@ impl Descriptor {
         products.find_map(|product| product.strip_prefix("text/"))
     }
 
+    /// Values per row, if the host states them, as the product `width/` in `software`. A client that
+    /// does not have the model can send rows of the right length.
+    pub fn width(&self) -> Option<u32> {
+        let mut products = self.software.split(' ');
+        let width = products.find_map(|product| product.strip_prefix("width/"))?;
+        width.parse().ok().filter(|width| *width > 0)
+    }
+
     /// Encodes as CBOR.
     ///
     /// # Errors
@@ -217,6 +225,9 @@ mod tests {
         let text = "0b".repeat(32);
         d.software = format!("hearthnet/0.1.0 text/{text}");
         assert_eq!((d.text_id(), entries(&d)), (Some(&*text), before));
+        assert_eq!(d.width(), None);
+        d.software.push_str(" width/576");
+        assert_eq!((d.text_id(), d.width()), (Some(&*text), Some(576)));
         d.validate().unwrap();
     }
 

@@ -683,3 +683,19 @@ async fn a_forged_flight_record_is_bounded_and_harmless() {
         }
     }
 }
+
+#[test]
+fn the_connections_of_a_member_are_limited_as_the_specification_says() {
+    let spec = include_str!("../../../specs/x08-tensor-transport.md");
+    let sessions = Config::default();
+    let (each, all) = (sessions.max_sessions_per_peer, sessions.max_sessions);
+    let mut rows = vec![format!("| `/tensor/v1` | {each} | {each} | {all} |")];
+    for rule in [bus_rule(), path_rule(), weights::path_rule()] {
+        let (each, all) = (rule.max_sockets_per_peer, rule.max_sockets);
+        let party = each.max(all / 4);
+        rows.push(format!("| `{}` | {each} | {party} | {all} |", rule.path));
+    }
+    for row in rows {
+        assert!(spec.contains(&row), "{row}");
+    }
+}

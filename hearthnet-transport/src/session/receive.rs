@@ -92,7 +92,8 @@ impl Session {
             }
             FrameType::FlowCtl => {
                 self.control_rate(now)?;
-                self.outbox.window.widen(FlowCtl::read(body)?.grant)?;
+                let FlowCtl { grant } = FlowCtl::read(body)?;
+                self.outbox.window.widen(grant)?;
                 self.credit_blocked = None;
             }
             FrameType::TensorEnd => {

@@ -1,6 +1,7 @@
 //! Control bodies: HELLO, BYE, ACK, NACK, FLOWCTL, TENSOR_END (CBOR maps), PING and PONG (8 bytes).
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use bytes::Buf as _;
@@ -98,6 +99,9 @@ pub(crate) struct Limits {
     pub(crate) lifetime_ms: u64,
     #[serde(rename = "compression", with = "compression")]
     pub(crate) zstd: bool,
+    pub(crate) stream_steps: u32,
+    pub(crate) caller_steps: u32,
+    pub(crate) unread_bytes: u32,
 }
 
 impl Limits {
@@ -110,6 +114,9 @@ impl Limits {
             inline_max: config.inline_max,
             lifetime_ms: Time::from(config.session_lifetime).0 / 1000,
             zstd: config.compress_above.is_some(),
+            stream_steps: config.stream_steps,
+            caller_steps: config.caller_steps,
+            unread_bytes: config.send_buffer_bytes,
         }
     }
 
@@ -128,7 +135,9 @@ impl Limits {
             && limits.recv_buffer_bytes >= limits.chunk_bytes
             && (1..=65_535).contains(&limits.max_steps)
             && (1024..=1024 * 1024).contains(&limits.inline_max)
-            && limits.lifetime_ms >= 1;
+            && limits.lifetime_ms >= 1
+            && limits.stream_steps >= 1
+            && limits.caller_steps >= 1;
         match in_range {
             true => Ok(limits),
             false => Err(malformed("a limit in HELLO is out of its range")),
@@ -275,7 +284,8 @@ pub(crate) struct Nack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FlowCtl {
-    pub(crate) grant: u32,
+    /// A grant of 0 is out of the field's range, so it does not decode.
+    pub(crate) grant: NonZeroU32,
 }
 
 /// The sender abandons a tensor before its last chunk.
@@ -342,7 +352,9 @@ mod tests {
         });
         let (tensor, code) = (65_535, "stream_closed".into());
         survives(Nack { tensor, code });
-        survives(FlowCtl { grant: u32::MAX });
+        survives(FlowCtl {
+            grant: NonZeroU32::MAX,
+        });
         survives(TensorEnd { tensor: 0 });
         assert_eq!(read_ping(&body(ping(FrameType::Ping, 5))).unwrap(), 5);
     }
@@ -387,6 +399,8 @@ mod tests {
             ("inline_max", 1023),
             ("inline_max", 2 * 1024 * 1024),
             ("lifetime_ms", 0),
+            ("stream_steps", 0),
+            ("caller_steps", 0),
         ] {
             let body = hello_with(1, &[(key, value.into())]);
             let code = read_client_hello(&body).unwrap_err().code;

@@ -270,6 +270,7 @@ fn a_caller_that_does_not_wait_for_the_hosts_hello_is_protocol_state() {
 
 #[test]
 fn bodies_that_are_not_what_they_should_be_are_body_malformed() {
+    all_end(violations::bodies());
     let cbor_kinds = [
         FrameType::TensorEnd,
         FrameType::Ack,
@@ -408,7 +409,7 @@ fn a_step_without_a_slot_is_credit_overrun() {
 #[test]
 fn grants_of_everything_are_credit_overflow() {
     all_end(violations::grants());
-    for chunks in [u32::MAX, u32::MAX - 3, 1021, 0] {
+    for chunks in [u32::MAX, u32::MAX - 3, 1021] {
         let code = Victim::caller().send(grant(chunks)).code();
         assert_eq!(code, CloseCode::CreditOverflow, "{chunks}");
     }
@@ -416,6 +417,11 @@ fn grants_of_everything_are_credit_overflow() {
     let victim = Victim::caller().send(grant(1020));
     assert_eq!(victim.session.stats().credit_available, 1024);
     assert_eq!(victim.send(grant(1)).code(), CloseCode::CreditOverflow);
+    // A grant of nothing is a value out of its range, whatever the window is.
+    assert_eq!(
+        Victim::caller().send(grant(0)).code(),
+        CloseCode::BodyMalformed
+    );
 }
 
 #[test]

@@ -5,6 +5,7 @@ pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod community;
 pub(crate) mod config;
+pub(crate) mod conformance;
 pub(crate) mod demo;
 pub(crate) mod diagnose;
 pub(crate) mod engine;

@@ -250,6 +250,7 @@ impl Config {
     /// Transport limits from the configuration; other limits keep the transport's defaults.
     pub(crate) fn transport(&self) -> hearthnet_transport::Config {
         let t = &self.transport;
+        let host = &self.research.distributed_inference.host;
         hearthnet_transport::Config {
             chunk_bytes: t.chunk_bytes.0,
             window_chunks: t.window_chunks.0,
@@ -258,6 +259,7 @@ impl Config {
             session_lifetime: Duration::from_secs(t.session_lifetime_seconds),
             max_sessions: t.max_sessions.0,
             recv_buffer_bytes: t.receive_buffer_bytes.0,
+            caller_steps: host.max_waiting_steps_per_caller.0,
             ..Default::default()
         }
     }

@@ -7,7 +7,7 @@
 //! network, and an intercepted request is useless: it admits only the node that it names.
 //!
 //! # The code
-//! Bech32m (BIP-350) over the following bytes, with the prefix `hearth`. Upper or lower case, with
+//! `specs/invite.md` is the normative text. Bech32m (BIP-350) over the following bytes, with the prefix `hearth`. Upper or lower case, with
 //! white space anywhere, because mail programs and chats break codes into lines.
 //!
 //! | bytes | field |

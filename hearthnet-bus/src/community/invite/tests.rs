@@ -24,6 +24,10 @@ fn the_printed_form_of_a_known_invite_never_changes() {
     let known = invite(&["192.168.1.20:7600", "[fd00::20]:7600"]);
     assert_eq!(known.to_string(), KNOWN);
     assert_eq!(KNOWN.parse(), Ok(known));
+    let spec = include_str!("../../../../specs/invite.md");
+    assert!(spec.contains(&format!("\n{KNOWN}\n")));
+    let characters = format!("| characters of a code | {MAX_CODE_CHARS} |");
+    assert!(spec.contains(&characters));
 }
 
 /// Checked against the algorithm in BIP-350's text, run over these bytes in Python.

@@ -11,6 +11,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode as WsCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message};
 
+use super::frame::malformed;
 use super::frame_sink::STALL;
 
 /// A WebSocket without TLS, for apps on this machine.
@@ -97,13 +98,12 @@ impl Wire {
             loop {
                 ready().await;
                 match incoming.next().await {
-                    Some(Ok(text)) => {
+                    Ok(text) => {
                         if let Err(violation) = receive(&text) {
                             return Ended::Broken(violation);
                         }
                     }
-                    Some(Err(reason)) => return Ended::Lost(reason),
-                    None => return Ended::Closed,
+                    Err(ended) => return ended,
                 }
             }
         };
@@ -146,27 +146,28 @@ impl Wire {
 }
 
 impl Incoming {
-    /// The next message, or the reason why the connection was lost; `None` if it was closed.
-    pub(super) async fn next(&mut self) -> Option<Result<String, String>> {
-        let binary = || Some(Err("a binary message came".to_owned()));
+    /// The next message, or the end of the connection.
+    pub(super) async fn next(&mut self) -> Result<String, Ended> {
+        let binary = || Err(Ended::Broken(malformed("it is binary")));
         match self {
             Self::Peer(socket) => match socket.recv().await {
-                Ok(Frame::Text(text)) => Some(Ok(text)),
+                Ok(Frame::Text(text)) => Ok(text),
                 Ok(Frame::Binary(_)) => binary(),
-                Err(closed) if closed.code == CloseCode::Normal => None,
-                Err(closed) => Some(Err(reason(closed))),
+                Err(closed) if closed.code == CloseCode::Normal => Err(Ended::Closed),
+                Err(closed) => Err(Ended::Lost(reason(closed))),
             },
             Self::App(socket) => loop {
-                match socket.next().await? {
-                    Ok(Message::Text(text)) => return Some(Ok(text.as_str().to_owned())),
-                    Ok(Message::Binary(_)) => return binary(),
+                match socket.next().await {
+                    Some(Ok(Message::Text(text))) => return Ok(text.as_str().to_owned()),
+                    Some(Ok(Message::Binary(_))) => return binary(),
                     // The library answers pings; a close frame is followed by the end of the
                     // stream.
-                    Ok(_) => {}
-                    Err(error) => return Some(Err(reason(error))),
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return Err(Ended::Lost(reason(error))),
+                    None => return Err(Ended::Closed),
                 }
             },
-            Self::Memory(receiver) => receiver.recv().await.map(Ok),
+            Self::Memory(receiver) => receiver.recv().await.ok_or(Ended::Closed),
         }
     }
 }

@@ -1,4 +1,6 @@
-//! Reports of a host that starts, or fails to.
+//! Reports of a host that starts, or fails to, and what it announces of its settings.
+
+use hearthnet_testkit::raw;
 
 use crate::{LoadPhase, StartProgress};
 
@@ -92,5 +94,30 @@ async fn nonsense_settings_are_refused_by_name() {
         let started =
             crate::ShardHost::start_on(config, &host_key(), served(), source, &mut |_| {}).await;
         assert!(started.unwrap_err().to_string().starts_with(name));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hello_announces_the_limits_of_the_hosts_queues() {
+    let host = Host::start_with(|config| {
+        config.max_waiting_steps = 7;
+        config.max_waiting_steps_per_caller = 19;
+        config.transport.send_buffer_bytes = 1 << 20;
+    })
+    .await;
+    let key = caller_key();
+    let credentials = raw::Credentials::of(&key.secret());
+    let peer = raw::Peer::upgraded(host.running.local_addr(), &credentials).await;
+    let mut peer = peer.unwrap();
+    let hello = raw::Hello::new(PIPELINE, token(&key));
+    peer.send(hello.frame()).await;
+    let answer = peer.receive().await;
+    assert!(answer.is(raw::kind::HELLO), "{answer:?}");
+    for (name, limit) in [
+        ("stream_steps", 7),
+        ("caller_steps", 19),
+        ("unread_bytes", 1 << 20),
+    ] {
+        assert_eq!(answer.number(name), Some(limit), "{name}");
     }
 }

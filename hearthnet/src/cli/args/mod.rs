@@ -199,6 +199,11 @@ pub(crate) enum Command {
     /// Measure the engine or the transport.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Check that a host of layers keeps the protocol, whoever wrote its program.
+    ///
+    /// Connects with this node's key, which the host must admit. Breaks each rule of the protocol on
+    /// a connection of its own, and expects the close code of specs/. Needs no weights.
+    Conformance(ConformanceArgs),
     /// Print this node's id (made on first use).
     Id {
         /// Print JSON.
@@ -398,6 +403,22 @@ pub(crate) struct ServeArgs {
     /// Stop when standard input ends, so that the host ends with its parent process.
     #[arg(long, hide = true)]
     pub(crate) lifeline: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConformanceArgs {
+    /// The host, outside of any community, as its `shard serve` prints it.
+    #[arg(value_name = "ENDPOINT#NODEID")]
+    pub(crate) host: HostAddr,
+    /// Values of a row, if the host's descriptor does not state them.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) width: Option<u32>,
+    /// Leave out the deadlines of idle connections, which take a minute.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,11 +1,12 @@
 use std::os::unix::fs::PermissionsExt as _;
 
+use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio_tungstenite::client_async;
-use tokio_tungstenite::tungstenite::Error as WsError;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
 use super::super::client::Client;
 use super::super::server::OneLevel;
@@ -189,6 +190,21 @@ async fn a_program_of_this_user_comes_in_through_the_socket_without_a_token() {
     }
     api.close().await;
     assert!(!dir.path().join(SOCKET_FILE).exists());
+}
+
+#[tokio::test]
+async fn a_binary_message_of_a_program_is_frame_unknown() {
+    let (dir, api) = opened().await;
+    let stream = UnixStream::connect(dir.path().join(SOCKET_FILE)).await;
+    let joined = client_async("ws://localhost/bus/v1", stream.unwrap()).await;
+    let (mut socket, _) = joined.unwrap();
+    socket.send(Message::binary(vec![1, 2, 3])).await.unwrap();
+    let Some(Ok(Message::Close(Some(close)))) = socket.next().await else {
+        panic!("no close frame with a code");
+    };
+    assert_eq!(u16::from(close.code), 1008);
+    assert_eq!(close.reason.as_str(), "frame_unknown");
+    api.close().await;
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hearthnet_transport::{NodeId, PathRule};
+use hearthnet_transport::{CloseCode, Frame, NodeId, PathRule};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -360,7 +360,24 @@ async fn a_caller_that_breaks_a_rule_loses_the_connection_and_its_calls() {
     ours.outgoing.send(open).await.unwrap();
     task.await.unwrap();
     world.count.until(0, 1).await;
-    assert!(ours.incoming.next().await.is_none());
+    assert!(matches!(ours.incoming.next().await, Err(Ended::Closed)));
+}
+
+#[tokio::test]
+async fn a_binary_message_between_nodes_is_frame_unknown() {
+    let world = world();
+    let rule = PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES).with_text();
+    let (mut ours, theirs) = PeerSocket::pair([id(3), id(1)], &rule).await;
+    let server = Arc::clone(&world.server);
+    tokio::spawn(async move { server.serve(theirs).await });
+    ours.send(Frame::Binary(vec![1, 2, 3].into()))
+        .await
+        .unwrap();
+    let closed = ours.recv().await.unwrap_err();
+    assert_eq!(
+        (closed.code, closed.by_us),
+        (CloseCode::FrameUnknown, false)
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Rules of X08 (`specs/x08-tensor-transport.md`) that a caller can break, each with the code that
 //! must end its session. Two tests use the table: the session alone
 //! (`hearthnet-transport/tests/transport/violations.rs`), and attacks on a host behind TLS, beside an honest
-//! caller (`adversarial/src/attacks/table.rs`).
+//! caller (`adversarial/src/attacks/table.rs`). `hearthnet conformance` uses most of it.
 //!
 //! Sizes assume a host with default limits.
 
@@ -216,7 +216,8 @@ pub fn sequences() -> Vec<Violation> {
     all
 }
 
-/// Grants beyond the ceiling. The window begins at 16 chunks.
+/// Grants beyond the ceiling, and numbers of chunks out of their range. The window begins at 16
+/// chunks.
 pub fn grants() -> Vec<Violation> {
     let session = Reached::Session(|hello| hello.with("window_chunks", 16));
     let grants = [
@@ -224,7 +225,6 @@ pub fn grants() -> Vec<Violation> {
         ("one more than the ceiling", vec![CEILING - 16 + 1]),
         ("beyond the ceiling in two steps", vec![CEILING - 16, 1]),
         ("a sum that wraps to a small window", vec![u32::MAX - 15]),
-        ("nothing", vec![0]),
     ];
     let grant = |chunks: u32| Frame::new(kind::FLOWCTL, cbor(&[("grant", chunks.into())]));
     let mut all: Vec<_> = grants
@@ -233,10 +233,12 @@ pub fn grants() -> Vec<Violation> {
             by(CloseCode::CreditOverflow, session, what, sent)
         })
         .into();
+    let (malformed, nothing) = (CloseCode::BodyMalformed, vec![grant(0)]);
+    all.push(by(malformed, session, "a grant of nothing", nothing));
     // In HELLO the same number is a value out of its range.
     let hello = Reached::Hello(|hello| hello.with("window_chunks", u32::MAX).frame());
     let what = "a window of u32::MAX in HELLO";
-    all.push(by(CloseCode::BodyMalformed, hello, what, Vec::new()));
+    all.push(by(malformed, hello, what, Vec::new()));
     all
 }
 
@@ -248,6 +250,46 @@ pub fn acks() -> Vec<Violation> {
         ("a NACK of a tensor that never was", nack(7)),
     ];
     each(CloseCode::CreditAck, SESSION, never_sent)
+}
+
+/// Bodies that do not have the layout of their type.
+pub fn bodies() -> Vec<Violation> {
+    let one = Value::from(1);
+    let close = |fields: &[(&str, Value)]| Frame::new(kind::STREAM_CLOSE, cbor(fields));
+    let (stream, epoch) = (("stream", one.clone()), ("epoch", one.clone()));
+    let with = |key, value: Value| close(&[stream.clone(), epoch.clone(), (key, value)]);
+    let of = |value: Value| close(&[("stream", value), epoch.clone()]);
+    let mut longer = life(1, 1);
+    longer.push(0);
+    let backwards = stream_open(1, &[0; 32], (1, 0), 16);
+    let frames = [
+        ("a key missing", close(std::slice::from_ref(&stream))),
+        (
+            "a key that the body does not define",
+            with("more", one.clone()),
+        ),
+        ("a key twice", with("epoch", one)),
+        ("a text in the place of a number", of("1".into())),
+        ("a negative number", of((-1).into())),
+        ("a number of more than 32 bits", of((1u64 << 32).into())),
+        ("null in the place of a number", of(Value::Null)),
+        ("a tagged number", of(Value::Tag(1, Box::new(1.into())))),
+        (
+            "a byte after the map",
+            Frame::new(kind::STREAM_CLOSE, longer),
+        ),
+        (
+            "a list in the place of the map",
+            Frame::new(kind::STREAM_CLOSE, [0x80]),
+        ),
+        ("no body at all", Frame::new(kind::STREAM_CLOSE, [])),
+        ("a body in DESCRIBE", Frame::new(kind::DESCRIBE, [0xa0])),
+        ("a PING of 7 bytes", Frame::new(kind::PING, [0; 7])),
+        ("a PING of 9 bytes", Frame::new(kind::PING, [0; 9])),
+        ("weights of 31 bytes", stream_open(1, &[0; 31], (0, 1), 16)),
+        ("layers that run backwards", backwards),
+    ];
+    each(CloseCode::BodyMalformed, SESSION, frames)
 }
 
 /// ACK of `chunks` chunks of a tensor.
@@ -398,6 +440,7 @@ pub fn shapes() -> Vec<Violation> {
 ///
 /// # Panics
 /// If zstd cannot compress.
+#[allow(clippy::expect_used, reason = "for tests")]
 pub fn compressed() -> Vec<Violation> {
     /// Bytes of the tensor: one chunk, which is the last one.
     const SIZE: usize = 100_000;

@@ -65,6 +65,7 @@ impl Credentials {
     ///
     /// # Panics
     /// If the certificate cannot be made.
+    #[allow(clippy::expect_used, reason = "for tests")]
     pub fn of(secret: &[u8; 32]) -> Credentials {
         let identity = Identity::from_secret(secret).expect("a certificate");
         Credentials::forged(identity.certificate(), secret)

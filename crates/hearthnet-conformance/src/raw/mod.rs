@@ -2,7 +2,8 @@
 //! with any field wrong, and a table of violations.
 //!
 //! The encoder is written from the specification and shares no code with the transport's, since a
-//! common error would hide itself. The transport's tests and the attacks of `adversarial/` use it.
+//! common error would hide itself. The checks of this crate, the transport's tests and the attacks of
+//! `adversarial/` use it.
 
 mod frame;
 mod peer;

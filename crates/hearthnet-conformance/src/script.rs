@@ -1,0 +1,165 @@
+//! Checks as data: attempts, each of which brings a connection to a state and follows a script.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearthnet_transport::CloseCode;
+
+use crate::raw::violations::Reached;
+use crate::raw::{Credentials, Outgoing};
+
+/// Positions of a stream on which checks run steps, and most steps that a check sends at once.
+pub(crate) const POSITIONS: u32 = 64;
+
+/// Test of a frame's body. The error says what is wrong with it.
+pub type Test = Arc<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
+
+/// Maker of session tokens.
+pub type MakeToken = Box<dyn Fn(Token) -> Result<Vec<u8>, String> + Send + Sync>;
+
+/// Session token of `specs/session-grant.md`, for the host under check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Token {
+    /// Valid and unused.
+    Valid,
+    /// No bytes.
+    Empty,
+    /// For another subject than the connecting node.
+    OtherSubject,
+    /// For another audience than the host.
+    OtherAudience,
+    /// Expired by more than any tolerated difference of the clocks.
+    Expired,
+    /// Valid except for one bit of its signature.
+    Altered,
+}
+
+/// Layers that the host serves, by its descriptor.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names are those of the descriptor")]
+pub struct Shard {
+    pub weights: [u8; 32],
+    pub layers: (u32, u32),
+    pub total_layers: u32,
+    /// Values per row, if they are known.
+    pub width: Option<u32>,
+    /// Element type of rows on the wire, and bytes of a value.
+    pub dtype: (u8, usize),
+}
+
+/// Host under check, and the means to reach it.
+pub struct Host {
+    pub addr: SocketAddr,
+    /// Credentials that the host admits.
+    pub admitted: Credentials,
+    /// Credentials of a key that no host knows.
+    pub unknown: Credentials,
+    pub token: MakeToken,
+    pub shard: Shard,
+    /// Test of the descriptor in DESCRIPTOR.
+    pub descriptor: Test,
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host")
+            .field("addr", &self.addr)
+            .field("shard", &self.shard)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Named check. It passes if all its attempts do.
+pub(crate) struct Check {
+    pub(crate) name: &'static str,
+    /// Specification and section.
+    pub(crate) section: &'static str,
+    /// How long the host may take for each expected answer.
+    pub(crate) patience: Duration,
+    /// If there are none, the check is skipped for the reason `without`.
+    pub(crate) attempts: Vec<Attempt>,
+    pub(crate) without: &'static str,
+}
+
+/// Attempt of a check, on a connection of its own.
+pub(crate) struct Attempt {
+    /// What is done, for people.
+    pub(crate) what: String,
+    pub(crate) at: At,
+    pub(crate) script: Vec<Act>,
+}
+
+/// State that a connection reaches before the script begins.
+pub(crate) enum At {
+    /// TLS with a key that the host does not admit, or with no certificate. The host must open no
+    /// WebSocket.
+    Refused { unknown_key: bool },
+    /// An upgrade at this path must be answered with 404.
+    NotFound(&'static str),
+    /// WebSocket at a path that the host may serve. If it does not, the script is left out.
+    Path(&'static str),
+    /// As the violations of the wire say.
+    Reached(Reached),
+    /// A HELLO with this token was sent.
+    Token(Token),
+    /// A HELLO was sent whose token has opened a session before.
+    TokenAgain,
+    /// The session is open, for the purpose `bench`.
+    Bench,
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            At::Refused { .. } => write!(f, "no WebSocket"),
+            At::NotFound(path) => write!(f, "status 404 for {path}"),
+            At::Path(path) => write!(f, "a WebSocket at {path}"),
+            At::Reached(Reached::Upgrade | Reached::Hello(_)) | At::Token(_) => {
+                write!(f, "a WebSocket at /tensor/v1")
+            }
+            At::Reached(Reached::Session(_)) | At::TokenAgain | At::Bench => {
+                write!(f, "an open session")
+            }
+            At::Reached(Reached::Stream) => write!(f, "STREAM_OPENED"),
+        }
+    }
+}
+
+pub(crate) enum Act {
+    Send(Outgoing),
+    Expect(Expect),
+}
+
+/// Expected input from the host. Its PINGs are passed over, unless one is expected.
+#[derive(Clone)]
+pub(crate) enum Expect {
+    /// The session ends with this code, in BYE and in the close frame.
+    End(CloseCode),
+    /// The WebSocket ends with a close frame of this code.
+    Close(CloseCode),
+    /// Frame of this type, whose body passes the test.
+    Frame(u8, &'static str, Test),
+    /// STREAM_ERROR with one of these codes.
+    Fault(&'static [&'static str]),
+}
+
+impl Expect {
+    /// Whether the connection has ended afterwards.
+    pub(crate) fn ends(&self) -> bool {
+        matches!(self, Expect::End(_) | Expect::Close(_))
+    }
+}
+
+impl fmt::Display for Expect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Expect::End(code) => write!(f, "BYE and close frame {} {code}", code.number()),
+            Expect::Close(code) => write!(f, "close frame {} {code}", code.number()),
+            Expect::Frame(_, name, _) => f.write_str(name),
+            Expect::Fault(codes) => write!(f, "STREAM_ERROR {}", codes.join(" or ")),
+        }
+    }
+}
