@@ -311,7 +311,7 @@ def run():
     options.add_argument("--placements", type=int, default=12, help="at most, per model and kind [%(default)s]")
     options.add_argument("--tokens", type=int, default=48, help="per answer [%(default)s]")
     options.add_argument("--answers", type=int, default=3, help="per placement [%(default)s]")
-    options.add_argument("--settle", type=float, default=60, help="seconds for announcements [%(default)s]")
+    options.add_argument("--settle", type=float, default=100, help="seconds for announcements [%(default)s]")
     options.add_argument("--private", type=int, default=2, help="first layers that the caller runs [%(default)s]")
     options = parsed(options)
     rows, summaries = [], []

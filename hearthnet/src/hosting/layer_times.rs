@@ -24,6 +24,20 @@ const BENCHMARK_BYTES: u64 = 64 << 20;
 pub(crate) struct Times {
     pub(crate) layer_us: u32,
     pub(crate) prefill_row_us: u32,
+    /// Number of benchmarks, of which these are the shortest times.
+    #[serde(default)]
+    pub(crate) runs: u32,
+}
+
+impl Times {
+    /// Shorter times of two benchmarks. Other programs make a benchmark slower, and never faster.
+    pub(crate) fn shorter(self, other: Self) -> Self {
+        Self {
+            layer_us: self.layer_us.min(other.layer_us),
+            prefill_row_us: self.prefill_row_us.min(other.prefill_row_us),
+            runs: self.runs.saturating_add(other.runs),
+        }
+    }
 }
 
 /// Half-open range of held layers for a benchmark, of at most `budget` bytes.
@@ -67,6 +81,7 @@ pub(crate) async fn benchmark(
         Ok(times) => Some(Times {
             layer_us: duration_us(times.row).max(1),
             prefill_row_us: duration_us(times.prefill_row).max(1),
+            runs: 1,
         }),
         Err(error) => {
             tracing::debug!("no benchmark of layers: {error}");
