@@ -287,7 +287,10 @@ mod tests {
             let grammar = read(fields).unwrap();
             assert!(grammar == wanted);
             // Properties keep their order, in which they are written.
-            assert!(matches!(grammar, Some(Grammar::JsonSchema(s)) if s.to_string() == text));
+            let Some(Grammar::JsonSchema(schema)) = grammar else {
+                panic!("{grammar:?}");
+            };
+            assert_eq!(schema.to_string(), text);
         }
         let is = |fields: Value, grammar: Grammar| assert!(read(fields).unwrap() == Some(grammar));
         let object = json!({"response_format": {"type": "json_object"}});

@@ -117,7 +117,7 @@ pub(crate) struct Failure {
     message: String,
     hint: Option<String>,
     /// Results before the failure, for `--json`: members of an object.
-    found: serde_json::Map<String, serde_json::Value>,
+    found: Box<serde_json::Map<String, serde_json::Value>>,
 }
 
 /// Failure of a [`Kind`], with a formatted message.
@@ -135,7 +135,7 @@ impl Failure {
             code: Code::new(kind.facts().1),
             message: message.into(),
             hint: None,
-            found: serde_json::Map::new(),
+            found: Box::default(),
         }
     }
 
@@ -162,7 +162,7 @@ impl Failure {
     /// Adds an object with results before the failure to the output of `--json`.
     pub(crate) fn beside(mut self, found: serde_json::Value) -> Self {
         if let serde_json::Value::Object(found) = found {
-            self.found = found;
+            self.found = Box::new(found);
         }
         self
     }
@@ -199,7 +199,7 @@ impl Failure {
     }
 
     pub(crate) fn to_json(&self) -> serde_json::Value {
-        let mut object = self.found.clone();
+        let mut object = (*self.found).clone();
         let error =
             serde_json::json!({ "code": self.code, "message": self.message, "hint": self.hint });
         object.insert("error".to_owned(), error);
