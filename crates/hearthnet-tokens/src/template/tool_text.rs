@@ -1,0 +1,190 @@
+//! Tools, calls and results as variables of a template, or as texts for a template that knows none.
+//! Pure.
+
+use minijinja::Value;
+use serde_json::{Map, Value as Json, json};
+use std::fmt::Write as _;
+
+use super::{Chat, ChatMessage, Role};
+use crate::tools::Tool;
+
+/// Keys and types of schemas. Templates look for them, so they are not shielded.
+const WORDS: &[&str] = &[
+    "type",
+    "function",
+    "name",
+    "description",
+    "parameters",
+    "properties",
+    "required",
+    "items",
+    "enum",
+    "strict",
+    "default",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "$defs",
+    "$ref",
+    "additionalProperties",
+    "title",
+    "format",
+    "minimum",
+    "maximum",
+    "nullable",
+    "object",
+    "string",
+    "number",
+    "integer",
+    "boolean",
+    "array",
+    "null",
+];
+
+/// A tool, with its untrusted texts transformed.
+pub(super) fn tool(tool: &Tool, transform: &dyn Fn(&str) -> String) -> Value {
+    let tool = serde_json::to_value(tool).unwrap_or_default();
+    Value::from_serialize(transformed(&tool, transform))
+}
+
+fn transformed(value: &Json, transform: &dyn Fn(&str) -> String) -> Json {
+    let text = |text: &str| match WORDS.contains(&text) {
+        true => text.to_owned(),
+        false => transform(text),
+    };
+    match value {
+        Json::String(given) => text(given).into(),
+        Json::Array(items) => items
+            .iter()
+            .map(|item| transformed(item, transform))
+            .collect(),
+        Json::Object(members) => {
+            let member =
+                |(key, value): (&String, &Json)| (text(key), transformed(value, transform));
+            Json::Object(members.iter().map(member).collect())
+        }
+        other => other.clone(),
+    }
+}
+
+/// Every text of the arguments, keys as well, transformed.
+fn arguments(value: &Json, transform: &dyn Fn(&str) -> String) -> Json {
+    match value {
+        Json::String(text) => transform(text).into(),
+        Json::Array(items) => items
+            .iter()
+            .map(|item| arguments(item, transform))
+            .collect(),
+        Json::Object(members) => {
+            let member =
+                |(key, value): (&String, &Json)| (transform(key), arguments(value, transform));
+            Json::Object(members.iter().map(member).collect())
+        }
+        other => other.clone(),
+    }
+}
+
+/// A message, with its untrusted texts transformed. `objects`: the arguments of calls are objects
+/// and not texts.
+pub(super) fn message(
+    message: &ChatMessage,
+    chat: &Chat<'_>,
+    objects: bool,
+    transform: &dyn Fn(&str) -> String,
+) -> Value {
+    let mut fields = Map::new();
+    fields.insert("role".into(), message.role.into_str().into());
+    fields.insert("content".into(), transform(&message.content).into());
+    if let Some(reasoning) = &message.reasoning_content {
+        // transformers defines the reasoning under two names.
+        for name in ["reasoning_content", "thinking"] {
+            fields.insert(name.into(), transform(reasoning).into());
+        }
+    }
+    if !message.tool_calls.is_empty() {
+        let calls = message.tool_calls.iter().map(|call| {
+            let object = serde_json::from_str(&call.arguments)
+                .ok()
+                .filter(|_| objects);
+            let arguments = match object {
+                Some(object) => arguments(&object, transform),
+                None => transform(&call.arguments).into(),
+            };
+            json!({
+                "id": transform(&short_id(&call.id)), "type": "function",
+                "function": {"name": transform(&call.name), "arguments": arguments},
+            })
+        });
+        fields.insert("tool_calls".into(), calls.collect());
+    }
+    if let Some(id) = &message.tool_call_id {
+        fields.insert("tool_call_id".into(), transform(&short_id(id)).into());
+        // Some templates name the tool beside its result.
+        let calls = chat.messages.iter().flat_map(|other| &other.tool_calls);
+        if let Some(call) = calls.into_iter().rev().find(|call| call.id == *id) {
+            fields.insert("name".into(), transform(&call.name).into());
+        }
+    }
+    Value::from_serialize(Json::Object(fields))
+}
+
+/// Id of 9 letters and digits, which all templates accept; another id becomes one.
+fn short_id(id: &str) -> String {
+    if id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()) {
+        return id.to_owned();
+    }
+    // FNV-1a.
+    let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    crate::tools::call_id(hash, 0)
+}
+
+/// Messages without tools, calls and results: texts describe them. For templates that know none.
+pub(super) fn described(chat: &Chat<'_>) -> Vec<ChatMessage> {
+    let mut messages: Vec<ChatMessage> = Vec::new();
+    for message in chat.messages {
+        let mut text = message.content.clone();
+        for call in &message.tool_calls {
+            let (name, arguments) = (Json::from(call.name.as_str()), &call.arguments);
+            let break_line = if text.is_empty() { "" } else { "\n" };
+            let _ = write!(
+                text,
+                "{break_line}<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>"
+            );
+        }
+        if message.role != Role::Tool {
+            messages.push(ChatMessage {
+                reasoning_content: message.reasoning_content.clone(),
+                ..ChatMessage::new(message.role, text)
+            });
+            continue;
+        }
+        let result = format!("<tool_response>\n{text}\n</tool_response>");
+        // Results of one turn are one message: some templates refuse two of one role.
+        match messages.last_mut() {
+            Some(last) if last.role == Role::User && last.content.ends_with("</tool_response>") => {
+                let _ = write!(last.content, "\n{result}");
+            }
+            _ => messages.push(ChatMessage::user(result)),
+        }
+    }
+    if chat.tools.is_empty() {
+        return messages;
+    }
+    let mut text = String::from("You may call these functions:\n<tools>\n");
+    for tool in chat.tools {
+        let _ = writeln!(text, "{}", serde_json::to_value(tool).unwrap_or_default());
+    }
+    text.push_str(
+        "</tools>\nTo call one, answer with a JSON object with its name and arguments:\n<tool_call>\n\
+         {\"name\": <function-name>, \"arguments\": <arguments-object>}\n</tool_call>",
+    );
+    match messages.first_mut() {
+        Some(first) if first.role == Role::System => {
+            let _ = write!(first.content, "\n\n{text}");
+        }
+        _ => messages.insert(0, ChatMessage::system(text)),
+    }
+    messages
+}
