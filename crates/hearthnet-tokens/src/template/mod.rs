@@ -374,17 +374,17 @@ impl ChatTemplate {
         chat: &Chat<'_>,
         add_generation_prompt: bool,
     ) -> Result<RenderedPrompt, TemplateError> {
-        let described;
-        let chat = match self.format.native || !chat.has_tools() {
-            true => chat,
-            false => {
-                described = tool_text::described(chat);
-                &Chat {
-                    messages: &described,
-                    tools: &[],
-                    variables: chat.variables,
-                }
-            }
+        let described = match self.format.native || !chat.has_tools() {
+            true => None,
+            false => Some(tool_text::described(chat)),
+        };
+        let chat = &match &described {
+            None => *chat,
+            Some(messages) => Chat {
+                messages,
+                tools: &[],
+                variables: chat.variables,
+            },
         };
         // Most templates take the arguments of calls as objects, some as texts.
         match self.prompt_with(tokenizer, chat, true, add_generation_prompt) {
@@ -411,7 +411,7 @@ impl ChatTemplate {
         let texts = std::iter::once(&usual).chain(&contents);
         let shield = Shield::new(alphabet, texts.map(String::as_str))
             .ok_or(TemplateError::CannotShield(alphabet.len()))?;
-        let shielded = render(&|text| shield.apply(text))?;
+        let shielded = render(&|text: &str| shield.apply(text))?;
 
         let looks_into_messages = shield.undo(&shielded) != usual;
         let harmless = || {
@@ -467,7 +467,7 @@ impl ChatTemplate {
     ) -> Result<String, TemplateError> {
         let mut variables = BTreeMap::new();
         for (name, value) in chat.variables {
-            variables.insert(name.as_str(), Value::from_serialize(value));
+            variables.insert(name.as_str(), json::variable(value));
         }
         if !chat.tools.is_empty() {
             let tools = chat
@@ -483,7 +483,7 @@ impl ChatTemplate {
         variables.insert("add_generation_prompt", add_generation_prompt.into());
         variables.insert("bos_token", self.bos.as_str().into());
         variables.insert("eos_token", self.eos.as_str().into());
-        self.render_variables(variables.into())
+        self.render_variables(Value::from_pairs(variables))
     }
 
     /// Renders any `variables`, a dictionary: `messages` with tool calls, `tools`,

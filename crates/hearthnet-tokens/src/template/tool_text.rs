@@ -5,6 +5,7 @@ use minijinja::Value;
 use serde_json::{Map, Value as Json, json};
 use std::fmt::Write as _;
 
+use super::json::variable;
 use super::{Chat, ChatMessage, Role};
 use crate::tools::Tool;
 
@@ -44,7 +45,7 @@ const WORDS: &[&str] = &[
 /// A tool, with its untrusted texts transformed.
 pub(super) fn tool(tool: &Tool, transform: &dyn Fn(&str) -> String) -> Value {
     let tool = serde_json::to_value(tool).unwrap_or_default();
-    Value::from_serialize(transformed(&tool, transform))
+    variable(&transformed(&tool, transform))
 }
 
 fn transformed(value: &Json, transform: &dyn Fn(&str) -> String) -> Json {
@@ -121,11 +122,11 @@ pub(super) fn message(
         fields.insert("tool_call_id".into(), transform(&short_id(id)).into());
         // Some templates name the tool beside its result.
         let calls = chat.messages.iter().flat_map(|other| &other.tool_calls);
-        if let Some(call) = calls.into_iter().rev().find(|call| call.id == *id) {
+        if let Some(call) = calls.rev().find(|call| call.id == *id) {
             fields.insert("name".into(), transform(&call.name).into());
         }
     }
-    Value::from_serialize(Json::Object(fields))
+    variable(&Json::Object(fields))
 }
 
 /// Id of 9 letters and digits, which all templates accept; another id becomes one.
