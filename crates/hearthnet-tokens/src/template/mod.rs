@@ -38,22 +38,23 @@
 mod budget;
 mod guarded;
 mod json;
+mod message;
 mod meter;
 mod shield;
 mod time;
 mod tool_text;
 
 use hearthnet_files::gguf::{Gguf, MetadataError};
+pub use message::{Chat, ChatMessage, Role};
 pub use time::TemplateTime;
 
 use crate::tokenizer::{EncodeError, MAX_TEXT_BYTES, Special, Tokenizer};
-use crate::tools::{Tool, ToolCall, TurnFormat};
+use crate::tools::TurnFormat;
 use hearthnet_text::sanitize;
 use minijinja::{Environment, ErrorKind, Value};
-use serde::{Deserialize, Serialize};
 use shield::Shield;
 use std::collections::BTreeMap;
-use std::{fmt, io};
+use std::io;
 
 /// Longest accepted template, in bytes. Real ones have at most about 20 KiB.
 pub const MAX_TEMPLATE_BYTES: usize = 128 << 10;
@@ -64,77 +65,6 @@ const MAX_STEPS: u64 = 1_000_000;
 /// than half. Only touched pages take memory.
 const STACK_BYTES: usize = 256 << 20;
 const KEY: &str = "tokenizer.chat_template";
-
-/// Author of a message, under the name that templates compare with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, strum::IntoStaticStr)]
-#[serde(rename_all = "lowercase")]
-#[strum(serialize_all = "lowercase", const_into_str)]
-#[non_exhaustive]
-pub enum Role {
-    /// Instructions for the whole conversation.
-    System,
-    User,
-    Assistant,
-    /// Result of a tool.
-    Tool,
-}
-
-/// Message of a conversation.
-///
-/// Roles are a closed set because templates build control tokens from them (`<|{{ role }}|>`).
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ChatMessage {
-    pub role: Role,
-    /// Never trusted, whatever the role.
-    pub content: String,
-    /// Reasoning before the content, in a message of the assistant.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reasoning_content: Option<String>,
-    /// Calls behind the content, in a message of the assistant.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tool_calls: Vec<ToolCall>,
-    /// Call that has the content as its result, in a message of a tool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tool_call_id: Option<String>,
-}
-
-/// Omits the text, so that it cannot enter a log.
-impl fmt::Debug for ChatMessage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "ChatMessage({}, {} bytes)",
-            self.role.into_str(),
-            self.content.len()
-        )
-    }
-}
-
-impl ChatMessage {
-    pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Self {
-            role,
-            content: content.into(),
-            reasoning_content: None,
-            tool_calls: Vec::new(),
-            tool_call_id: None,
-        }
-    }
-
-    /// Message with instructions for the whole conversation.
-    pub fn system(content: impl Into<String>) -> Self {
-        Self::new(Role::System, content)
-    }
-
-    pub fn user(content: impl Into<String>) -> Self {
-        Self::new(Role::User, content)
-    }
-
-    pub fn assistant(content: impl Into<String>) -> Self {
-        Self::new(Role::Assistant, content)
-    }
-}
 
 /// Why there is no prompt.
 #[derive(Debug, thiserror::Error)]
@@ -209,47 +139,6 @@ pub struct ChatTemplate {
     bos: String,
     eos: String,
     format: TurnFormat,
-}
-
-/// Chat to render.
-#[derive(Debug, Clone, Copy, Default)]
-#[allow(clippy::exhaustive_structs)]
-pub struct Chat<'a> {
-    pub messages: &'a [ChatMessage],
-    /// Tools that the model may call.
-    pub tools: &'a [Tool],
-    /// Other variables of the template, such as `enable_thinking`. Never texts of a user: they are
-    /// not shielded.
-    pub variables: &'a [(String, serde_json::Value)],
-}
-
-impl Chat<'_> {
-    fn has_calls(&self) -> bool {
-        let calls = |message: &ChatMessage| !message.tool_calls.is_empty();
-        self.messages.iter().any(calls)
-    }
-
-    /// Whether tools or their results occur.
-    fn has_tools(&self) -> bool {
-        let results = |message: &ChatMessage| message.role == Role::Tool;
-        !self.tools.is_empty() || self.has_calls() || self.messages.iter().any(results)
-    }
-
-    /// All untrusted texts.
-    fn texts(&self) -> Vec<String> {
-        let mut texts = Vec::new();
-        for message in self.messages {
-            texts.push(message.content.clone());
-            texts.extend(message.reasoning_content.clone());
-            texts.extend(message.tool_call_id.clone());
-            for call in &message.tool_calls {
-                texts.extend([call.id.clone(), call.name.clone(), call.arguments.clone()]);
-            }
-        }
-        let tools = self.tools.iter().map(serde_json::to_string);
-        texts.extend(tools.filter_map(Result::ok));
-        texts
-    }
 }
 
 /// Prompt as tokens.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json, json};
 use std::fmt::Write as _;
 
 use super::json::variable;
-use super::{Chat, ChatMessage, Role};
+use super::message::{Chat, ChatMessage, Role};
 use crate::tools::Tool;
 
 /// Keys and types of schemas. Templates look for them, so they are not shielded.

@@ -213,7 +213,7 @@ impl TurnFormat {
 
     /// Marks of a turn that are text although they may be control tokens. `calls`: it may have
     /// calls.
-    pub(crate) fn marks(&self, calls: bool) -> Vec<&'static str> {
+    pub fn marks(&self, calls: bool) -> Vec<&'static str> {
         let thought = self.thought.iter().flat_map(|(begin, end)| [*begin, *end]);
         let calls = self.calls.marks.iter().copied().filter(|_| calls);
         thought.chain(calls).collect()

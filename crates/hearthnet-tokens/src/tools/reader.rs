@@ -35,7 +35,7 @@ impl fmt::Debug for CallPiece {
 
 /// New part of a turn: first reasoning, then text, then calls.
 #[derive(Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
+#[allow(clippy::exhaustive_structs)] // Built by its callers.
 pub struct TurnPiece {
     pub reasoning: String,
     pub text: String,
