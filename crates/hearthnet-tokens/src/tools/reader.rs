@@ -33,6 +33,22 @@ impl fmt::Debug for CallPiece {
     }
 }
 
+impl CallPiece {
+    /// Adds the piece to the calls so far.
+    pub fn add_to(&self, calls: &mut Vec<ToolCall>) {
+        if let (Some(id), Some(name)) = (&self.id, &self.name) {
+            calls.push(ToolCall {
+                id: id.clone(),
+                name: name.clone(),
+                arguments: String::new(),
+            });
+        }
+        if let Some(call) = calls.get_mut(self.index) {
+            call.arguments.push_str(&self.arguments);
+        }
+    }
+}
+
 /// New part of a turn: first reasoning, then text, then calls.
 #[derive(Clone, PartialEq, Eq, Default)]
 #[allow(clippy::exhaustive_structs)] // Built by its callers.

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use super::request::{MAX_SEED, MAX_TEXT};
 use super::*;
 use crate::Cancel;
-use crate::chat::{ChatRequest, Prompt};
+use crate::chat::{ChatRequest, Prompt, TurnOptions};
 use crate::service::ServiceSettings;
 use crate::tests::{request, served};
 
@@ -268,6 +268,7 @@ fn elaborate() -> ChatRequest {
         stop: vec!["never said".into()],
         exact: None,
         grammar: None,
+        turn: TurnOptions::default(),
     }
 }
 
