@@ -164,8 +164,8 @@ def errors(door):
     assert "uniqueItems" in error.message
     _fails(bad, 400, "invalid_value", "structured_outputs",
            lambda: ask(extra_body={"structured_outputs": {"regex": "("}}))
-    _fails(bad, 400, "unsupported_parameter", "tools",
-           lambda: ask(tools=[{"type": "function", "function": {"name": "f"}}]))
+    _fails(bad, 400, "unsupported_parameter", "tools[0].type",
+           lambda: ask(tools=[{"type": "web_search"}]))
     _fails(bad, 400, "unsupported_parameter", "messages[0].content[0].type",
            lambda: ask([{"role": "user", "content": [
                {"type": "image_url", "image_url": {"url": "http://localhost/"}}]}]))

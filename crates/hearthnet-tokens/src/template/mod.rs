@@ -263,18 +263,31 @@ impl ChatTemplate {
         chat: &Chat<'_>,
         add_generation_prompt: bool,
     ) -> Result<RenderedPrompt, TemplateError> {
-        let described = match self.format.native || !chat.has_tools() {
-            true => None,
-            false => Some(tool_text::described(chat)),
-        };
-        let chat = &match &described {
-            None => *chat,
-            Some(messages) => Chat {
+        if self.format.native || !chat.has_tools() {
+            return self.prompt_of(tokenizer, chat, add_generation_prompt);
+        }
+        let render = |messages: &[ChatMessage]| {
+            let chat = Chat {
                 messages,
                 tools: &[],
                 variables: chat.variables,
-            },
+            };
+            self.prompt_of(tokenizer, &chat, add_generation_prompt)
         };
+        let messages = tool_text::described(chat);
+        match render(&messages) {
+            // Some templates refuse instructions.
+            Err(TemplateError::Refused(_)) => render(&tool_text::without_system(messages)),
+            result => result,
+        }
+    }
+
+    fn prompt_of(
+        &self,
+        tokenizer: &Tokenizer,
+        chat: &Chat<'_>,
+        add_generation_prompt: bool,
+    ) -> Result<RenderedPrompt, TemplateError> {
         // Most templates take the arguments of calls as objects, some as texts.
         match self.prompt_with(tokenizer, chat, true, add_generation_prompt) {
             Err(TemplateError::Failed(_)) if chat.has_calls() => {

@@ -189,3 +189,18 @@ pub(super) fn described(chat: &Chat<'_>) -> Vec<ChatMessage> {
     }
     messages
 }
+
+/// Messages with the instructions at the beginning of the first question.
+pub(super) fn without_system(mut messages: Vec<ChatMessage>) -> Vec<ChatMessage> {
+    let Some(Role::System) = messages.first().map(|first| first.role) else {
+        return messages;
+    };
+    let system = messages.remove(0);
+    match messages.first_mut() {
+        Some(first) if first.role == Role::User => {
+            first.content = format!("{}\n\n{}", system.content, first.content);
+        }
+        _ => messages.insert(0, ChatMessage::user(system.content)),
+    }
+    messages
+}

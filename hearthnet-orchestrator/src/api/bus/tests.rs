@@ -144,7 +144,7 @@ async fn invalid_requests_are_refused_before_anything_runs() {
         (json!({"messages": []}), "messages: must have at least one"),
         (
             json!({"messages": [{"role": "tool", "content": ""}]}),
-            "messages[0].role: must be one of system, user, assistant",
+            "messages[0].role: must be one of system, user, assistant, tool",
         ),
         (
             json!({"prompt": "a", "max_tokens": 0}),
