@@ -10,7 +10,7 @@ use super::format::{CallFormat, TurnFormat};
 use crate::grammar::{Grammar, Part};
 
 /// White space between two texts of a call.
-const SPACE: &str = "[ \\n]{0,2}";
+const SPACE: &str = "[ \\n]{0,8}";
 
 /// Reasoning at the beginning of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
