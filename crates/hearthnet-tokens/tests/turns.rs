@@ -64,7 +64,7 @@ const FAMILIES: &[(&str, &str, bool, &str)] = &[
     (
         "deepseek-ai-DeepSeek-V3.1",
         "deepseek-llm",
-        true,
+        false,
         "<｜tool▁calls▁begin｜>",
     ),
     ("google-gemma-2-2b-it", "llama-spm", false, "<tool_call>"),

@@ -263,18 +263,19 @@ impl ChatTemplate {
         chat: &Chat<'_>,
         add_generation_prompt: bool,
     ) -> Result<RenderedPrompt, TemplateError> {
-        if self.format.native || !chat.has_tools() {
+        let format = &self.format;
+        if (format.describes && format.writes) || !chat.has_tools() {
             return self.prompt_of(tokenizer, chat, add_generation_prompt);
         }
         let render = |messages: &[ChatMessage]| {
             let chat = Chat {
                 messages,
-                tools: &[],
+                tools: if format.describes { chat.tools } else { &[] },
                 variables: chat.variables,
             };
             self.prompt_of(tokenizer, &chat, add_generation_prompt)
         };
-        let messages = tool_text::described(chat);
+        let messages = tool_text::described(chat, format);
         match render(&messages) {
             // Some templates refuse instructions.
             Err(TemplateError::Refused(_)) => render(&tool_text::without_system(messages)),

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use super::json::variable;
 use super::message::{Chat, ChatMessage, Role};
-use crate::tools::Tool;
+use crate::tools::{Tool, TurnFormat};
 
 /// Keys and types of schemas. Templates look for them, so they are not shielded.
 const WORDS: &[&str] = &[
@@ -141,18 +141,38 @@ fn short_id(id: &str) -> String {
     crate::tools::call_id(hash, 0)
 }
 
-/// Messages without tools, calls and results: texts describe them. For templates that know none.
-pub(super) fn described(chat: &Chat<'_>) -> Vec<ChatMessage> {
+/// Messages with texts instead of the tools, calls and results that the template does not write.
+pub(super) fn described(chat: &Chat<'_>, format: &TurnFormat) -> Vec<ChatMessage> {
+    let mut messages = match format.writes {
+        true => chat.messages.to_vec(),
+        false => without_calls(chat.messages, format),
+    };
+    if format.describes || chat.tools.is_empty() {
+        return messages;
+    }
+    let mut text = String::from("You may call these functions:\n<tools>\n");
+    for tool in chat.tools {
+        let _ = writeln!(text, "{}", serde_json::to_value(tool).unwrap_or_default());
+    }
+    let call = format.written("<function-name>", "<arguments-object>");
+    let _ = write!(text, "</tools>\nTo call a function, write:\n{call}");
+    match messages.first_mut() {
+        Some(first) if first.role == Role::System => {
+            let _ = write!(first.content, "\n\n{text}");
+        }
+        _ => messages.insert(0, ChatMessage::system(text)),
+    }
+    messages
+}
+
+fn without_calls(given: &[ChatMessage], format: &TurnFormat) -> Vec<ChatMessage> {
     let mut messages: Vec<ChatMessage> = Vec::new();
-    for message in chat.messages {
+    for message in given {
         let mut text = message.content.clone();
         for call in &message.tool_calls {
-            let (name, arguments) = (Json::from(call.name.as_str()), &call.arguments);
             let break_line = if text.is_empty() { "" } else { "\n" };
-            let _ = write!(
-                text,
-                "{break_line}<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>"
-            );
+            text += break_line;
+            text += &format.written(&call.name, &call.arguments);
         }
         if message.role != Role::Tool {
             messages.push(ChatMessage {
@@ -169,23 +189,6 @@ pub(super) fn described(chat: &Chat<'_>) -> Vec<ChatMessage> {
             }
             _ => messages.push(ChatMessage::user(result)),
         }
-    }
-    if chat.tools.is_empty() {
-        return messages;
-    }
-    let mut text = String::from("You may call these functions:\n<tools>\n");
-    for tool in chat.tools {
-        let _ = writeln!(text, "{}", serde_json::to_value(tool).unwrap_or_default());
-    }
-    text.push_str(
-        "</tools>\nTo call one, answer with a JSON object with its name and arguments:\n<tool_call>\n\
-         {\"name\": <function-name>, \"arguments\": <arguments-object>}\n</tool_call>",
-    );
-    match messages.first_mut() {
-        Some(first) if first.role == Role::System => {
-            let _ = write!(first.content, "\n\n{text}");
-        }
-        _ => messages.insert(0, ChatMessage::system(text)),
     }
     messages
 }

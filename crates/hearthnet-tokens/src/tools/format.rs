@@ -28,6 +28,7 @@ pub(super) struct CallFormat {
 }
 
 const NAME: &str = "{\"name\": \"";
+const NAME_BELOW: &str = "\n{\"name\": \"";
 const ARGUMENTS: &str = "\", \"arguments\": ";
 
 /// Hermes, Qwen, Granite 4: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`. Also the
@@ -36,10 +37,10 @@ const HERMES: CallFormat = CallFormat {
     known_by: &["<tool_call>", "</tool_call>", "arguments"],
     mark: "<tool_call>",
     first_only: false,
-    open: &[NAME],
+    open: &[NAME_BELOW],
     arguments: ARGUMENTS,
-    close: &["}", "</tool_call>"],
-    next: &["<tool_call>", NAME],
+    close: &["}", "\n</tool_call>"],
+    next: &["\n<tool_call>", NAME_BELOW],
     end: &[],
     marks: &["<tool_call>", "</tool_call>"],
 };
@@ -53,8 +54,8 @@ const FAMILIES: &[CallFormat] = &[
         first_only: false,
         open: &["<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>"],
         arguments: "\n```json\n",
-        close: &["```<｜tool▁call▁end｜>"],
-        next: &["<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>"],
+        close: &["\n```<｜tool▁call▁end｜>"],
+        next: &["\n<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>"],
         end: &["<｜tool▁calls▁end｜>"],
         marks: DEEPSEEK,
     },
@@ -90,7 +91,7 @@ const FAMILIES: &[CallFormat] = &[
         open: &["[", NAME],
         arguments: ARGUMENTS,
         close: &["}"],
-        next: &[",", NAME],
+        next: &[",", " {\"name\": \""],
         end: &["]"],
         marks: &["[TOOL_CALLS]"],
     },
@@ -102,7 +103,7 @@ const FAMILIES: &[CallFormat] = &[
         open: &["[", NAME],
         arguments: ARGUMENTS,
         close: &["}"],
-        next: &[",", NAME],
+        next: &[",", " {\"name\": \""],
         end: &["]"],
         marks: &["<|tool_call|>"],
     },
@@ -173,7 +174,9 @@ pub(crate) const MARKS: &[&str] = &[
 pub struct TurnFormat {
     pub(super) calls: &'static CallFormat,
     /// True if the template describes the tools. Otherwise a system text does.
-    pub(crate) native: bool,
+    pub(crate) describes: bool,
+    /// True if the template writes earlier calls and their results. Otherwise they are texts.
+    pub(crate) writes: bool,
     /// Beginning and end of reasoning, if the model reasons.
     pub(super) thought: Option<(&'static str, &'static str)>,
 }
@@ -182,16 +185,25 @@ impl TurnFormat {
     /// Format of the model with this chat template.
     pub fn of(template: &str) -> Self {
         let has = |text: &&str| template.contains(*text);
-        let fits =
-            |family: &&CallFormat| template.contains("tools") && family.known_by.iter().all(&has);
+        let fits = |family: &&CallFormat| family.known_by.iter().all(&has);
         let hermes = std::iter::once(&HERMES).filter(|_| !NOT_JSON.iter().any(&has));
         let known = FAMILIES.iter().chain(hermes).find(fits);
         let mut thoughts = THOUGHTS.iter().copied();
         Self {
             calls: known.unwrap_or(&HERMES),
-            native: known.is_some(),
+            describes: known.is_some() && has(&"tools"),
+            writes: known.is_some() && has(&"tool_calls"),
             thought: thoughts.find(|(_, end)| template.contains(*end)),
         }
+    }
+
+    /// A call, as the family writes it.
+    pub(crate) fn written(&self, name: &str, arguments: &str) -> String {
+        let calls = self.calls;
+        let before = std::iter::once(calls.mark).chain(calls.open.iter().copied());
+        let called = [name, calls.arguments, arguments];
+        let behind = calls.close.iter().chain(calls.end).copied();
+        before.chain(called).chain(behind).collect()
     }
 
     /// Text that ends reasoning, and that stands between it and the answer.
