@@ -1,6 +1,7 @@
 //! The model's turn: its grammar, and its text in parts while tokens are sampled.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use hearthnet_tokens::grammar::Allowed;
@@ -68,8 +69,7 @@ impl Turn {
         answer: Option<Grammar>,
         seed: Option<u64>,
     ) -> Result<(Self, Option<Grammar>), ChatError> {
-        let bad = |error: String| ChatError::BadRequest(error);
-        let stop = StopMatcher::new(stop).map_err(|error| bad(error.to_string()))?;
+        let stop = StopMatcher::new(stop).map_err(bad)?;
         let mut turn = Self {
             detokenizer: match format {
                 Some(_) => Detokenizer::new(tokenizer),
@@ -95,7 +95,7 @@ impl Turn {
         turn.detokenizer = turn.detokenizer.showing(&marks);
         if let Some(end) = format.end_of_thought() {
             let end = tokenizer.encode(&end, Special::Parse);
-            turn.end_of_thought = end.map_err(|error| bad(error.to_string()))?;
+            turn.end_of_thought = end.map_err(bad)?;
         }
         // Ids of calls differ from turn to turn, and do not depend on the hosts.
         let mut hasher = DefaultHasher::new();
@@ -190,11 +190,10 @@ impl Turn {
     }
 
     pub(super) fn calls(&self) -> &[ToolCall] {
-        match self.stop.matched() {
-            // The stop text stood before the first call.
-            Some(_) => &[],
-            None => self.reader.as_ref().map_or(&[], TurnReader::calls),
-        }
+        // A stop text stands before the first call.
+        let reader = self.reader.as_ref();
+        let reader = reader.filter(|_| self.stop.matched().is_none());
+        reader.map(TurnReader::calls).unwrap_or_default()
     }
 
     pub(super) fn reasoning(&self) -> &str {
@@ -207,6 +206,10 @@ impl Turn {
     }
 }
 
+fn bad(error: impl Display) -> ChatError {
+    ChatError::BadRequest(error.to_string())
+}
+
 fn only_text(text: String) -> TurnPiece {
     TurnPiece {
         text,
@@ -215,7 +218,12 @@ fn only_text(text: String) -> TurnPiece {
 }
 
 /// Whether the model reasons in this turn.
-fn thought_of(format: TurnFormat, thinking: bool, model: &TextModel, prompt: &[u32]) -> Thought {
+fn thought_of(
+    format: TurnFormat,
+    thinking: bool,
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+) -> Thought {
     // A prompt that ends behind reasoning has an empty one, which the template wrote.
     let end = format.end_of_thought().unwrap_or_default();
     let over = ["", "\n", "\n\n"].iter().any(|space| {

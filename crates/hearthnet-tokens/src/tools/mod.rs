@@ -162,7 +162,8 @@ impl Tools {
             ToolChoice::Auto | ToolChoice::Required => &self.list,
             ToolChoice::Named(name) => {
                 let named = self.list.iter().position(|tool| tool.name == *name);
-                named.map_or(&[], |at| self.list.get(at..=at).unwrap_or_default())
+                let named = named.and_then(|at| self.list.get(at..=at));
+                named.unwrap_or_default()
             }
         }
     }

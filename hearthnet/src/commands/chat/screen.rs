@@ -109,6 +109,9 @@ impl Screen {
         name: &dyn Fn(&str) -> String,
     ) -> Result<(), Failure> {
         match frame {
+            Frame::TokenDelta {
+                text, reasoning, ..
+            } if text.is_empty() && !reasoning.is_empty() => self.status("thinking"),
             Frame::TokenDelta { text, .. } => return self.text(text),
             Frame::PromptProgress { done, total } => {
                 let percent = u64::from(*done) * 100 / u64::from(*total).max(1);
