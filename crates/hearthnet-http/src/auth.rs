@@ -15,7 +15,7 @@ use hearthnet_transport::subscriber;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::error::ApiError;
+use super::error::{ApiError, format_errors};
 
 /// Shortest accepted key: 16 random characters have 80 bits or more.
 pub const MIN_KEY_BYTES: usize = 16;
@@ -99,6 +99,7 @@ pub(super) fn guarded(
         .route("/healthz", health)
         .merge(pages)
         .method_not_allowed_fallback(no_method)
+        .layer(middleware::from_fn(format_errors))
         .layer(middleware::from_fn(count))
         .layer(middleware::map_response(is_no_page))
 }
