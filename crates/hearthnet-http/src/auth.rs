@@ -1,13 +1,15 @@
 //! Access control: the API key or, without one, requests from this machine that name it as host.
-//! Requests that a browser sends for a page of another origin are refused.
+//! Requests that a browser sends for a page of another origin are refused, unless the origin is listed.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use axum::http::uri::{Authority, Uri};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::routing::MethodRouter;
 use hearthnet_platform::peer::User;
@@ -84,24 +86,117 @@ impl Admitted {
     }
 }
 
-/// Router with the paths of `inner` for authorised clients, and `/healthz` and `pages` for all.
+/// Rules of access of one listener.
+#[derive(Debug, Clone)]
+pub(super) struct Access {
+    /// Key that clients must send.
+    pub(super) key: Option<ApiKey>,
+    /// Names that `Host` may have without a key, besides those of this machine.
+    pub(super) hosts: Arc<[String]>,
+    /// Origins of web pages that may use the paths under `/v1/`.
+    pub(super) origins: Arc<[String]>,
+}
+
+impl Access {
+    /// True if the client presents the key, or needs none.
+    fn has_key(&self, request: &Request) -> bool {
+        let Some(key) = &self.key else { return true };
+        presented(request.headers()).is_some_and(|guess| key.is(guess))
+    }
+
+    /// True if the request names this machine, or needs not.
+    fn names_this_machine(&self, request: &Request) -> bool {
+        let is_listed = |host: &str| {
+            let name = host_name(host);
+            name.is_some_and(|name| {
+                self.hosts
+                    .iter()
+                    .any(|host| host.eq_ignore_ascii_case(&name))
+            })
+        };
+        self.key.is_some()
+            || names_an_address(request, true)
+            || host(request).is_some_and(is_listed)
+    }
+
+    /// Origin of the web page that sends the request, if it may use the path.
+    fn listed_origin(&self, request: &Request) -> Option<HeaderValue> {
+        let origin = request.headers().get(header::ORIGIN)?;
+        let is_listed = self
+            .origins
+            .iter()
+            .any(|listed| listed.as_bytes() == origin.as_bytes());
+        (is_listed && request.uri().path().starts_with("/v1/")).then(|| origin.clone())
+    }
+}
+
+/// Router with the paths of `inner` for authorised clients, and `/healthz`, `/health` and `pages`
+/// for all. Doubled and trailing slashes of a path have no meaning.
 pub(super) fn guarded(
     inner: Router,
-    key: Option<ApiKey>,
+    access: Access,
     health: MethodRouter,
     pages: Router,
 ) -> Router {
-    let health = health.layer(middleware::from_fn_with_state(key.clone(), mark));
-    inner
+    let health = health.layer(middleware::from_fn_with_state(access.clone(), mark));
+    let router = inner
         .method_not_allowed_fallback(no_method)
         .fallback(no_path)
-        .layer(middleware::from_fn_with_state(key, guard))
+        .layer(middleware::from_fn_with_state(access, guard))
+        .route("/health", health.clone())
         .route("/healthz", health)
         .merge(pages)
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn(format_errors))
         .layer(middleware::from_fn(count))
         .layer(middleware::map_response(is_no_page))
+        .layer(middleware::from_fn(number));
+    // Layers of a router run after its choice of a route, so the path is changed by another router.
+    Router::new()
+        .fallback_service(router)
+        .layer(middleware::map_request(plain_path))
+}
+
+/// Removes doubled and trailing slashes from the path.
+async fn plain_path(mut request: Request) -> Request {
+    let path = request.uri().path();
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let plain = format!("/{}", parts.join("/"));
+    if path.starts_with('/') && plain != path {
+        let target = match request.uri().query() {
+            Some(query) => format!("{plain}?{query}"),
+            None => plain,
+        };
+        let mut parts = request.uri().clone().into_parts();
+        parts.path_and_query = target.parse().ok();
+        if let Ok(uri) = Uri::from_parts(parts) {
+            *request.uri_mut() = uri;
+        }
+    }
+    request
+}
+
+/// Longest request id that is returned, in bytes.
+const MAX_ID_BYTES: usize = 128;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Returns the client's `x-request-id`, or a new random one.
+async fn number(request: Request, next: Next) -> Response<Body> {
+    let fits = |id: &&HeaderValue| {
+        (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+    };
+    let sent = request.headers().get(REQUEST_ID).filter(fits).cloned();
+    let id = sent.or_else(|| {
+        // Each state has random keys.
+        let random = RandomState::new().hash_one(0);
+        HeaderValue::try_from(format!("req-{random:016x}")).ok()
+    });
+    let mut response = next.run(request).await;
+    if let Some(id) = id {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
 }
 
 /// Marks every response but those of the page as data of its type, so that a browser that is led
@@ -140,45 +235,85 @@ async fn no_method() -> Response<Body> {
 }
 
 /// Reason to refuse the request, if any.
-fn refusal(key: Option<&ApiKey>, request: &Request) -> Option<ApiError> {
-    let (status, code, text) = match key {
-        Some(key) if !bearer(request.headers()).is_some_and(|guess| key.is(guess)) => (
+fn refusal(access: &Access, request: &Request) -> Option<ApiError> {
+    let (status, code, text) = match () {
+        () if !access.has_key(request) => (
             StatusCode::UNAUTHORIZED,
             "invalid_api_key",
-            "this server asks for its key: send it as `Authorization: Bearer KEY`",
+            "this server asks for its key: send it as `Authorization: Bearer KEY`, `api-key: KEY` or `x-api-key: KEY`",
         ),
         // DNS rebinding: a web page's own host name that resolves to this machine must not be
         // served.
-        None if !names_an_address(request, true) => (
+        () if !access.names_this_machine(request) => (
             StatusCode::FORBIDDEN,
             "forbidden_host",
-            "without a key this server answers as localhost only; ask http://127.0.0.1 or http://localhost",
+            "without a key this server answers as localhost only; ask http://127.0.0.1 or http://localhost, or list the name in http.allowed_hosts",
         ),
-        _ if is_cross_site(request) => (
+        () if access.listed_origin(request).is_none() && is_cross_site(request) => (
             StatusCode::FORBIDDEN,
             "forbidden_origin",
-            "a web page of another origin may not use this server; open this server's own page",
+            "a web page of another origin may not use this server; open this server's own page, or list the origin in http.cors_origins",
         ),
-        _ => return None,
+        () => return None,
     };
     Some(ApiError::new(status, code, text))
 }
 
 /// Refuses requests that are not authorised.
-async fn guard(State(key): State<Option<ApiKey>>, request: Request, next: Next) -> Response<Body> {
-    match refusal(key.as_ref(), &request) {
+async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response<Body> {
+    let origin = access.listed_origin(&request);
+    // A browser sends a preflight without the key.
+    if let Some(origin) = &origin
+        && is_preflight(&request)
+        && access.names_this_machine(&request)
+    {
+        return preflight(&request, origin.clone());
+    }
+    let mut response = match refusal(&access, &request) {
         Some(error) => error.response(),
         None => next.run(request).await,
+    };
+    if let Some(origin) = origin {
+        share(&mut response, origin);
+        let shown = HeaderValue::from_static("retry-after, x-hearthnet-answered-by, x-request-id");
+        let name = header::ACCESS_CONTROL_EXPOSE_HEADERS;
+        response.headers_mut().insert(name, shown);
     }
+    response
+}
+
+fn is_preflight(request: &Request) -> bool {
+    let method = header::ACCESS_CONTROL_REQUEST_METHOD;
+    request.method() == Method::OPTIONS && request.headers().contains_key(method)
+}
+
+/// Allows the listed origin to send its request.
+fn preflight(request: &Request, origin: HeaderValue) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    share(&mut response, origin);
+    let headers = response.headers_mut();
+    let methods = HeaderValue::from_static("GET, HEAD, POST");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+    let asked = header::ACCESS_CONTROL_REQUEST_HEADERS;
+    if let Some(names) = request.headers().get(asked) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+    }
+    let minutes = HeaderValue::from_static("600");
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, minutes);
+    response
+}
+
+/// Lets pages of the listed origin read the response.
+fn share(response: &mut Response<Body>, origin: HeaderValue) {
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.append(header::VARY, HeaderValue::from_static("origin"));
 }
 
 /// Passes every request on, with its [`Admitted`].
-async fn mark(
-    State(key): State<Option<ApiKey>>,
-    mut request: Request,
-    next: Next,
-) -> Response<Body> {
-    let admitted = Admitted(refusal(key.as_ref(), &request).is_none());
+async fn mark(State(access): State<Access>, mut request: Request, next: Next) -> Response<Body> {
+    let admitted = Admitted(refusal(&access, &request).is_none());
     request.extensions_mut().insert(admitted);
     next.run(request).await
 }
@@ -188,6 +323,14 @@ async fn count(request: Request, next: Next) -> Response<Body> {
     let status = response.status().as_u16().to_string();
     ::metrics::counter!("hearthnet_http_responses_total", "status" => status).increment(1);
     response
+}
+
+/// Key in `Authorization: Bearer`, else in `api-key`, else in `x-api-key`.
+fn presented(headers: &HeaderMap) -> Option<&[u8]> {
+    let plain = |name: &'static str| headers.get(name).map(HeaderValue::as_bytes);
+    bearer(headers)
+        .or_else(|| plain("api-key"))
+        .or_else(|| plain("x-api-key"))
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
@@ -233,9 +376,22 @@ pub(super) fn names_an_address(request: &Request, local: bool) -> bool {
 /// True if a `Host` is `localhost`, a loopback address or, unless it must be `local`, any other IP
 /// address, with or without a port.
 fn is_address(host: &str, local: bool) -> bool {
-    let Ok(authority) = host.parse::<Authority>() else {
+    let Some(name) = host_name(host) else {
         return false;
     };
+    let v6 = name
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    let ip = match v6 {
+        Some(v6) => v6.parse::<Ipv6Addr>().map(IpAddr::V6),
+        None => name.parse::<Ipv4Addr>().map(IpAddr::V4),
+    };
+    ip.is_ok_and(|ip| !local || ip.is_loopback()) || name.eq_ignore_ascii_case("localhost")
+}
+
+/// Name or address in a `Host`, with or without a port. `None` if something else stands around it.
+fn host_name(host: &str) -> Option<String> {
+    let authority = host.parse::<Authority>().ok()?;
     let name = authority.host();
     // Nothing before the name (as in `NAME:PASSWORD@HOST`), and only a port after it.
     let port = match authority.as_str().strip_prefix(name) {
@@ -245,15 +401,7 @@ fn is_address(host: &str, local: bool) -> bool {
         }),
         None => false,
     };
-    let v6 = name
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'));
-    let ip = match v6 {
-        Some(v6) => v6.parse::<Ipv6Addr>().map(IpAddr::V6),
-        None => name.parse::<Ipv4Addr>().map(IpAddr::V4),
-    };
-    port && (ip.is_ok_and(|ip| !local || ip.is_loopback())
-        || name.eq_ignore_ascii_case("localhost"))
+    port.then(|| name.to_owned())
 }
 
 #[cfg(test)]

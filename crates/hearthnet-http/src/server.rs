@@ -18,7 +18,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_io_timeout::TimeoutWriter;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::{ApiKey, Client, guarded};
+use crate::auth::{Access, ApiKey, Client, guarded};
 use crate::connections::{Connections, track_requests};
 use crate::pages::{self, Page};
 use crate::unread::{Lingering, Unread, read_or_close};
@@ -34,6 +34,10 @@ pub struct HttpSettings {
     pub listen: String,
     /// Key that clients must send; without one, only this machine is served.
     pub api_key: Option<ApiKey>,
+    /// Host names that clients may ask for without a key, besides those of this machine.
+    pub allowed_hosts: Vec<String>,
+    /// Origins of web pages that may use the paths under `/v1/` (CORS).
+    pub cors_origins: Vec<String>,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
     /// Time limit for a request's head, for its body, for an idle connection, and for a client that
@@ -51,6 +55,8 @@ impl Default for HttpSettings {
         Self {
             listen: "127.0.0.1:7602".into(),
             api_key: None,
+            allowed_hosts: Vec::new(),
+            cors_origins: Vec::new(),
             max_body_bytes: 1 << 20,
             client_deadline: Duration::from_secs(30),
             max_connections: 256,
@@ -95,7 +101,12 @@ impl HttpServer {
         settings: &HttpSettings,
     ) -> Result<Self, HttpError> {
         let pages = pages::routes(settings.pages, settings.api_key.is_none());
-        let router = guarded(inner, settings.api_key.clone(), health, pages);
+        let access = Access {
+            key: settings.api_key.clone(),
+            hosts: settings.allowed_hosts.as_slice().into(),
+            origins: settings.cors_origins.as_slice().into(),
+        };
+        let router = guarded(inner, access, health, pages);
         let failed = |source| HttpError::Listen {
             listen: settings.listen.clone(),
             source,

@@ -78,7 +78,7 @@ impl Default for ServiceSettings {
                 // As many as there may be HTTP requests: a caller waits in turn, and does not have to
                 // come back.
                 waiting: 256,
-                waiting_per_caller: 16,
+                waiting_per_caller: 64,
                 reserved: 1,
             },
             keep: PrefixCacheLimits {

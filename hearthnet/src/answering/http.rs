@@ -76,6 +76,8 @@ pub(crate) fn http_settings(listen: &str, config: &Config) -> Result<HttpSetting
             None => None,
             Some(path) => Some(read_key(&path)?.0),
         },
+        allowed_hosts: config.http.allowed_hosts.clone(),
+        cors_origins: config.http.cors_origins.clone(),
         max_body_bytes: config.http.max_body_bytes.0,
         ..HttpSettings::default()
     })

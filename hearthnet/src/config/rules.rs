@@ -198,6 +198,42 @@ pub(super) fn listen_or_none<'de, D: Deserializer<'de>>(from: D) -> Result<Strin
     })
 }
 
+/// List of texts for each of which `holds` is true; else the error is `why`.
+fn texts_that<'de, D: Deserializer<'de>>(
+    from: D,
+    why: &str,
+    holds: impl Fn(&str) -> bool,
+) -> Result<Vec<String>, D::Error> {
+    let texts = Vec::<String>::deserialize(from)?;
+    match texts.iter().all(|text| holds(text)) {
+        true => Ok(texts),
+        false => Err(D::Error::custom(why)),
+    }
+}
+
+/// Names that `Host` may have.
+pub(super) fn allowed_hosts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let why = "must list host names without ports, for example \"host.docker.internal\"";
+    texts_that(from, why, |name| {
+        let fits = |b: u8| b.is_ascii_alphanumeric() || b"-._".contains(&b);
+        (1..=253).contains(&name.len()) && name.bytes().all(fits)
+    })
+}
+
+/// Origins as browsers send them: a scheme, a host, and a port if it is not the scheme's own.
+pub(super) fn cors_origins<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let why =
+        "must list origins without paths, in lower case, for example \"http://localhost:3000\"";
+    texts_that(from, why, |origin| {
+        let fits = |b: u8| b.is_ascii_graphic() && !b.is_ascii_uppercase() && !b"/*".contains(&b);
+        origin.split_once("://").is_some_and(|(scheme, host)| {
+            [scheme, host]
+                .iter()
+                .all(|part| !part.is_empty() && part.bytes().all(fits))
+        })
+    })
+}
+
 pub(super) fn static_peers<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Vec<StaticPeer>, D::Error> {

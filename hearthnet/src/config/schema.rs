@@ -10,9 +10,9 @@ use hearthnet_orchestrator::router::PolicyName;
 use serde::Deserialize;
 
 use super::rules::{
-    QuietHours, UpToADay, Whole, Within, activation_dtype, backend, device, dtype, health_timeout,
-    layers, listen, listen_or_none, model, node_listen, node_name, quiet_hours, routing_policy,
-    static_peers,
+    QuietHours, UpToADay, Whole, Within, activation_dtype, allowed_hosts, backend, cors_origins,
+    device, dtype, health_timeout, layers, listen, listen_or_none, model, node_listen, node_name,
+    quiet_hours, routing_policy, static_peers,
 };
 use crate::cli::args::{EngineKind, Layers};
 
@@ -74,6 +74,10 @@ pub(crate) struct Http {
     #[serde(deserialize_with = "listen")]
     pub(crate) listen: String,
     pub(crate) api_key_file: String,
+    #[serde(deserialize_with = "allowed_hosts")]
+    pub(crate) allowed_hosts: Vec<String>,
+    #[serde(deserialize_with = "cors_origins")]
+    pub(crate) cors_origins: Vec<String>,
     pub(crate) max_body_bytes: Within<usize, 1024, { 1 << 30 }>,
 }
 

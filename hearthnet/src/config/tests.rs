@@ -375,6 +375,32 @@ fn a_flag_that_is_not_key_and_value_is_refused() {
 }
 
 #[test]
+fn host_names_and_origins_are_whole_names_and_no_patterns() {
+    load(
+        "",
+        &[
+            "http.allowed_hosts=[\"host.docker.internal\"]",
+            "http.cors_origins=[\"http://localhost:3000\", \"app://obsidian.md\"]",
+        ],
+    )
+    .unwrap();
+    for (key, wrong) in [
+        ("http.allowed_hosts", "*"),
+        ("http.allowed_hosts", "name:7602"),
+        ("http.allowed_hosts", ""),
+        ("http.cors_origins", "*"),
+        ("http.cors_origins", "null"),
+        ("http.cors_origins", "http://localhost:3000/"),
+        ("http.cors_origins", "http://*.example"),
+        ("http.cors_origins", "HTTP://localhost"),
+    ] {
+        let (message, _) = refused("", &[&format!("{key}=[{wrong:?}]")]);
+        assert!(message.contains(key), "{message}");
+        assert!(message.contains("must list"), "{message}");
+    }
+}
+
+#[test]
 fn an_address_to_listen_on_is_checked_with_the_rest() {
     for key in ["http.listen", "metrics.listen"] {
         for wrong in ["7602", "localhost", "300.1.1.1:7602", "127.0.0.1:99999"] {

@@ -549,6 +549,14 @@ impl Api {
                 "send the request as JSON, with the header `Content-Type: application/json`",
             ));
         }
+        let coding = request.headers().get(header::CONTENT_ENCODING);
+        if coding.is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+            return Err(ApiError::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_media_type",
+                "compressed requests are not read; send the JSON without `Content-Encoding`",
+            ));
+        }
         let limit = self.bodies.limit();
         let large = || {
             let text = format!("the request is larger than the limit of {limit} bytes");

@@ -710,3 +710,149 @@ fn a_stream_tells_its_hosts_in_comments_if_asked() {
     let plain = house.raw(&post("/v1/chat/completions", &body, CLOSE));
     assert!(!plain.body.contains(": hearthnet "));
 }
+
+#[test]
+fn a_listed_origin_may_use_the_api_and_others_may_not() {
+    let house = house_with(settings(2, 4, 4), |http| {
+        http.api_key = ApiKey::new("0123456789abcdef");
+        http.cors_origins = vec!["http://app.example:3000".into()];
+    });
+    let send = |line: &str, headers: &str| {
+        house.raw(&format!(
+            "{line} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{headers}\r\n"
+        ))
+    };
+    let listed = "Origin: http://app.example:3000\r\nSec-Fetch-Site: cross-site\r\n";
+    let other = "Origin: http://app.example\r\nSec-Fetch-Site: cross-site\r\n";
+    let key = "Authorization: Bearer 0123456789abcdef\r\n";
+    let asks = "Access-Control-Request-Method: POST\r\n\
+                Access-Control-Request-Headers: authorization,content-type\r\n";
+    let chat = "OPTIONS /v1/chat/completions";
+    let allowed = send(chat, &format!("{listed}{asks}"));
+    assert_eq!(allowed.status, 204);
+    let header = |name: &str| allowed.headers[name].as_str();
+    assert_eq!(
+        header("access-control-allow-origin"),
+        "http://app.example:3000"
+    );
+    assert_eq!(
+        header("access-control-allow-headers"),
+        "authorization,content-type"
+    );
+    assert_eq!(header("vary"), "origin");
+    let models = send("GET /v1/models", &format!("{listed}{key}"));
+    assert_eq!(models.status, 200);
+    assert!(models.headers.contains_key("access-control-allow-origin"));
+    // The page's script can read why it is refused.
+    let keyless = send("GET /v1/models", listed);
+    assert_eq!(keyless.status, 401);
+    assert!(keyless.headers.contains_key("access-control-allow-origin"));
+    for (line, headers) in [
+        (chat, format!("{other}{asks}{key}")),
+        ("GET /v1/models", format!("{other}{key}")),
+        ("GET /metrics", format!("{listed}{key}")),
+        ("POST /hearthnet/v1/pause", format!("{listed}{key}")),
+    ] {
+        let refused = send(line, &headers);
+        assert_eq!(refused.error().1, "forbidden_origin", "{line}");
+        assert!(!refused.headers.contains_key("access-control-allow-origin"));
+    }
+}
+
+#[test]
+fn a_listed_host_name_is_served_and_similar_ones_are_not() {
+    let house = house_with(settings(1, 1, 1), |http| {
+        http.allowed_hosts = vec!["host.docker.internal".into()];
+    });
+    for (host, status) in [
+        ("host.docker.internal", 200),
+        ("Host.Docker.Internal:7602", 200),
+        ("localhost", 200),
+        ("evil.host.docker.internal", 403),
+        ("host.docker.internal.evil.example", 403),
+        ("host.docker.internal@evil.example", 403),
+        ("evil@host.docker.internal", 403),
+        ("docker.internal", 403),
+    ] {
+        let request =
+            format!("GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        assert_eq!(house.raw(&request).status, status, "{host}");
+    }
+}
+
+#[test]
+fn the_key_is_read_from_each_header_that_clients_use() {
+    let house = house_with(settings(1, 1, 1), |http| {
+        http.api_key = ApiKey::new("0123456789abcdef");
+    });
+    for (headers, status) in [
+        ("", 401),
+        ("Authorization: Bearer 0123456789abcdef\r\n", 200),
+        ("api-key: 0123456789abcdef\r\n", 200),
+        ("x-api-key: 0123456789abcdef\r\n", 200),
+        ("x-api-key: 0123456789abcdeF\r\n", 401),
+        // Only the first one counts.
+        (
+            "x-api-key: 0123456789abcdef\r\nAuthorization: Bearer 0123456789abcdeF\r\n",
+            401,
+        ),
+    ] {
+        assert_eq!(house.get("/v1/models", headers).status, status, "{headers}");
+    }
+}
+
+#[test]
+fn additional_slashes_of_a_path_have_no_meaning() {
+    let house = open();
+    for path in ["/v1/models/", "//v1//models", "/v1/models//?limit=5"] {
+        assert_eq!(house.get(path, "").json()["object"], "list", "{path}");
+    }
+    let body = ask(json!({})).to_string();
+    let reply = house.raw(&post("/v1//chat/completions/", &body, CLOSE));
+    assert_eq!(reply.status, 200);
+    for path in ["/healthz", "/health", "/health/"] {
+        assert_eq!(house.get(path, "").json()["status"], "ok", "{path}");
+    }
+    assert_eq!(house.get("//v2/", "").error().1, "unknown_url");
+}
+
+#[test]
+fn a_response_has_the_id_of_its_request_or_a_new_one() {
+    let house = open();
+    let id = |headers: &str| house.get("/v1/none", headers).headers["x-request-id"].clone();
+    assert_eq!(id("X-Request-Id: a-1\r\n"), "a-1");
+    let (first, second) = (id(""), id(""));
+    assert!(first.starts_with("req-") && first != second);
+    for unfit in ["a b".to_owned(), "x".repeat(129)] {
+        assert!(id(&format!("X-Request-Id: {unfit}\r\n")).starts_with("req-"));
+    }
+}
+
+#[test]
+fn a_compressed_body_is_refused_by_its_coding() {
+    let house = open();
+    let body = ask(json!({})).to_string();
+    let send = |coding: &str| {
+        let headers = format!("{CLOSE}Content-Encoding: {coding}\r\n");
+        house.raw(&post("/v1/chat/completions", &body, &headers))
+    };
+    for coding in ["gzip", "br", "identity, gzip"] {
+        let refused = (415, "unsupported_media_type".into(), String::new());
+        assert_eq!(send(coding).error(), refused, "{coding}");
+    }
+    assert_eq!(send("identity").status, 200);
+}
+
+#[test]
+fn a_burst_of_fifty_calls_of_one_caller_waits_and_none_is_refused() {
+    let house = house_with(ServiceSettings::default(), |_| {});
+    house.fixture.gate.set(true);
+    let burst: Vec<TcpStream> = (0..50).map(|_| house.begin(json!({}), CLOSE)).collect();
+    house.fixture.until("all run or wait", |load, _| {
+        load.running + load.waiting == 50
+    });
+    house.fixture.gate.set(false);
+    for stream in burst {
+        assert_eq!(rest(stream).status, 200);
+    }
+}
