@@ -41,6 +41,13 @@ struct Stored {
     text: String,
 }
 
+impl Stored {
+    /// Bytes that a client has chosen.
+    fn bytes(&self) -> usize {
+        self.text.len() + self.held_by.len()
+    }
+}
+
 impl StoredResponses {
     pub(super) fn new(limits: Limits) -> Self {
         Self {
@@ -59,36 +66,37 @@ impl StoredResponses {
 
     /// Stores the messages of a response. The oldest ones make room: first the client's own.
     pub(super) fn put(&mut self, client: String, held_by: String, id: String, messages: &[Value]) {
-        let text = Value::from(messages.to_vec()).to_string();
-        let limits = self.limits;
-        if text.len() > limits.bytes_of_client {
+        let stored = Stored {
+            client,
+            held_by,
+            id,
+            text: Value::from(messages.to_vec()).to_string(),
+        };
+        let (limits, new) = (self.limits, stored.bytes());
+        if new > limits.bytes_of_client {
             return;
         }
-        let of_client = self.all.iter().filter(|stored| stored.client == client);
-        let (mut count, mut bytes) = of_client.fold((1, text.len()), |(count, bytes), stored| {
-            (count + 1, bytes + stored.text.len())
+        let is_own = |other: &Stored| other.client == stored.client;
+        let own = self.all.iter().filter(|other| is_own(other));
+        let (mut count, mut bytes) = own.fold((1, new), |(count, bytes), other| {
+            (count + 1, bytes + other.bytes())
         });
         while count > limits.count_of_client || bytes > limits.bytes_of_client {
-            let oldest = self.all.iter().position(|stored| stored.client == client);
+            let oldest = self.all.iter().position(is_own);
             let Some(dropped) = oldest.and_then(|oldest| self.all.remove(oldest)) else {
                 break;
             };
             count -= 1;
-            bytes -= dropped.text.len();
-            self.bytes -= dropped.text.len();
+            bytes -= dropped.bytes();
+            self.bytes -= dropped.bytes();
         }
-        self.bytes += text.len();
-        self.all.push_back(Stored {
-            client,
-            held_by,
-            id,
-            text,
-        });
+        self.bytes += new;
+        self.all.push_back(stored);
         while self.all.len() > limits.count || self.bytes > limits.bytes {
             let Some(dropped) = self.all.pop_front() else {
                 break;
             };
-            self.bytes -= dropped.text.len();
+            self.bytes -= dropped.bytes();
         }
     }
 }
@@ -154,7 +162,7 @@ mod tests {
         put(&mut store, "f", "1", &"x".repeat(250));
         assert!(store.bytes <= 400);
         assert!(has(&store, "f", "1"));
-        let bytes: usize = store.all.iter().map(|stored| stored.text.len()).sum();
+        let bytes: usize = store.all.iter().map(Stored::bytes).sum();
         assert_eq!(bytes, store.bytes);
     }
 }

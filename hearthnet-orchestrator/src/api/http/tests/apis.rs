@@ -232,7 +232,7 @@ fn errors_have_the_format_of_their_api() {
     // A prompt that is too long still has a number of tokens.
     let counted = house.post("/v1/messages/count_tokens", &body).json();
     let context = house.fixture.service.models()[0].text.context;
-    assert!(counted["input_tokens"].as_u64().unwrap() > context.into());
+    assert!(counted["input_tokens"].as_u64().unwrap() > u64::from(context));
 }
 
 #[test]
