@@ -1,6 +1,9 @@
 //! APIs other than OpenAI's completions. Each request becomes one of those, and each answer is made
 //! of the answer to it, so one code path reads requests and runs chats. Pure.
 //!
+//! Requests stay JSON here: a field that is not supported must be refused by its name, and the types
+//! of crates for these APIs drop fields that they do not know.
+//!
 //! | API | where |
 //! |---|---|
 //! | Anthropic's messages | `anthropic.rs` |
