@@ -225,7 +225,7 @@ const RESOURCE: HeaderName = HeaderName::from_static("cross-origin-resource-poli
 
 async fn no_path() -> Response<Body> {
     let text =
-        "there is nothing at this path; see /v1/models, /v1/chat/completions, /v1/completions";
+        "there is nothing at this path; GET /openapi.json lists the paths of `hearthnet serve`";
     ApiError::new(StatusCode::NOT_FOUND, "unknown_url", text).response()
 }
 

@@ -7,6 +7,7 @@
 //! | requests and responses of other APIs: Anthropic's, Ollama's, OpenAI's Responses | `translate/` (pure) |
 //! | stored conversations of responses | `stored.rs` (pure) |
 //! | models in Ollama's form | `ollama_models.rs` (pure) |
+//! | an answer in the objects of its API, and their format | `output.rs` (pure) |
 //! | description of all paths for programs | `openapi.json` |
 //! | request bodies and their memory | `body.rs` |
 //! | limits on concurrent requests, in total and per caller | `permits.rs` |
@@ -14,9 +15,12 @@
 //! | listener, keys, metrics | `hearthnet-http` |
 //!
 //! A client that disconnects cancels its request: dropping a response drops its [`Answer`].
+//!
+//! The handlers of all APIs are in this file: they share the identity of callers, bodies and errors.
 
 mod body;
 mod ollama_models;
+mod output;
 mod permits;
 mod reply;
 mod request;
@@ -32,13 +36,13 @@ use std::future::ready;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::IntoResponse as _;
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::sse::{KeepAlive, Sse};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
 use futures_util::{StreamExt as _, stream};
@@ -47,13 +51,13 @@ use hearthnet_http::{
     Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, hold_until_sent,
     json_response, metrics_route,
 };
-use hearthnet_tokens::Tokenizer;
 use hearthnet_tokens::grammar::GrammarError;
 use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use self::body::{Bodies, NotRead, Room};
+use self::output::{Format, OtherOutput, Output};
 use self::permits::PermitPool;
 use self::reply::{Header, Reply, Shape};
 use self::request::ApiRequest;
@@ -620,88 +624,6 @@ struct Plan {
     other: Option<OtherOutput>,
 }
 
-/// Format of a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
-    /// Server-sent events.
-    Events,
-    /// JSON objects, each on a line.
-    Lines,
-}
-
-/// Answer of another API.
-struct OtherOutput {
-    translating: Translating,
-    format: Format,
-    /// Where the conversation of a response is stored, for whom, and under which id.
-    responses: Arc<Mutex<StoredResponses>>,
-    client: String,
-    held_by: String,
-    id: String,
-}
-
-impl OtherOutput {
-    /// Stores the conversation of a complete answer, if the client may refer to it.
-    fn store(&mut self) {
-        if let Some(messages) = self.translating.conversation() {
-            let take = std::mem::take::<String>;
-            let (client, held_by) = (take(&mut self.client), take(&mut self.held_by));
-            let id = take(&mut self.id);
-            self.responses.lock().put(client, held_by, id, &messages);
-        }
-    }
-}
-
-/// Makes objects of an API of an answer's frames.
-struct Output {
-    reply: Reply,
-    tokenizer: Tokenizer,
-    other: Option<OtherOutput>,
-}
-
-impl Output {
-    fn format(&self) -> Format {
-        self.other
-            .as_ref()
-            .map_or(Format::Events, |other| other.format)
-    }
-
-    /// Parts of a stream for a frame.
-    fn parts(&mut self, frame: &Frame) -> Vec<Part> {
-        let chunks = self.reply.chunks(frame);
-        let is_last = matches!(frame, Frame::Done(_));
-        let Some(other) = &mut self.other else {
-            let mut parts: Vec<Part> = chunks.iter().map(Part::of).collect();
-            parts.extend(is_last.then(|| Part::Data(None, "[DONE]".to_owned())));
-            return parts;
-        };
-        let parts = other.translating.parts(frame, &chunks, &self.tokenizer);
-        if is_last {
-            other.store();
-        }
-        parts
-    }
-
-    /// The whole answer, once the last frame has arrived.
-    fn whole(&mut self, frame: &Frame) -> Option<Value> {
-        let whole = self.reply.whole(frame)?;
-        let Some(other) = &mut self.other else {
-            return Some(whole);
-        };
-        let whole = other.translating.whole(frame, &whole, &self.tokenizer);
-        other.store();
-        Some(whole)
-    }
-
-    /// Last part of a stream that failed.
-    fn failed(&mut self, error: &ApiError) -> Part {
-        match &mut self.other {
-            Some(other) => other.translating.failed(error),
-            None => Part::of(&error.body()),
-        }
-    }
-}
-
 /// Answer as a stream.
 struct Events {
     answer: Answer,
@@ -729,12 +651,12 @@ impl Events {
         });
         match format {
             Format::Events => {
-                let events = parts.map(|part| Ok::<_, Infallible>(event(part)));
+                let events = parts.map(|part| Ok::<_, Infallible>(output::event(part)));
                 let alive = KeepAlive::new().interval(KEEP_ALIVE).text("keep-alive");
                 Sse::new(events).keep_alive(alive).into_response()
             }
             Format::Lines => {
-                let lines = parts.filter_map(|part| ready(line(part)));
+                let lines = parts.filter_map(|part| ready(output::line(part)));
                 let mut response = Response::new(Body::from_stream(lines));
                 let kind = HeaderValue::from_static("application/x-ndjson");
                 response.headers_mut().insert(header::CONTENT_TYPE, kind);
@@ -772,23 +694,6 @@ impl Events {
         }
         self.ready.extend(self.output.parts(frame));
         self.over |= matches!(frame, Frame::Done(_));
-    }
-}
-
-/// JSON has no line breaks, so an object is one line of an event.
-fn event(part: Part) -> Event {
-    match part {
-        Part::Comment(text) => Event::default().comment(text),
-        Part::Data(None, data) => Event::default().data(data),
-        Part::Data(Some(name), data) => Event::default().event(name).data(data),
-    }
-}
-
-/// Line of a stream of lines, which has no comments.
-fn line(part: Part) -> Option<Result<Bytes, Infallible>> {
-    match part {
-        Part::Comment(_) => None,
-        Part::Data(_, data) => Some(Ok(Bytes::from(data + "\n"))),
     }
 }
 
