@@ -1,5 +1,7 @@
 //! APIs other than OpenAI's completions, and the description of all of them.
 
+use proptest::prelude::*;
+
 use super::*;
 
 /// Description of all paths.
@@ -385,4 +387,36 @@ fn every_example_of_the_description_is_read() {
         assert!(read(&path, &body).is_err(), "{path}");
     }
     assert!(read_fields > 60, "{read_fields}");
+}
+
+proptest! {
+    #[test]
+    fn no_value_of_any_field_makes_a_translation_panic(
+        path in prop::sample::select(&[
+            "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/api/chat",
+            "/api/generate", "/api/show",
+        ][..]),
+        name in prop::sample::select(&[
+            "model", "messages", "system", "tools", "tool_choice", "thinking", "output_config",
+            "metadata", "stop_sequences", "stream", "input", "instructions", "text", "reasoning",
+            "previous_response_id", "store", "options", "format", "think", "prompt", "raw",
+            "context", "images", "keep_alive", "user",
+        ][..]),
+        value in prop::sample::select(vec![
+            json!(null), json!(true), json!(-1), json!(1e300), json!(u64::MAX), json!(""),
+            json!([]), json!({}), json!([[]]), json!([{}]), json!({"type": {}}), json!("\u{0}"),
+            json!([{"type": "function_call", "call_id": "c", "name": "n", "arguments": "{"}]),
+            json!([{"type": "message", "role": "assistant", "content": []}]),
+            json!([{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]}]),
+            json!([{"role": "tool", "content": ""}, {"role": "assistant", "tool_calls": [{}]}]),
+            json!({"format": {"type": "json_schema"}}), json!({"effort": []}),
+            json!({"stop": {}, "num_predict": "all", "mirostat": "off"}),
+        ]),
+    ) {
+        let mut body = json!({
+            "model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}],
+        });
+        body[name] = value;
+        let _ = read(path, &body);
+    }
 }
