@@ -492,6 +492,40 @@ fn a_removed_part_claims_nothing_of_the_one_that_follows_it() {
 }
 
 #[test]
+fn files_that_were_removed_from_an_open_part_are_made_again() {
+    let adopted = Adopted::new(&large());
+    let part = adopted.create().unwrap();
+    let layer = part.table().of_layers(1, 1);
+    adopted.fetch(&part, &layer);
+    assert!(!part.restore().unwrap());
+    // The pieces stay where they are.
+    fs::remove_file(adopted.path().join("manifest")).unwrap();
+    assert!(part.restore().unwrap());
+    assert!(part.missing(&layer).is_empty());
+    let cut = |path: PathBuf| {
+        let file = fs::File::options().write(true).open(path).unwrap();
+        file.set_len(adopted.identity.file_bytes - 1).unwrap();
+    };
+    let removals: [&dyn Fn(PathBuf); 3] = [
+        &|folder: PathBuf| cut(folder.join("model.gguf")),
+        &|folder: PathBuf| fs::remove_file(folder.join("model.gguf")).unwrap(),
+        &|folder: PathBuf| fs::remove_dir_all(folder).unwrap(),
+    ];
+    for remove in removals {
+        remove(adopted.path());
+        assert!(part.restore().unwrap());
+        assert_eq!(part.missing(&layer), layer);
+        adopted.fetch(&part, &layer);
+        let stored = Part::open_reading(&adopted.path()).unwrap();
+        assert!(stored.missing(&layer).is_empty());
+        // It is still the only writer.
+        assert_matches!(Part::open(&adopted.path()), Err(PartError::InUse(_)));
+    }
+    overwrite(&adopted, 0);
+    assert_matches!(part.restore(), Err(PartError::Damaged { .. }));
+}
+
+#[test]
 fn a_part_has_one_writer() {
     let adopted = Adopted::new(&large());
     let part = adopted.create().unwrap();

@@ -373,21 +373,30 @@ impl Fetcher {
         matches!(keeps.await, Ok(Ok(true)))
     }
 
-    /// Reads held pieces that could not be loaded. Those that the disk has damaged are no longer
-    /// held. Returns whether pieces have to be fetched again.
+    /// Reads held pieces that could not be loaded. Those that the disk has damaged, or whose file was
+    /// removed, are no longer held. Returns whether pieces have to be fetched again.
     pub(crate) async fn finds_damage(
         &self,
         part: &Arc<Part>,
         pieces: &[Range<u32>],
     ) -> Result<bool, Failure> {
         let (part, pieces) = (Arc::clone(part), pieces.to_vec());
+        let (name, home) = (self.model.name.clone(), name_in_parts(&self.home));
         let read = tokio::task::spawn_blocking(move || {
+            let unreadable = |error| Failure::file("read", &part.path(), error);
+            let restored = part.restore();
+            let is_restored =
+                restored.map_err(|error| failure!(Model, "{name}: {error}").code(error.code()))?;
+            if is_restored {
+                // The file of this home was in the folder, too.
+                folder::enter(part.folder(), &home).map_err(unreadable)?;
+            }
             let mut each = pieces.iter().cloned().flatten();
-            each.try_for_each(|index| part.read(index).map(drop))?;
-            Ok(!part.missing(&pieces).is_empty())
+            each.try_for_each(|index| part.read(index).map(drop))
+                .map_err(unreadable)?;
+            Ok::<_, Failure>(!part.missing(&pieces).is_empty())
         });
-        let read: std::io::Result<bool> = read.await.map_err(Failure::internal)?;
-        read.map_err(Failure::internal)
+        read.await.map_err(Failure::internal)?
     }
 
     /// Differs from node to node, so that nodes that begin together fetch different pieces first.
