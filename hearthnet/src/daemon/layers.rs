@@ -164,7 +164,9 @@ impl Serving<'_> {
                 Err(why) if lost.is_some() && self.request.fetch.is_none() => {
                     let text = Some(why.to_string());
                     if lost != text {
-                        self.suspended(&why);
+                        let back =
+                            "if the file comes back, its layers are served again within a minute";
+                        self.suspended(&why.beside_hint(back));
                         lost = text;
                     }
                     chosen = Some(range);
