@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hearthnet_files::manifest::VerifyError;
+use hearthnet_files::manifest::{VerifyError, pieces_path};
 use hearthnet_files::part::{
     Identity, MAX_HEAD_BYTES, PIECE_BYTES, Part, PartError, identity_of, objects_of, open_model,
     piece_count, stored_identity,
@@ -410,6 +410,31 @@ fn a_part_of_a_whole_file_shares_its_bytes_and_never_harms_it() {
     let part = of_file(&adopted, &own).unwrap();
     assert_eq!(part.held(), all);
     assert_eq!(fs::read(part.path()).unwrap(), adopted.file);
+}
+
+#[test]
+fn a_file_is_hashed_once_however_often_it_is_adopted() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = ModelFile::open(&large().write(dir.path())).unwrap();
+    let manifest = file.manifest(&mut |_, _| {});
+    fn unread(_: u64, _: u64) {
+        panic!("it is hashed again");
+    }
+    let (identity, list) = identity_of(&file, &manifest, &mut |_, _| {}).unwrap();
+    let encoded = manifest.encode();
+    let part = Part::of_linked_file(dir.path(), &identity, &file, &encoded, &list).unwrap();
+    assert_eq!(part.held(), [part.table().all()]);
+    // The second name changes the time of the inode, and no content.
+    assert_eq!(file.manifest(&mut unread), manifest);
+    let again = identity_of(&file, &manifest, &mut unread).unwrap();
+    assert_eq!(again, (identity, list.clone()));
+    let stored = pieces_path(file.path().unwrap());
+    let mut bytes = fs::read(&stored).unwrap();
+    bytes[40] ^= 1;
+    fs::write(&stored, bytes).unwrap();
+    let mut is_hashed = false;
+    let (_, found) = identity_of(&file, &manifest, &mut |_, _| is_hashed = true).unwrap();
+    assert!(is_hashed && found == list);
 }
 
 #[test]

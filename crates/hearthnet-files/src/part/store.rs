@@ -134,6 +134,16 @@ impl Part {
         manifest: &[u8],
         pieces: &[u8],
     ) -> Result<Self, PartError> {
+        Self::make(parts, identity, (head, manifest, pieces), false)
+    }
+
+    /// As [`Self::create`]. With `holds_all` it holds all pieces, which are not read.
+    pub(super) fn make(
+        parts: &Path,
+        identity: &Identity,
+        (head, manifest, pieces): (&[u8], &[u8], &[u8]),
+        holds_all: bool,
+    ) -> Result<Self, PartError> {
         identity.table(head, manifest, pieces)?;
         let folder = Self::folder_in(parts, &identity.weights);
         let failed = |source| FileError::new("write", &folder, source);
@@ -146,7 +156,17 @@ impl Part {
                 write_objects(&folder, identity, head, manifest, pieces).map_err(failed)?;
             }
         }
-        Self::load(&folder, Some(lock))
+        if !holds_all {
+            return Self::load(&folder, Some(lock));
+        }
+        let part = Self::unclaimed(&folder, Some(lock))?;
+        {
+            let mut sets = locked(&part.sets);
+            part.table.all().for_each(|index| sets.held.insert(index));
+            sets.is_dirty = true;
+        }
+        part.store_claims().map_err(failed)?;
+        Ok(part)
     }
 
     fn load(folder: &Path, lock: Option<File>) -> Result<Self, PartError> {

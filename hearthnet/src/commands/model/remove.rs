@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use hearthnet_files::manifest::record_path;
+use hearthnet_files::manifest::{pieces_path, record_path};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Catalogue;
 
@@ -55,6 +55,7 @@ pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
     for file in [
         &path,
         &record_path(&path),
+        &pieces_path(&path),
         &part,
         &etag,
         &path.with_file_name(".lock"),
