@@ -202,6 +202,16 @@ fn withdrawals(up: &Up) -> usize {
     up.said().matches(why).count()
 }
 
+/// Lets a home ask until a host that cannot load its weights again has withdrawn.
+fn until_withdrawn(host: &Up, caller: &Household) {
+    host.until("it withdraws", TIMEOUT, || {
+        if withdrawals(host) == 0 {
+            caller.run(&QUESTION);
+        }
+        withdrawals(host) == 1
+    });
+}
+
 #[test]
 fn a_host_whose_unloaded_weights_are_gone_withdraws_until_a_neighbour_has_sent_them() {
     let (attic, first) = founded(&medium(4));
@@ -217,13 +227,14 @@ fn a_host_whose_unloaded_weights_are_gone_withdraws_until_a_neighbour_has_sent_t
     // The caller goes on alone, or waits for the host.
     let answer = until_answered(|| attic.run(&QUESTION));
     assert_eq!(succeeded(&answer), alone);
-    second.until("it withdraws", TIMEOUT, || withdrawals(&second) == 1);
+    until_withdrawn(&second, &attic);
     assert_eq!(cellar.until_serving(&second), range);
     genuine(&cellar);
 
-    until_unloaded(&second);
+    // Streams of its chats end with it.
     let address = first.address.clone();
     first.kill();
+    until_unloaded(&second);
     std::fs::remove_file(cellar.part().expect("a part").path()).expect("a file");
     assert!(!cellar.run(&QUESTION).status.success());
     second.until("it withdraws again", TIMEOUT, || {
@@ -245,10 +256,8 @@ fn a_host_of_a_users_file_that_is_gone_withdraws_and_names_it() {
     assert_eq!(cellar.until_serving(&second), (2, 3));
     until_unloaded(&second);
     std::fs::remove_file(&file).expect("a file");
-    until_answered(|| attic.run(&QUESTION));
-    second.until("it withdraws", TIMEOUT, || {
-        withdrawals(&second) == 1 && cellar.serving().is_none()
-    });
+    until_withdrawn(&second, &attic);
+    second.until("it serves nothing", TIMEOUT, || cellar.serving().is_none());
     let why = format!("no layers are served for now: cannot read {path}");
     second.until("it names the file", TIMEOUT, || {
         second.said().contains(&why)
