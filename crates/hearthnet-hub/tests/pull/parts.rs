@@ -372,6 +372,26 @@ fn a_model_file_on_a_drive_is_the_only_source_that_is_needed() {
 }
 
 #[test]
+fn another_file_at_the_path_of_a_drive_is_hashed_again() {
+    let adopted = Adopted::new();
+    let path = adopted.on_disk(&adopted.file);
+    let local = LocalSource::new(&path, &adopted.identity);
+    let list = |source: &LocalSource| {
+        let list = source.object(Object::PieceList, 0, u32::MAX);
+        list.unwrap().unwrap()
+    };
+    assert_eq!(list(&local), adopted.pieces);
+    assert_eq!(list(&local.again()), adopted.pieces);
+    let mut changed = adopted.file.clone();
+    let middle = changed.len() / 2;
+    changed[middle] ^= 1;
+    let other = path.with_extension("new");
+    fs::write(&other, &changed).unwrap();
+    fs::rename(&other, &path).unwrap();
+    assert_ne!(list(&local.again()), adopted.pieces);
+}
+
+#[test]
 fn another_file_on_a_drive_is_refused_by_its_length_its_metadata_or_its_contents() {
     let adopted = Adopted::new();
     let path = adopted.on_disk(&tiny(2).bytes());

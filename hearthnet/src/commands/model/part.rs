@@ -204,20 +204,26 @@ pub(super) fn remove(model: &Adoption, cx: &Context, yes: bool) -> Result<(), Fa
         Err(error @ PartError::InUse(_)) => return Err(unusable(&name, &error)),
         opened => opened.ok(),
     };
-    let size = bytes(part.as_ref().map_or(0, Part::disk_bytes));
+    let size = bytes(folder::disk_bytes(&folder));
+    let freed = match folder::is_shared(&folder) {
+        true => {
+            format!("{size} are freed: its file is another name of a file of yours, which stays")
+        }
+        false => format!("{size} are freed"),
+    };
     let is_used = |home: Home| folder::is_used_beside(&folder, &name_in_parts(&home));
     let others = match community(&cx.global).map(is_used) {
         Some(Ok(true)) => ", which another home of this user uses as well",
         _ => "",
     };
-    let question = format!("Remove this machine's part of {name} ({size}){others}?");
+    let question = format!("Remove this machine's part of {name}{others}? {freed}.");
     if !yes && !ask(&question, None)? {
         return Err(Failure::new(Kind::Interrupted, "nothing was removed"));
     }
     // Locked until the folder is gone, so that no other process fetches into it.
     fs::remove_dir_all(&folder).map_err(|e| Failure::file("remove", &folder, &e))?;
     drop(part);
-    note(format!("removed {} ({size})", folder.display()));
+    note(format!("removed {} ({freed})", folder.display()));
     note("the community has adopted the model: `hearthnet up` fetches a part of it again");
     Ok(())
 }
