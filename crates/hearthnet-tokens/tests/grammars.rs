@@ -353,10 +353,12 @@ fn run_suite<F: Fn(&str) -> bool>(compile: impl Fn(&Value) -> Option<F>) -> Figu
             let may_be = usize::from(may_be(&text));
             match valid {
                 true => {
-                    (figures.valid, figures.reached) = (figures.valid + 1, figures.reached + may_be);
+                    (figures.valid, figures.reached) =
+                        (figures.valid + 1, figures.reached + may_be);
                 }
                 false => {
-                    (figures.invalid, figures.wrong) = (figures.invalid + 1, figures.wrong + may_be);
+                    (figures.invalid, figures.wrong) =
+                        (figures.invalid + 1, figures.wrong + may_be);
                 }
             }
         }
