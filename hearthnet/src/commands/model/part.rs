@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hearthnet_bus::log::Adoption;
 use hearthnet_bus::node::Node;
@@ -28,6 +29,9 @@ use crate::models::adopted::{
 use crate::models::capacity::community;
 use crate::models::open_file::model_failure;
 use crate::node::{open_home, sync_log, transient};
+
+/// Time without a new link after which no other one is expected.
+const SETTLES: Duration = Duration::from_secs(1);
 
 /// Fetches layers of an adopted model, with a node for the duration of the command.
 pub(super) fn pull(
@@ -72,6 +76,7 @@ async fn fetch(
     cx: &Context,
 ) -> Result<(String, String), Failure> {
     sync_log(node, home).await;
+    until_links_settle(node, home).await;
     let adopted = find(&model.to_string(), &home.state())?;
     let fetcher = Fetcher::of_command(home, node, &cx.config, adopted, from);
     fetcher.check_from().await?;
@@ -88,6 +93,17 @@ async fn fetch(
     fetcher.fetch(&part, wanted).await?;
     let path = part.path().display().to_string();
     Ok((path, runs_text(&[(lo, hi)])))
+}
+
+/// Waits while further members get linked: the member that the log came from may not have the model.
+async fn until_links_settle(node: &Node, home: &Home) {
+    let others = home.state().members().count().saturating_sub(1);
+    let linked = || node.peers().iter().filter(|it| it.link.is_some()).count();
+    let mut before = 0;
+    while before < linked() && linked() < others {
+        before = linked();
+        tokio::time::sleep(SETTLES).await;
+    }
 }
 
 /// Layers that this node would serve.
