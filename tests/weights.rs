@@ -1,6 +1,7 @@
 //! Weights of an adopted model from neighbours that end, return, damage their disks, or lie.
 
 use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use hearthnet_bus::NodeKey;
@@ -501,4 +502,48 @@ fn pieces_come_from_a_drive_and_parts_go_with_their_home() {
     let left = cellar.json(&["community", "leave", "--yes", "--json"]);
     assert_eq!(left["removed_parts"].as_array().map(Vec::len), Some(1));
     assert!(cellar.parts().is_empty() && files[0].is_file());
+}
+
+#[test]
+fn pieces_come_from_a_hugging_face_folder_and_give_the_same_answer() {
+    let attic = Household::new(ALL, &[]);
+    // As the hub's own programs store it.
+    let folder = attic.home.path().join("models--o--r/snapshots/0123abcd");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let stored = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../crates/hearthnet-files/tests/data/hugging_face/text-qwen2");
+    for entry in std::fs::read_dir(stored).expect("a folder") {
+        let entry = entry.expect("a file");
+        std::fs::copy(entry.path(), folder.join(entry.file_name())).expect("a file");
+    }
+    let path = folder.to_str().expect("UTF-8");
+    let first = attic.up(&["--found", "Elm", "--model", path]);
+    let adopted = attic.json(&["model", "adopt", path, "--json"]);
+    assert_eq!(
+        adopted["sources"],
+        serde_json::json!(["hf:o/r@0123abcd/config.json"])
+    );
+    let alone = attic.alone(&QUESTION, &folder);
+
+    let cellar = Household::new(ALL, &[&first.address]);
+    join(&cellar, &first);
+    let name = weights_id(&attic);
+    let pull = ["model", "pull", &name, "--layers", "0-0", "--from", path];
+    succeeded(&cellar.run(&pull));
+    let held = genuine(&cellar);
+    let second = cellar.up(&["--from", path]);
+    let whole = || {
+        let part = cellar.part();
+        part.is_some_and(|part| part.missing(&[part.table().all()]).is_empty())
+    };
+    second.until("all pieces are here", TIMEOUT, whole);
+    // The neighbour has sent only head, manifest and piece list.
+    let part = cellar.part().expect("a part");
+    let identity = part.identity();
+    let list = part.table().list().len() as u64;
+    let objects = identity.head_bytes + identity.manifest_bytes + list;
+    assert!(held > 0 && first.sent() <= objects, "{}", first.sent());
+    genuine(&cellar);
+    first.kill();
+    assert_eq!(succeeded(&cellar.run(&QUESTION)), alone);
 }
