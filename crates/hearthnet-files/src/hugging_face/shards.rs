@@ -266,7 +266,7 @@ pub(super) fn check(bytes: &[u8]) -> bool {
     use std::io::Read as _;
 
     let len = bytes.len() as u64;
-    let read = |out: &mut [u8], from: u64| {
+    let read = |out: &mut [u8], from: u64| -> Result<(), ImportError> {
         let rest = usize::try_from(from).ok();
         let mut rest = rest.and_then(|from| bytes.get(from..)).unwrap_or_default();
         rest.read_exact(out)
