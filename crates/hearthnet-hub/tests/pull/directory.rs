@@ -12,106 +12,15 @@ use hearthnet_files::{Manifest, ModelFile};
 use hearthnet_hub::parts::{DirectorySource, LocalSource, Object, PieceSource};
 use hearthnet_hub::pull::PullOptions;
 use hearthnet_hub::reference::adopted_source;
+use hearthnet_testkit::TinyDirectory;
 use tempfile::TempDir;
 
 use super::parts::{Source, all, asked, get};
 use super::server::{Answer, Request, Server, answer, status};
 
-const WIDTH: u64 = 512;
-const FFN: u64 = 1024;
-const KEYS: u64 = 128;
-const LAYERS: u64 = 3;
+const DIRECTORY: TinyDirectory = TinyDirectory { layers: 3, seed: 1 };
 /// Bytes of a file's beginning that are asked for with its length.
 const BEGIN: u64 = 64 << 10;
-
-/// Names and shapes of a block's tensors.
-const BLOCK: [(&str, &[u64]); 9] = [
-    ("input_layernorm", &[WIDTH]),
-    ("post_attention_layernorm", &[WIDTH]),
-    ("self_attn.q_proj", &[WIDTH, WIDTH]),
-    ("self_attn.k_proj", &[KEYS, WIDTH]),
-    ("self_attn.v_proj", &[KEYS, WIDTH]),
-    ("self_attn.o_proj", &[WIDTH, WIDTH]),
-    ("mlp.gate_proj", &[FFN, WIDTH]),
-    ("mlp.up_proj", &[FFN, WIDTH]),
-    ("mlp.down_proj", &[WIDTH, FFN]),
-];
-
-/// Writes a file of BF16 tensors.
-fn write_shard(path: &Path, tensors: &[(String, Vec<u64>)], seed: u32) {
-    let (mut header, mut at) = (Vec::new(), 0);
-    for (name, shape) in tensors {
-        let end = at + 2 * shape.iter().product::<u64>();
-        header.push(format!(
-            "\"{name}\":{{\"dtype\":\"BF16\",\"shape\":{shape:?},\"data_offsets\":[{at},{end}]}}"
-        ));
-        at = end;
-    }
-    let header = format!("{{{}}}", header.join(","));
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(header.as_bytes());
-    let mut state = seed;
-    for _ in 0..at / 2 {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        // Between 1/128 and 2, of both signs.
-        let value = 0x3c00 + (state >> 24) as u16 * 4 + ((state >> 8) as u16 & 0x8003);
-        bytes.extend(value.to_le_bytes());
-    }
-    fs::write(path, bytes).unwrap();
-}
-
-/// Directory with a shard per block, and one for the rest.
-fn write_directory(folder: &Path) {
-    fs::create_dir_all(folder).unwrap();
-    let stored = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../hearthnet-files/tests/data/hugging_face/llama31/config.json");
-    let mut config = fs::read_to_string(stored).unwrap();
-    for (key, old, new) in [
-        ("hidden_size", 32, WIDTH),
-        ("intermediate_size", 64, FFN),
-        ("head_dim", 16, 64),
-        ("num_attention_heads", 4, 8),
-        ("num_hidden_layers", 2, LAYERS),
-    ] {
-        let line = |value| format!("\"{key}\": {value},");
-        assert!(config.contains(&line(old)), "{key}");
-        config = config.replace(&line(old), &line(new));
-    }
-    fs::write(folder.join("config.json"), config).unwrap();
-    let mut map = Vec::new();
-    let mut write = |file: String, tensors: Vec<(String, Vec<u64>)>, seed| {
-        write_shard(&folder.join(&file), &tensors, seed);
-        map.extend(
-            tensors
-                .iter()
-                .map(|(name, _)| format!("\"{name}\":\"{file}\"")),
-        );
-    };
-    for layer in 0..LAYERS {
-        let name = |stem: &str| format!("model.layers.{layer}.{stem}.weight");
-        let tensors = BLOCK
-            .iter()
-            .map(|(stem, shape)| (name(stem), shape.to_vec()));
-        write(
-            format!("m-{layer}.safetensors"),
-            tensors.collect(),
-            layer as u32,
-        );
-    }
-    let rest = [
-        ("model.embed_tokens.weight".to_owned(), vec![64, WIDTH]),
-        ("model.norm.weight".to_owned(), vec![WIDTH]),
-    ];
-    write("m-rest.safetensors".to_owned(), rest.to_vec(), 9);
-    let index = format!("{{\"weight_map\":{{{}}}}}", map.join(","));
-    fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
-}
-
-/// Source bytes of a block.
-fn block_bytes() -> u64 {
-    let values = BLOCK.iter().map(|(_, shape)| shape.iter().product::<u64>());
-    2 * values.sum::<u64>()
-}
 
 /// Directory, the file of which was adopted, and the folder of the parts of a node.
 struct Adopted {
@@ -126,7 +35,7 @@ impl Adopted {
     fn new(dtype: Option<TensorType>) -> Self {
         let home = tempfile::tempdir().unwrap();
         let directory = home.path().join("directory");
-        write_directory(&directory);
+        DIRECTORY.write(&directory);
         let go_on = AtomicBool::new(false);
         let path = import(&directory, dtype, home.path(), &go_on, &mut |_, _| {}).unwrap();
         let model = ModelFile::open(&path).unwrap();
@@ -225,11 +134,12 @@ fn only_the_tensors_of_the_wanted_layers_are_asked_of_a_server() {
         let report = get(&part, &wanted, vec![adopted.at(&server)]).unwrap();
         assert_eq!(part.held(), wanted);
         assert_eq!(report.bytes[0].1, part.table().bytes(&wanted));
-        for file in ["m-0.safetensors", "m-2.safetensors", "m-rest.safetensors"] {
-            assert_eq!(asked_of(&server, file), 0, "{file}");
-        }
-        let asked = asked_of(&server, "m-1.safetensors");
-        assert!(asked * 100 <= block_bytes() * 102, "{asked} for {dtype:?}");
+        let of_block = |layer| asked_of(&server, &TinyDirectory::file_of(layer));
+        let others = of_block(0) + of_block(2) + asked_of(&server, TinyDirectory::REST);
+        assert_eq!(others, 0);
+        let (asked, needed) = (of_block(1), TinyDirectory::block_bytes());
+        assert!(asked * 100 <= needed * 102, "{asked} for {dtype:?}");
+        assert!(asked + BEGIN >= needed, "{asked} for {dtype:?}");
         // The rest, with the embedding and the last norm.
         get(&part, &all(&part), vec![adopted.at(&server)]).unwrap();
         adopted.assert_whole(&part);
@@ -259,7 +169,7 @@ fn a_fetch_that_broke_off_asks_only_for_the_rest() {
     let server = Server::new(vec![folder(&adopted.directory(), usize::MAX)]);
     let report = get(&part, &all(&part), vec![adopted.at(&server)]).unwrap();
     assert_eq!(report.bytes[0].1, missing);
-    assert_eq!(asked_of(&server, "m-0.safetensors"), 0);
+    assert_eq!(asked_of(&server, &TinyDirectory::file_of(0)), 0);
     adopted.assert_whole(&part);
 }
 
@@ -273,14 +183,18 @@ fn a_directory_that_changes_between_two_ranges_is_refused_and_is_no_liar() {
     get(&part, &wanted, vec![Arc::clone(&source)]).unwrap();
 
     // The same tensors with other values.
-    write_shard_of_layer(&adopted.directory(), 2, 77);
+    let other = TinyDirectory {
+        seed: 77,
+        ..DIRECTORY
+    };
+    other.write_block(&adopted.directory(), 2);
     let changed = part.table().of_layers(2, 2);
     let said = asked(get(&part, &changed, vec![Arc::clone(&source)]));
     assert!(said.contains("the directory has changed"), "{said}");
     assert!(!said.contains("is not the adopted model"), "{said}");
 
     // A file of another length.
-    let path = adopted.directory().join("m-1.safetensors");
+    let path = adopted.directory().join(TinyDirectory::file_of(1));
     let longer = [fs::read(&path).unwrap(), vec![0]].concat();
     fs::write(&path, &longer).unwrap();
     let said = asked(get(&part, &part.table().of_layers(1, 1), vec![source]));
@@ -289,15 +203,6 @@ fn a_directory_that_changes_between_two_ranges_is_refused_and_is_no_liar() {
         "{said}"
     );
     assert_eq!(part.missing(&wanted), []);
-}
-
-fn write_shard_of_layer(directory: &Path, layer: u64, seed: u32) {
-    let name = |stem: &str| format!("model.layers.{layer}.{stem}.weight");
-    let tensors = BLOCK
-        .iter()
-        .map(|(stem, shape)| (name(stem), shape.to_vec()));
-    let path = directory.join(format!("m-{layer}.safetensors"));
-    write_shard(&path, &tensors.collect::<Vec<_>>(), seed);
 }
 
 #[test]
