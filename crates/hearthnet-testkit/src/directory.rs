@@ -32,7 +32,13 @@ const BLOCK: [(&str, &[u64]); 9] = [
     ("mlp.down_proj", &[WIDTH, FFN]),
 ];
 
-type Tensors = Vec<(String, &'static [u64])>;
+const REST: [(&str, &[u64]); 2] = [
+    ("model.embed_tokens.weight", &[VOCAB, WIDTH]),
+    ("model.norm.weight", &[WIDTH]),
+];
+
+/// Name and shape.
+type Tensor = (String, &'static [u64]);
 
 impl TinyDirectory {
     /// File with the embedding and the last norm.
@@ -85,17 +91,14 @@ impl TinyDirectory {
         fs::write(folder.join("config.json"), config).expect("a file");
 
         let mut map = Map::new();
-        let mut list = |file: &str, tensors: &Tensors| {
+        let mut list = |file: &str, tensors: &[Tensor]| {
             map.extend(tensors.iter().map(|(name, _)| (name.clone(), json!(file))));
         };
         for layer in 0..self.layers {
             list(&Self::file_of(layer), &block(layer));
             self.write_block(folder, layer);
         }
-        let rest: Tensors = vec![
-            ("model.embed_tokens.weight".to_owned(), &[VOCAB, WIDTH]),
-            ("model.norm.weight".to_owned(), &[WIDTH]),
-        ];
+        let rest = REST.map(|(name, shape)| (name.to_owned(), shape));
         list(Self::REST, &rest);
         write(&folder.join(Self::REST), &rest, self.seed);
         let index = json!({ "weight_map": map }).to_string();
@@ -109,7 +112,7 @@ impl TinyDirectory {
     }
 }
 
-fn block(layer: u32) -> Tensors {
+fn block(layer: u32) -> Vec<Tensor> {
     let name = |stem: &str| format!("model.layers.{layer}.{stem}.weight");
     BLOCK
         .iter()
@@ -118,12 +121,12 @@ fn block(layer: u32) -> Tensors {
 }
 
 /// Writes a file of BF16 tensors.
-fn write(path: &Path, tensors: &Tensors, seed: u32) {
+fn write(path: &Path, tensors: &[Tensor], seed: u32) {
     let (mut header, mut data) = (Map::new(), Vec::new());
     let mut state = seed;
     for (name, shape) in tensors {
         let start = data.len();
-        for _ in 0..shape.iter().product() {
+        for _ in 0..shape.iter().product::<u64>() {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let high = (state >> 24) as u16;
             let value = match shape.len() {
