@@ -9,7 +9,7 @@ use hearthnet_bus::log::EventLog;
 use hearthnet_bus::node::weights::{Held, Object, WeightsStore};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_files::part::Part;
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{TinyDirectory, TinyLlama};
 use tokio::runtime::Runtime;
 
 use crate::support::gauges::Gauges;
@@ -501,4 +501,44 @@ fn pieces_come_from_a_drive_and_parts_go_with_their_home() {
     let left = cellar.json(&["community", "leave", "--yes", "--json"]);
     assert_eq!(left["removed_parts"].as_array().map(Vec::len), Some(1));
     assert!(cellar.parts().is_empty() && files[0].is_file());
+}
+
+#[test]
+fn pieces_come_from_a_hugging_face_folder_and_give_the_same_answer() {
+    let attic = Household::new(ALL, &[]);
+    // As the hub's own programs store it.
+    let folder = attic.home.path().join("models--o--r/snapshots/0123abcd");
+    TinyDirectory { layers: 4, seed: 3 }.write(&folder);
+    let path = folder.to_str().expect("UTF-8");
+    let first = attic.up(&["--found", "Elm", "--model", path]);
+    let adopted = attic.json(&["model", "adopt", path, "--json"]);
+    assert_eq!(
+        adopted["sources"],
+        serde_json::json!(["hf:o/r@0123abcd/config.json"])
+    );
+    let alone = attic.alone(&QUESTION, &folder);
+
+    let cellar = Household::new(ALL, &[&first.address]);
+    join(&cellar, &first);
+    let name = weights_id(&attic);
+    let pull = ["model", "pull", &name, "--layers", "0-0", "--from", path];
+    succeeded(&cellar.run(&pull));
+    let part = cellar.part().expect("a part");
+    assert_eq!(part.held(), part.table().of_layers(0, 0));
+    let identity = part.identity();
+    let list = part.table().list().len() as u64;
+    let objects = identity.head_bytes + identity.manifest_bytes + list;
+    // The neighbour has sent only head, manifest and piece list.
+    assert!(first.sent() * 100 <= objects * 102, "{}", first.sent());
+
+    let cellar = cellar.holding(4);
+    let second = cellar.up(&["--from", path]);
+    second.until("all pieces are here", TIMEOUT, || {
+        let part = cellar.part();
+        part.is_some_and(|part| part.missing(&[part.table().all()]).is_empty())
+    });
+    assert!(first.sent() * 100 <= objects * 102, "{}", first.sent());
+    genuine(&cellar);
+    first.kill();
+    assert_eq!(succeeded(&cellar.run(&QUESTION)), alone);
 }

@@ -12,9 +12,11 @@ use hearthnet_files::part::{Identity, Part, Piece, objects_of};
 use hearthnet_platform::files::{changed_ns, inode, read_exact_at};
 use hearthnet_platform::regular_file;
 
+use super::directory::DirectorySource;
 use super::source::{
     MAX_OBJECT_READ, Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces, read_run,
 };
+use crate::source::CONFIG;
 
 /// Most entries of a folder among which a model file is looked for.
 const MAX_ENTRIES: usize = 1000;
@@ -216,20 +218,25 @@ impl PieceSource for FolderSource {
     }
 }
 
-/// Path of a model file, of a part's folder, or of a folder that holds one of them, such as a drive.
+/// Path of a model file, of a part's folder, of a folder that holds one of them, such as a drive, or
+/// of a Hugging Face directory.
 /// It is opened with its first use.
 pub struct LocalSource {
     path: PathBuf,
     identity: Identity,
+    /// Folder of all parts of this node.
+    parts: PathBuf,
     found: Mutex<Option<Arc<dyn PieceSource>>>,
     hashed: Hashed,
 }
 
 impl LocalSource {
-    pub fn new(path: &Path, identity: &Identity) -> Self {
+    /// `parts` is the folder of all parts of this node.
+    pub fn new(path: &Path, identity: &Identity, parts: &Path) -> Self {
         Self {
             path: path.to_owned(),
             identity: *identity,
+            parts: parts.to_owned(),
             found: Mutex::default(),
             hashed: Hashed::default(),
         }
@@ -241,6 +248,7 @@ impl LocalSource {
         Self {
             path: self.path.clone(),
             identity: self.identity,
+            parts: self.parts.clone(),
             found: Mutex::default(),
             hashed: Arc::clone(&self.hashed),
         }
@@ -288,8 +296,13 @@ impl LocalSource {
         let mut files = files.filter(|file| file.extension().is_some_and(|ext| ext == "gguf"));
         match files.find_map(|file| whole(&file).ok()) {
             Some(file) => Ok(Arc::new(file)),
+            None if path.join(CONFIG).is_file() => {
+                let directory = DirectorySource::in_folder(path, identity, &self.parts);
+                Ok(Arc::new(directory))
+            }
             None => Err(unusable(format!(
-                "neither the file of the adopted model ({} bytes) nor a part of it is there",
+                "there is neither the file of the adopted model ({} bytes), nor a part of it, nor a \
+                 Hugging Face directory",
                 identity.file_bytes
             ))),
         }

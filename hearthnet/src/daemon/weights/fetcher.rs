@@ -12,9 +12,9 @@ use futures_util::future::join_all;
 use hearthnet_bus::log::Adoption;
 use hearthnet_bus::node::Node;
 use hearthnet_files::part::{Part, PartError, folder};
-use hearthnet_hub::ModelRef;
 use hearthnet_hub::parts::{
-    FetchError, FetchOptions, HubSource, LocalSource, PieceSource, Progress, fetch, first_contact,
+    FetchError, FetchOptions, LocalSource, PieceSource, Progress, fetch, first_contact,
+    stated_source,
 };
 use hearthnet_hub::pull::PullOptions;
 use hearthnet_orchestrator::placement::room;
@@ -63,7 +63,8 @@ pub(crate) struct Fetcher {
 
 /// The path of `--from` as a source of a model.
 pub(super) fn local_source(path: Option<&Path>, model: &Adoption) -> Option<Arc<LocalSource>> {
-    Some(Arc::new(LocalSource::new(path?, &identity(model))))
+    let local = LocalSource::new(path?, &identity(model), &parts_dir().ok()?);
+    Some(Arc::new(local))
 }
 
 /// Remedy for an error, beyond the error's own words.
@@ -511,18 +512,18 @@ impl Fetcher {
                 runtime: Handle::current(),
             }));
         }
-        let Ok(options) = PullOptions::from_environment() else {
+        let (Ok(options), Ok(parts)) = (PullOptions::from_environment(), parts_dir()) else {
             return sources;
         };
         let addresses = self.addresses.borrow().clone();
         for text in &addresses {
-            let Ok(ModelRef::Remote(source)) = text.parse() else {
-                continue;
-            };
-            match HubSource::adopted(&source, &options, self.model.file_bytes) {
-                Ok(hub) => sources.push(Arc::new(hub)),
+            match stated_source(text, &options, &identity(&self.model), &parts) {
+                None => {}
+                Some(Ok(hub)) => sources.push(hub),
                 // Sources are looked for again and again.
-                Err(why) => UNUSABLE.call_once(|| note(format!("{}: {why}", self.model.name))),
+                Some(Err(why)) => {
+                    UNUSABLE.call_once(|| note(format!("{}: {why}", self.model.name)));
+                }
             }
         }
         sources
