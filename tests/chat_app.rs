@@ -11,7 +11,7 @@ use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_engine::{Engine, Head};
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_orchestrator::backend::Backend;
-use hearthnet_orchestrator::chat::{ChatRequest, Frame, Prompt, TextModel};
+use hearthnet_orchestrator::chat::{ChatRequest, Frame, Prompt, TextModel, TurnOptions};
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::local::SharedEngine;
 use hearthnet_orchestrator::service::{ServedModel, Service, ServiceSettings};
@@ -110,6 +110,7 @@ async fn the_example_app_prints_what_the_community_answers() {
         stop: Vec::new(),
         exact: None,
         grammar: None,
+        turn: TurnOptions::default(),
     };
     let mut answer = service.ask("somebody", "tiny", request).expect("a turn");
     let (mut text, mut tokens) = (String::new(), 0);

@@ -167,6 +167,83 @@ fn an_answer_by_a_schema_survives_the_death_of_a_host() {
 }
 
 #[test]
+fn calls_of_tools_are_whole_and_the_same_for_every_cut() {
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let here = alone.client("tools");
+    for layers in [&["0-14", "15-29"][..], &["0-4", "5-29"]] {
+        assert_eq!(over_cut(layers, &[]).client("tools"), here, "{layers:?}");
+    }
+}
+
+/// Starts a streamed call of a tool with a list of twelve texts.
+fn call(service: &Service) -> Reply {
+    let things = json!({
+        "type": "array", "minItems": 12, "maxItems": 12,
+        "items": {"type": "string", "minLength": 8, "maxLength": 30},
+    });
+    let schema = json!({
+        "type": "object", "properties": {"things": things}, "required": ["things"],
+        "additionalProperties": false,
+    });
+    let body = json!({
+        "model": service.model, "temperature": 0.7, "seed": 5, "stream": true,
+        "messages": [{"role": "user", "content": "Save twelve things to do on a rainy day."}],
+        "tools": [{"type": "function", "function": {"name": "save", "parameters": schema}}],
+        "tool_choice": "required", "parallel_tool_calls": false,
+    });
+    let reply = Reply::chat(&http::address(&service.process), &body);
+    assert_eq!(reply.status, 200);
+    reply
+}
+
+/// Arguments in the deltas of `chunks` chunks, or of all that are left.
+fn arguments(reply: &mut Reply, chunks: usize) -> String {
+    let chunks = std::iter::from_fn(|| reply.event()).take(chunks);
+    let said = |chunk: Value| {
+        assert!(chunk.get("error").is_none(), "{chunk}");
+        let call = &chunk["choices"][0]["delta"]["tool_calls"][0];
+        let said = call["function"]["arguments"].as_str();
+        said.unwrap_or_default().to_owned()
+    };
+    chunks.map(said).collect()
+}
+
+#[test]
+fn a_call_of_a_tool_survives_the_death_of_a_host() {
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let undisturbed = arguments(&mut call(&alone), usize::MAX);
+    let saved: Value = serde_json::from_str(&undisturbed).expect("an object");
+    assert_eq!(saved["things"].as_array().map(Vec::len), Some(12));
+
+    let mut service = over_hosts(&[]);
+    let mut reply = call(&service);
+    let mut told = arguments(&mut reply, 8);
+    let host = &mut service.hosts[0].process.child;
+    host.kill().expect("it runs");
+    host.wait().expect("its end");
+    told += &arguments(&mut reply, usize::MAX);
+    assert_eq!(told, undisturbed);
+}
+
+#[test]
+fn the_example_agent_calls_a_tool_over_two_hosts_and_answers() {
+    let service = over_hosts(&[]);
+    let home = Home::new();
+    let notes = home.path().join("notes.txt");
+    std::fs::write(notes, "The key is under the blue pot.").expect("a file");
+    let output = python("../examples/agent.py")
+        .args(["--url", &service.url, "--max-tokens", "100", "--folder"])
+        .arg(home.path())
+        .arg("Where is the key?")
+        .output()
+        .expect("Python starts");
+    assert!(!succeeded(&output).trim().is_empty());
+    let calls = text(&output.stderr);
+    let is_call = |line: &str| line.starts_with("list_files {") || line.starts_with("read_file {");
+    assert!(calls.lines().next().is_some_and(is_call), "{calls}");
+}
+
+#[test]
 fn the_example_prints_json_by_its_schema_over_two_hosts() {
     let service = over_hosts(&[]);
     let output = python("../examples/json_by_schema.py")

@@ -11,7 +11,9 @@ use hearthnet_engine::Head;
 use hearthnet_files::magnitude::Band;
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_files::{ModelFile, WeightsId};
-use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
+use hearthnet_orchestrator::chat::{
+    ChatRequest, Conversation, Done, Frame, Prompt, TextModel, TurnOptions,
+};
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::health::{ShardHealth, SharedHealth};
 use hearthnet_orchestrator::hosts::{
@@ -370,5 +372,6 @@ pub(crate) fn question(prompt: u32, tokens: u32) -> ChatRequest {
         stop: Vec::new(),
         exact: None,
         grammar: None,
+        turn: TurnOptions::default(),
     }
 }

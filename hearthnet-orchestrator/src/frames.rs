@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use hearthnet_tokens::tools::{CallPiece, ToolCall};
 use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +54,8 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or the context was reached.
     Length,
+    /// The model ended its turn with calls of tools.
+    ToolCalls,
 }
 
 /// Tokens counted as the OpenAI interface does.
@@ -65,6 +68,9 @@ pub struct Usage {
     pub total_tokens: u32,
     /// Prompt tokens that were taken from the prefix cache.
     pub cached_tokens: u32,
+    /// Generated tokens of reasoning.
+    #[serde(default)]
+    pub reasoning_tokens: u32,
 }
 
 /// Durations of the phases of an answer, in milliseconds unless the name says otherwise.
@@ -94,6 +100,12 @@ pub struct Timings {
 pub struct Done {
     #[serde(default)]
     pub text: String,
+    /// Reasoning before the text.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reasoning: String,
+    /// Calls behind the text. If a limit ended the answer, the last one may be incomplete.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
     #[serde(default)]
     pub token_ids: Vec<u32>,
     pub finish_reason: FinishReason,
@@ -118,6 +130,12 @@ pub enum Frame {
     TokenDelta {
         /// New text; may be empty while a character or a stop text is incomplete.
         text: String,
+        /// New text of the reasoning.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        reasoning: String,
+        /// New parts of calls.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<CallPiece>,
         token_id: u32,
         /// Natural logarithm of its probability, when asked for.
         #[serde(skip_serializing_if = "Option::is_none")]

@@ -164,8 +164,8 @@ def errors(door):
     assert "uniqueItems" in error.message
     _fails(bad, 400, "invalid_value", "structured_outputs",
            lambda: ask(extra_body={"structured_outputs": {"regex": "("}}))
-    _fails(bad, 400, "unsupported_parameter", "tools",
-           lambda: ask(tools=[{"type": "function", "function": {"name": "f"}}]))
+    _fails(bad, 400, "unsupported_parameter", "tools[0].type",
+           lambda: ask(tools=[{"type": "web_search"}]))
     _fails(bad, 400, "unsupported_parameter", "messages[0].content[0].type",
            lambda: ask([{"role": "user", "content": [
                {"type": "image_url", "image_url": {"url": "http://localhost/"}}]}]))
@@ -208,6 +208,70 @@ def grammars(door):
     cut = door.ask(ask, max_tokens=3, response_format=form).choices[0]
     assert cut.finish_reason == "length" and streamed.startswith(cut.message.content), cut
     return {"texts": texts + [streamed]}
+
+
+def _tool(name, **properties):
+    schema = {"type": "object", "properties": properties, "required": list(properties),
+              "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": schema}}
+
+
+TOOLS = [
+    _tool("get_weather", town={"type": "string", "maxLength": 20},
+          days={"type": "integer", "minimum": 1, "maximum": 9}),
+    _tool("get_time", zone={"enum": ["UTC", "CET"]}),
+]
+
+
+def _reassembled(chunks):
+    """Calls, text and finish_reason of a stream."""
+    calls, text, reason = [], "", None
+    for chunk in chunks:
+        choice = chunk.choices[0]
+        text += choice.delta.content or ""
+        for piece in choice.delta.tool_calls or []:
+            if piece.index == len(calls):
+                assert piece.id and piece.type == "function", piece
+                calls.append([piece.id, piece.function.name, ""])
+            calls[piece.index][2] += piece.function.arguments
+        reason = choice.finish_reason or reason
+    return calls, text, reason
+
+
+def tools(door):
+    ask = [{"role": "user", "content": "Is it warm in Oslo?"}]
+    options = {"tools": TOOLS, "seed": 3, "max_tokens": 150}
+    must = {**options, "tool_choice": "required", "parallel_tool_calls": False}
+    choice = door.ask(ask, **must).choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None, choice
+    (call,) = choice.message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "get_weather":
+        assert len(arguments["town"]) <= 20 and 1 <= arguments["days"] <= 9, arguments
+    else:
+        assert call.function.name == "get_time" and arguments["zone"] in ("UTC", "CET"), call
+    whole = [[call.id, call.function.name, call.function.arguments]]
+    assert _reassembled(door.ask(ask, stream=True, **must)) == (whole, "", "tool_calls")
+    named = {"type": "function", "function": {"name": "get_time"}}
+    named = door.ask(ask, **{**must, "tool_choice": named}).choices[0].message.tool_calls
+    assert [call.function.name for call in named] == ["get_time"], named
+    # Text may come before calls, and has no mark of one.
+    auto = door.ask(ask, **options).choices[0]
+    again = _reassembled(door.ask(ask, stream=True, **options))
+    assert again[1] == (auto.message.content or "") and again[2] == auto.finish_reason, again
+    assert "tool_call" not in again[1], again
+    # The result of a call goes back into the conversation.
+    result = {"role": "tool", "tool_call_id": call.id, "content": "{\"celsius\": 21}"}
+    turn = [*ask, choice.message.model_dump(exclude_none=True), result]
+    end = door.ask(turn, **{**options, "tool_choice": "none", "max_tokens": 24}).choices[0]
+    assert end.message.content and not end.message.tool_calls, end
+    bad = openai.BadRequestError
+    strict = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {
+        "type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}}}
+    _fails(bad, 400, "unsupported_parameter", "tools", lambda: door.ask(ask, tools=[strict]))
+    _fails(bad, 400, "invalid_value", "tool_choice", lambda: door.ask(ask, tool_choice="required"))
+    return {"call": whole, "auto": again, "named": named[0].function.arguments,
+            "end": end.message.content}
 
 
 def turns(door):

@@ -10,7 +10,9 @@ use hearthnet_bus::NodeKey;
 use hearthnet_engine::{Engine, Head};
 use hearthnet_files::ModelFile;
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
-use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
+use hearthnet_orchestrator::chat::{
+    ChatRequest, Conversation, Done, Frame, Prompt, TextModel, TurnOptions,
+};
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::WithFallback;
 use hearthnet_orchestrator::health::SharedHealth;
@@ -106,6 +108,7 @@ pub(crate) fn request(question: &str, seed: u64) -> ChatRequest {
         stop: Vec::new(),
         exact: None,
         grammar: None,
+        turn: TurnOptions::default(),
     }
 }
 

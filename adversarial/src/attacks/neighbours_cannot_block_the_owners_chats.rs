@@ -2,7 +2,7 @@
 //! block the service for the owner of the machine.
 
 use hearthnet_files::sampling::SamplerConfig;
-use hearthnet_orchestrator::chat::{ChatRequest, Prompt};
+use hearthnet_orchestrator::chat::{ChatRequest, Prompt, TurnOptions};
 use hearthnet_orchestrator::service::ServiceSettings;
 use serde_json::json;
 use tokio::time::timeout;
@@ -30,6 +30,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
             stop: Vec::new(),
             exact: None,
             grammar: None,
+            turn: TurnOptions::default(),
         },
     ) {
         chats.push(chat);

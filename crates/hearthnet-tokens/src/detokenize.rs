@@ -24,6 +24,8 @@ pub struct Detokenizer {
     special: bool,
     /// The next token begins with the vocabulary's space prefix.
     space_prefix: bool,
+    /// Control tokens that produce their names.
+    shown: Vec<u32>,
     /// Beginning of a character: at most three bytes between calls.
     held: Vec<u8>,
 }
@@ -53,8 +55,21 @@ impl Detokenizer {
             tokenizer: tokenizer.clone(),
             special: false,
             space_prefix: false,
+            shown: Vec::new(),
             held: Vec::new(),
         }
+    }
+
+    /// Control tokens with these texts produce them.
+    #[must_use]
+    pub fn showing(mut self, texts: &[&str]) -> Self {
+        self.shown = self.tokenizer.control_tokens(texts);
+        self
+    }
+
+    /// Whether no character is unfinished.
+    pub fn is_whole(&self) -> bool {
+        self.held.is_empty()
     }
 
     /// Control tokens produce their names.
@@ -71,7 +86,7 @@ impl Detokenizer {
     pub fn push(&mut self, id: u32) -> String {
         let kind = self.tokenizer.token_kind(id);
         let structure = matches!(kind, Some(TokenKind::Control | TokenKind::Unknown));
-        if self.special || !structure {
+        if self.special || !structure || self.shown.contains(&id) {
             let bytes = self.tokenizer.token_bytes(id);
             let mut bytes = bytes.unwrap_or("\u{fffd}".as_bytes());
             if self.space_prefix && !structure {

@@ -8,6 +8,7 @@
 //! | messages to a prompt | [`template`] |
 //! | grammars, and the tokens that they allow | [`grammar`] |
 //! | tokenizer and template of a file, checked against its weights | [`text`] |
+//! | tools, reasoning, and the parts of a turn | [`tools`] |
 //! | sampling, and when to stop | [`sampler`], [`stop`] |
 //! | description of a model file for users | [`inspect`] |
 
@@ -22,6 +23,7 @@ pub mod stop;
 pub mod template;
 pub mod text;
 pub mod tokenizer;
+pub mod tools;
 
 pub use detokenize::Detokenizer;
 pub use grammar::Grammar;

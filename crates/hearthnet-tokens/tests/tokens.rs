@@ -13,4 +13,5 @@ mod model_text;
 mod templates;
 mod text_fuzz;
 mod tokenizer_parity;
+mod turns;
 mod vocabularies;

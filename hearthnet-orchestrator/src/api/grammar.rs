@@ -39,7 +39,7 @@ pub(super) struct Refused {
 }
 
 /// Refused field with a wrong value.
-fn wrong(field: &str, must: &str) -> Refused {
+pub(super) fn wrong(field: &str, must: &str) -> Refused {
     Refused {
         field: field.to_owned(),
         problem: format!("`{field}` must be {must}"),
@@ -47,7 +47,7 @@ fn wrong(field: &str, must: &str) -> Refused {
     }
 }
 
-fn unsupported(field: &str, problem: impl Into<String>) -> Refused {
+pub(super) fn unsupported(field: &str, problem: impl Into<String>) -> Refused {
     Refused {
         field: field.to_owned(),
         problem: problem.into(),
@@ -242,12 +242,12 @@ fn json_schema(at: &str, schema: Value) -> Result<Grammar, Refused> {
 }
 
 /// Removes a member; `None` if it is missing or null.
-fn take(object: &mut Map<String, Value>, name: &str) -> Option<Value> {
+pub(super) fn take(object: &mut Map<String, Value>, name: &str) -> Option<Value> {
     object.remove(name).filter(|value| !value.is_null())
 }
 
 /// Refuses members that were not read: each might change the answer.
-fn nothing_left(object: &Map<String, Value>, at: &str) -> Result<(), Refused> {
+pub(super) fn nothing_left(object: &Map<String, Value>, at: &str) -> Result<(), Refused> {
     match object.iter().find(|(_, value)| !value.is_null()) {
         None => Ok(()),
         Some((name, _)) => {

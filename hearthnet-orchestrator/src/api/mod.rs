@@ -5,7 +5,9 @@
 //! | OpenAI's, Anthropic's and Ollama's, over HTTP | [`http`] |
 //! | chat as a capability of the bus | [`bus`] |
 //! | grammar of an answer, in a request of either | `grammar.rs` (pure) |
+//! | tools and reasoning, in a request of either | `turn.rs` (pure) |
 
 pub mod bus;
 mod grammar;
 pub mod http;
+mod turn;

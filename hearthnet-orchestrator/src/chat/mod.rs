@@ -5,9 +5,11 @@
 //! already run, so that the next turn only runs new ones.
 //!
 //! `grammar_thread.rs` has the grammar of an answer. Its state follows from the sampled tokens, which
-//! stay on the caller, so it survives every change of hosts.
+//! stay on the caller, so it survives every change of hosts. `turn.rs` separates the text of the
+//! answer into reasoning, text and calls of tools; for its state the same holds.
 
 mod grammar_thread;
+mod turn;
 
 use std::fmt::Display;
 use std::future::ready;
@@ -19,10 +21,13 @@ use hearthnet_bus::flight::Event;
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_tokens::grammar::Allowed;
 use hearthnet_tokens::sampler::Sampler;
-use hearthnet_tokens::stop::StopMatcher;
-use hearthnet_tokens::{ChatMessage, ChatTemplate, Detokenizer, Grammar, Special, Tokenizer};
+use hearthnet_tokens::template::Chat;
+use hearthnet_tokens::tools::{Tool, ToolChoice};
+use hearthnet_tokens::{ChatMessage, ChatTemplate, Grammar, Special, Tokenizer};
 
 use self::grammar_thread::GrammarThread;
+pub use self::turn::TurnOptions;
+use self::turn::{Said, Turn};
 use crate::Cancel;
 use crate::backend::events::report_event;
 use crate::backend::{Backend, Rows, Run};
@@ -60,6 +65,8 @@ pub struct ChatRequest {
     pub exact: Option<Exact>,
     /// Grammar that the answer follows. A stop text or a limit may end the answer earlier.
     pub grammar: Option<Grammar>,
+    /// Tools and reasoning. Only a chat has them.
+    pub turn: TurnOptions,
 }
 
 /// Receiver of an answer's frames.
@@ -238,6 +245,7 @@ impl Conversation {
                 Some(grammar) => Some(grammar.allowed().await?),
                 None => None,
             };
+            let allowed = asked.turn.allowed(&model.tokenizer, allowed);
             if allowed.as_ref().is_some_and(Allowed::is_none) {
                 break FinishReason::Stop;
             }
@@ -253,7 +261,7 @@ impl Conversation {
                 decode = Instant::now();
             }
             token_ids.push(sampled.id);
-            let (piece, finish_reason) = asked.take(model, sampled.id);
+            let (said, finish_reason) = asked.take(model, sampled.id);
             // The hosts compute the next row while the text is delivered.
             let mut submitted = Ok(());
             if finish_reason.is_none() {
@@ -263,9 +271,11 @@ impl Conversation {
                 submitted = self.submit(&[sampled.id], call).await;
                 chat_loop::boundary().await;
             }
-            text.push_str(&piece);
+            text.push_str(&said.text);
             call.listener.on_frame(&Frame::TokenDelta {
-                text: piece,
+                text: said.text,
+                reasoning: said.reasoning,
+                tool_calls: said.calls,
                 token_id: sampled.id,
                 logprob: sampled.logprob,
                 top_logprobs: sampled.top,
@@ -279,16 +289,23 @@ impl Conversation {
         };
         self.backend.end_call();
         let decode_s = decode.elapsed().as_secs_f64();
-        let rest = asked.rest(finish_reason);
+        let rest = asked.turn.finish(finish_reason == FinishReason::Stop);
         if !rest.is_empty() {
-            text.push_str(&rest);
+            text.push_str(&rest.text);
             call.listener.on_frame(&Frame::TokenDelta {
-                text: rest,
+                text: rest.text,
+                reasoning: rest.reasoning,
+                tool_calls: rest.calls,
                 token_id: token_ids.last().copied().unwrap_or_default(),
                 logprob: None,
                 top_logprobs: Vec::new(),
             });
         }
+        let tool_calls = asked.turn.calls().to_vec();
+        let finish_reason = match finish_reason {
+            FinishReason::Stop if !tool_calls.is_empty() => FinishReason::ToolCalls,
+            reason => reason,
+        };
 
         let (prompt, generated) = ((cached + news.len()) as u32, token_ids.len() as u32);
         let after_first = f64::from(generated.saturating_sub(1));
@@ -299,6 +316,8 @@ impl Conversation {
         metrics::histogram!("distributed_inference_tokens_per_second").record(tokens_per_second);
         let done = Done {
             text,
+            reasoning: asked.turn.reasoning().to_owned(),
+            tool_calls,
             token_ids,
             finish_reason,
             usage: Usage {
@@ -306,6 +325,7 @@ impl Conversation {
                 completion_tokens: generated,
                 total_tokens: prompt + generated,
                 cached_tokens: cached as u32,
+                reasoning_tokens: asked.turn.thought(),
             },
             seed: asked.seed,
             route: self.backend.route(),
@@ -383,8 +403,7 @@ pub(crate) struct Prepared {
     room: u32,
     seed: Option<u64>,
     sampler: Sampler,
-    stop: StopMatcher,
-    detokenizer: Detokenizer,
+    turn: Turn,
     grammar: Option<GrammarThread>,
 }
 
@@ -395,26 +414,31 @@ impl Prepared {
     /// [`ChatError::BadRequest`], [`ChatError::TooLong`] and [`ChatError::Grammar`];
     /// [`ChatError::Busy`] if too many grammars are compiled.
     pub(crate) fn new(model: &TextModel, request: &ChatRequest) -> Result<Self, ChatError> {
-        let prompt = encode(model, &request.prompt)?;
+        let (prompt, thinking) = encode(model, request)?;
         let room = room_for(&prompt, model.context, request.max_tokens)?;
         let mut sampler = Sampler::new(request.sampling.clone()).map_err(bad)?;
         if request.sampling.penalise_prompt {
             sampler.observe(&prompt);
         }
-        let stop = StopMatcher::new(request.stop.clone()).map_err(bad)?;
         // The answer in a chat is a text of its own.
         let begins = matches!(request.prompt, Prompt::Messages(_));
-        let grammar = request.grammar.clone();
+        let template = model.template.as_ref().filter(|_| begins);
+        let (turn, grammar) = Turn::new(
+            &model.tokenizer,
+            template.map(ChatTemplate::turn_format),
+            &prompt,
+            thinking,
+            &request.turn,
+            request.stop.clone(),
+            request.grammar.clone(),
+            request.sampling.seed,
+        )?;
         let start = |grammar| GrammarThread::start(&model.tokenizer, grammar, begins);
         Ok(Self {
             room,
             seed: request.sampling.seed,
             sampler,
-            stop,
-            detokenizer: match begins {
-                true => Detokenizer::new(&model.tokenizer),
-                false => Detokenizer::continuing(&model.tokenizer),
-            },
+            turn,
             grammar: grammar.map(start).transpose()?,
             prompt,
         })
@@ -433,33 +457,17 @@ impl Prepared {
 
     /// Adds a sampled token. Returns the text that it completes, and the finish reason if the
     /// answer ends.
-    fn take(&mut self, model: &TextModel, id: u32) -> (String, Option<FinishReason>) {
+    fn take(&mut self, model: &TextModel, id: u32) -> (Said, Option<FinishReason>) {
         self.room -= self.room.min(1);
-        let ended = model.tokenizer.is_end_of_generation(id);
-        let piece = match ended {
-            true => String::new(),
-            false => self.detokenizer.push(id),
+        let (said, ended) = match model.tokenizer.is_end_of_generation(id) {
+            true => (Said::default(), true),
+            false => self.turn.push(id),
         };
-        let out = self.stop.push(&piece);
-        let finish_reason = match ended || out.stopped {
+        let finish_reason = match ended {
             true => Some(FinishReason::Stop),
             false => (self.room == 0).then_some(FinishReason::Length),
         };
-        (out.emit, finish_reason)
-    }
-
-    /// Text held back until the end of the answer.
-    fn rest(&mut self, finish_reason: FinishReason) -> String {
-        if self.stop.matched().is_some() {
-            return String::new();
-        }
-        // If a limit cuts a character, its bytes are dropped. If the model ended its turn there,
-        // they become a replacement character.
-        let broken = match finish_reason {
-            FinishReason::Stop => self.detokenizer.finish(),
-            FinishReason::Length => String::new(),
-        };
-        self.stop.push(&broken).emit + &self.stop.finish()
+        (said, finish_reason)
     }
 }
 
@@ -471,8 +479,10 @@ pub fn check(model: &TextModel, request: &ChatRequest) -> Result<Vec<u32>, ChatE
     Prepared::new(model, request).map(|prepared| prepared.prompt)
 }
 
-fn encode(model: &TextModel, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
-    let ids = match prompt {
+/// Token ids of the prompt, and whether it ends within reasoning.
+fn encode(model: &TextModel, request: &ChatRequest) -> Result<(Vec<u32>, bool), ChatError> {
+    let mut thinking = false;
+    let ids = match &request.prompt {
         Prompt::Tokens(ids) => {
             let vocab = model.head.spec().vocab;
             if let Some(id) = ids.iter().find(|id| **id >= vocab) {
@@ -489,15 +499,26 @@ fn encode(model: &TextModel, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
             let template = model.template.as_ref().ok_or_else(|| {
                 bad("this model file has no default chat template: use a model made for chat, or ask for a completion (`chat --raw`)")
             })?;
-            template
-                .prompt_ids(&model.tokenizer, messages, true)
-                .map_err(bad)?
+            let tools: &[Tool] = match request.turn.tools.choice {
+                ToolChoice::None => &[],
+                _ => &request.turn.tools.list,
+            };
+            let chat = Chat {
+                messages,
+                tools,
+                variables: &request.turn.variables,
+            };
+            let prompt = template
+                .prompt(&model.tokenizer, &chat, true)
+                .map_err(bad)?;
+            thinking = prompt.thinking;
+            prompt.ids
         }
     };
     if ids.is_empty() {
         return Err(bad("the prompt is empty"));
     }
-    Ok(ids)
+    Ok((ids, thinking))
 }
 
 /// Number of tokens that may be generated after this prompt.

@@ -1,7 +1,7 @@
 //! State of one answer within its grammar.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use llguidance::Matcher;
 use llguidance::api::GrammarWithLexer;
@@ -33,6 +33,15 @@ impl Allowed {
         (id as usize) < self.0.len() && self.0.is_allowed(id)
     }
 
+    /// Only this token, of a vocabulary of `size` tokens.
+    pub fn only(id: u32, size: usize) -> Self {
+        let mut tokens = SimpleVob::alloc(size);
+        if (id as usize) < size {
+            tokens.allow_token(id);
+        }
+        Self(tokens)
+    }
+
     /// Rules out all other tokens: their logits become minus infinity.
     pub(crate) fn apply(&self, logits: &mut [f32]) {
         let words = self.0.as_slice().iter().copied();
@@ -58,6 +67,43 @@ impl Allowed {
 pub struct Constraint {
     matcher: Matcher,
     vocabulary: Arc<Vocabulary>,
+    /// Whether marks that are control tokens are text.
+    marks: bool,
+}
+
+/// Whether a grammar may be replaced by a weaker one.
+fn is_lenient(grammar: &Grammar) -> bool {
+    matches!(grammar, Grammar::LenientJsonSchema(_))
+}
+
+/// Any object.
+static ANY_OBJECT: LazyLock<Grammar> = LazyLock::new(Grammar::json_object);
+
+/// The grammar, or any object instead of a lenient schema that cannot be compiled.
+fn compilable<'a>(vocabulary: &Vocabulary, grammar: &'a Grammar) -> &'a Grammar {
+    let compiles = || vocabulary.compile(vec![named("answer", grammar)?]);
+    match is_lenient(grammar) && compiles().is_err() {
+        true => LazyLock::force(&ANY_OBJECT),
+        false => grammar,
+    }
+}
+
+/// A grammar under a name, for the library.
+fn named(name: &str, grammar: &Grammar) -> Result<GrammarWithLexer, GrammarError> {
+    let mut named = match grammar {
+        Grammar::JsonSchema(schema) => {
+            GrammarWithLexer::from_json_schema(schema::checked(schema, false)?)
+        }
+        Grammar::LenientJsonSchema(schema) => {
+            GrammarWithLexer::from_json_schema(schema::checked(schema, true)?)
+        }
+        Grammar::Regex(regex) => GrammarWithLexer::from_regex(regex),
+        Grammar::Lark(lark) | Grammar::Turn { lark, .. } => {
+            GrammarWithLexer::from_lark(lark.clone())
+        }
+    };
+    named.name = Some(name.into());
+    Ok(named)
 }
 
 /// Omits the answer, so that it cannot enter a log.
@@ -85,25 +131,44 @@ impl Constraint {
                 "the grammar has {bytes} bytes; at most {MAX_GRAMMAR_BYTES} are accepted"
             )));
         }
-        let mut answer = match grammar {
-            Grammar::JsonSchema(schema) => {
-                GrammarWithLexer::from_json_schema(schema::checked(schema)?)
-            }
-            Grammar::Regex(regex) => GrammarWithLexer::from_regex(regex),
-            Grammar::Lark(lark) => GrammarWithLexer::from_lark(lark.clone()),
-        };
-        answer.name = Some("answer".into());
         let mut grammars = Vec::new();
-        if begins && vocabulary.has_space_prefix() {
+        // A turn's grammar has the white space at its beginning.
+        let is_turn = matches!(grammar, Grammar::Turn { .. });
+        if begins && !is_turn && vocabulary.has_space_prefix() {
             grammars.push(GrammarWithLexer {
                 lark_grammar: Some(r#"start: " " @answer"#.into()),
                 ..GrammarWithLexer::default()
             });
         }
-        grammars.push(answer);
+        grammars.push(named("answer", grammar)?);
+        let Grammar::Turn { parts, .. } = grammar else {
+            let matcher = vocabulary.compile(grammars)?;
+            return Ok(Self {
+                matcher,
+                vocabulary,
+                marks: false,
+            });
+        };
+        let all = |lenient: bool| -> Result<Vec<GrammarWithLexer>, GrammarError> {
+            let mut all = grammars.clone();
+            for part in parts {
+                all.push(match lenient {
+                    true => named(&part.name, compilable(&vocabulary, &part.grammar))?,
+                    false => named(&part.name, &part.grammar)?,
+                });
+            }
+            Ok(all)
+        };
+        let matcher = match all(false).and_then(|all| vocabulary.compile(all)) {
+            Err(_) if parts.iter().any(|part| is_lenient(&part.grammar)) => {
+                vocabulary.compile(all(true)?)?
+            }
+            result => result?,
+        };
         Ok(Self {
-            matcher: vocabulary.compile(grammars)?,
+            matcher,
             vocabulary,
+            marks: true,
         })
     }
 
@@ -130,7 +195,7 @@ impl Constraint {
     }
 
     fn limited(&self, mut tokens: SimpleVob, may_end: bool) -> Result<Allowed, GrammarError> {
-        self.vocabulary.limit(&mut tokens, may_end);
+        self.vocabulary.limit(&mut tokens, may_end, self.marks);
         if tokens.is_zero() && !may_end {
             return Err(GrammarError::Stuck);
         }

@@ -48,10 +48,23 @@ pub const MAX_GRAMMAR_BYTES: usize = 64 << 10;
 pub enum Grammar {
     /// JSON that a JSON schema (draft 2020-12) describes.
     JsonSchema(Value),
+    /// As [`Self::JsonSchema`], but what is not enforced is ignored, and not refused.
+    LenientJsonSchema(Value),
     /// Text that a regular expression matches as a whole. The syntax is that of the crate `regex`.
     Regex(String),
     /// Grammar in llguidance's form of Lark; its rule `start` is the answer.
     Lark(String),
+    /// Turn of a chat: a Lark grammar that refers to its parts by `@name`. Marks of reasoning and
+    /// calls that are control tokens are text in it.
+    Turn { lark: String, parts: Vec<Part> },
+}
+
+/// Part of a turn's grammar. It has no parts itself.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::exhaustive_structs)]
+pub struct Part {
+    pub name: String,
+    pub grammar: Grammar,
 }
 
 /// Omits the grammar, which may quote a conversation, so that it cannot enter a log.
@@ -59,8 +72,10 @@ impl fmt::Debug for Grammar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::JsonSchema(_) => "JsonSchema",
+            Self::LenientJsonSchema(_) => "LenientJsonSchema",
             Self::Regex(_) => "Regex",
             Self::Lark(_) => "Lark",
+            Self::Turn { .. } => "Turn",
         })
     }
 }
@@ -79,8 +94,10 @@ impl Grammar {
 
     fn bytes(&self) -> usize {
         match self {
-            Self::JsonSchema(schema) => schema.to_string().len(),
+            Self::JsonSchema(schema) | Self::LenientJsonSchema(schema) => schema.to_string().len(),
             Self::Regex(text) | Self::Lark(text) => text.len(),
+            // The rules of a turn are written here.
+            Self::Turn { parts, .. } => parts.iter().map(|part| part.grammar.bytes()).sum(),
         }
     }
 }

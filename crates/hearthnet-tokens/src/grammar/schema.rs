@@ -21,8 +21,8 @@ const MAX_REFERENCES: usize = 1000;
 /// Maximum number of properties, as OpenAI has it.
 const MAX_PROPERTIES: usize = 5000;
 
-/// Schema for the library, with its options.
-pub(super) fn checked(schema: &Value) -> Result<Value, GrammarError> {
+/// Schema for the library, with its options. `lenient`: keywords that are not enforced are ignored.
+pub(super) fn checked(schema: &Value, lenient: bool) -> Result<Value, GrammarError> {
     let mut schema = match schema {
         Value::Bool(true) => Map::new(),
         Value::Bool(false) => {
@@ -53,7 +53,7 @@ pub(super) fn checked(schema: &Value) -> Result<Value, GrammarError> {
             return Err(GrammarError::TooComplex(problem));
         }
     }
-    let options = json!({"whitespace_pattern": WHITE_SPACE});
+    let options = json!({"whitespace_pattern": WHITE_SPACE, "lenient": lenient});
     schema.insert(OPTIONS.into(), options);
     Ok(Value::Object(schema))
 }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     fn refused(schema: &Value) -> String {
-        checked(schema).unwrap_err().to_string()
+        checked(schema, false).unwrap_err().to_string()
     }
 
     #[test]
@@ -109,7 +109,7 @@ mod tests {
         };
         let inside = |key: &str, value: Value| json!({"anyOf": [{"items": {key: value}}]});
         let patterns = |n| inside("patternProperties", many(n, "^", &json!({})));
-        assert!(checked(&patterns(64)).is_ok());
+        assert!(checked(&patterns(64), false).is_ok());
         assert!(refused(&patterns(65)).contains("65 patterns"));
         let to = json!({"$ref": "#"});
         assert!(refused(&inside("allOf", many(1001, "a", &to))).contains("1001 references"));
@@ -122,7 +122,7 @@ mod tests {
         assert!(refused(&json!({"x-guidance": {}})).contains("`x-guidance`"));
         assert!(refused(&json!({"items": {"$id": "other"}})).contains("`$id`"));
         // An id of the whole, and a property of this name.
-        assert!(checked(&json!({"$id": "it", "properties": {"$id": {}}})).is_ok());
+        assert!(checked(&json!({"$id": "it", "properties": {"$id": {}}}), false).is_ok());
         assert!(refused(&json!(5)).contains("object"));
         assert!(refused(&json!(false)).contains("no answer"));
     }

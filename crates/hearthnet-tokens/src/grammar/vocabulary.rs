@@ -31,6 +31,8 @@ pub struct Vocabulary {
     factory: ParserFactory,
     /// Tokens of plain text.
     plain: SimpleVob,
+    /// Tokens of plain text, and marks that are control tokens.
+    plain_and_marks: SimpleVob,
     /// Tokens that end a generation.
     ends: Vec<u32>,
     /// Whether an answer begins with a space that is not part of its text.
@@ -38,13 +40,15 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Builds the trie. `words` are the bytes of the tokens by id, empty for all but plain text.
+    /// Builds the trie. `words` are the bytes of the tokens by id, empty for all but plain text
+    /// and `marks`: control tokens that are text in a turn's grammar.
     ///
     /// # Errors
     /// [`GrammarError::TooComplex`] if the vocabulary is larger than that of any model.
     pub(crate) fn new(
         mut words: Vec<Vec<u8>>,
         ends: Vec<u32>,
+        marks: &[u32],
         space_prefix: bool,
     ) -> Result<Self, GrammarError> {
         for word in &mut words {
@@ -67,6 +71,10 @@ impl Vocabulary {
                 plain.allow_token(id);
             }
         }
+        let plain_and_marks = plain.clone();
+        for mark in marks {
+            plain.disallow_token(*mark);
+        }
         // Not canonical: no token is forced.
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let able = InferenceCapabilities::default();
@@ -82,6 +90,7 @@ impl Vocabulary {
         Ok(Self {
             factory,
             plain,
+            plain_and_marks,
             ends,
             space_prefix,
         })
@@ -104,9 +113,12 @@ impl Vocabulary {
         self.space_prefix
     }
 
-    /// Leaves the tokens of plain text, and those that end a generation if `may_end`.
-    pub(super) fn limit(&self, tokens: &mut SimpleVob, may_end: bool) {
-        tokens.and(&self.plain);
+    /// Leaves the tokens of plain text, those that end a generation if `may_end`, and marks.
+    pub(super) fn limit(&self, tokens: &mut SimpleVob, may_end: bool, marks: bool) {
+        tokens.and(match marks {
+            true => &self.plain_and_marks,
+            false => &self.plain,
+        });
         if may_end {
             for end in &self.ends {
                 tokens.allow_token(*end);

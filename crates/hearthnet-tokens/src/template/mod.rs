@@ -4,7 +4,7 @@
 //! controls, `{% generation %}`, Python's string and dictionary methods, `raise_exception`,
 //! Python's `tojson`. The output is equal on llama.cpp's whole collection of templates
 //! (`tests/templates.rs`). `messages`, `add_generation_prompt`, `bos_token` and `eos_token` are
-//! defined; `tools` and `documents` are not. `strftime_now` exists only if a clock was given.
+//! defined, `tools` if there are any; `documents` is not. `strftime_now` exists only if a clock was given.
 //! Without it, templates that print a date use their default, or fail.
 //!
 //! # A message cannot end its own turn
@@ -38,19 +38,23 @@
 mod budget;
 mod guarded;
 mod json;
+mod message;
 mod meter;
 mod shield;
 mod time;
+mod tool_text;
 
 use hearthnet_files::gguf::{Gguf, MetadataError};
+pub use message::{Chat, ChatMessage, Role};
 pub use time::TemplateTime;
 
 use crate::tokenizer::{EncodeError, MAX_TEXT_BYTES, Special, Tokenizer};
+use crate::tools::TurnFormat;
 use hearthnet_text::sanitize;
-use minijinja::{Environment, ErrorKind, Value, context};
-use serde::{Deserialize, Serialize};
+use minijinja::{Environment, ErrorKind, Value};
 use shield::Shield;
-use std::{fmt, io};
+use std::collections::BTreeMap;
+use std::io;
 
 /// Longest accepted template, in bytes. Real ones have at most about 20 KiB.
 pub const MAX_TEMPLATE_BYTES: usize = 128 << 10;
@@ -61,65 +65,6 @@ const MAX_STEPS: u64 = 1_000_000;
 /// than half. Only touched pages take memory.
 const STACK_BYTES: usize = 256 << 20;
 const KEY: &str = "tokenizer.chat_template";
-
-/// Author of a message, under the name that templates compare with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, strum::IntoStaticStr)]
-#[serde(rename_all = "lowercase")]
-#[strum(serialize_all = "lowercase", const_into_str)]
-#[non_exhaustive]
-pub enum Role {
-    /// Instructions for the whole conversation.
-    System,
-    User,
-    Assistant,
-    /// Result of a tool.
-    Tool,
-}
-
-/// Message of a conversation.
-///
-/// Roles are a closed set because templates build control tokens from them (`<|{{ role }}|>`).
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ChatMessage {
-    pub role: Role,
-    /// Never trusted, whatever the role.
-    pub content: String,
-}
-
-/// Omits the text, so that it cannot enter a log.
-impl fmt::Debug for ChatMessage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "ChatMessage({}, {} bytes)",
-            self.role.into_str(),
-            self.content.len()
-        )
-    }
-}
-
-impl ChatMessage {
-    pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Self {
-            role,
-            content: content.into(),
-        }
-    }
-
-    /// Message with instructions for the whole conversation.
-    pub fn system(content: impl Into<String>) -> Self {
-        Self::new(Role::System, content)
-    }
-
-    pub fn user(content: impl Into<String>) -> Self {
-        Self::new(Role::User, content)
-    }
-
-    pub fn assistant(content: impl Into<String>) -> Self {
-        Self::new(Role::Assistant, content)
-    }
-}
 
 /// Why there is no prompt.
 #[derive(Debug, thiserror::Error)]
@@ -193,6 +138,16 @@ pub struct ChatTemplate {
     source: String,
     bos: String,
     eos: String,
+    format: TurnFormat,
+}
+
+/// Prompt as tokens.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RenderedPrompt {
+    pub ids: Vec<u32>,
+    /// True if the model's turn begins within reasoning.
+    pub thinking: bool,
 }
 
 impl ChatTemplate {
@@ -231,6 +186,7 @@ impl ChatTemplate {
         environment.set_fuel(Some(MAX_STEPS));
         environment.add_filter("tojson", json::to_json);
         environment.add_function("raise_exception", raise_exception);
+        let format = TurnFormat::of(source);
         let source = on_deep_stack(|| meter::prepare(source))?
             .map_err(|e| TemplateError::Syntax(shown(&e.to_string())))?;
         Ok(Self {
@@ -238,6 +194,7 @@ impl ChatTemplate {
             source,
             bos: bos.to_owned(),
             eos: eos.to_owned(),
+            format,
         })
     }
 
@@ -266,7 +223,11 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         add_generation_prompt: bool,
     ) -> Result<String, TemplateError> {
-        self.render_with(messages, &str::to_owned, add_generation_prompt)
+        let chat = Chat {
+            messages,
+            ..Chat::default()
+        };
+        self.render_chat(&chat, true, &str::to_owned, add_generation_prompt)
     }
 
     /// Renders the prompt as tokens; `add_generation_prompt` extends it to the start of the model's
@@ -284,20 +245,80 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         add_generation_prompt: bool,
     ) -> Result<Vec<u32>, TemplateError> {
-        let usual = self.render(messages, add_generation_prompt)?;
+        let chat = Chat {
+            messages,
+            ..Chat::default()
+        };
+        let prompt = self.prompt(tokenizer, &chat, add_generation_prompt)?;
+        Ok(prompt.ids)
+    }
+
+    /// As [`Self::prompt_ids`], with tools and variables.
+    ///
+    /// # Errors
+    /// [`TemplateError`] if the template refuses the chat, fails, or exceeds its bounds.
+    pub fn prompt(
+        &self,
+        tokenizer: &Tokenizer,
+        chat: &Chat<'_>,
+        add_generation_prompt: bool,
+    ) -> Result<RenderedPrompt, TemplateError> {
+        let format = &self.format;
+        if (format.describes && format.writes) || !chat.has_tools() {
+            return self.prompt_of(tokenizer, chat, add_generation_prompt);
+        }
+        let render = |messages: &[ChatMessage]| {
+            let chat = Chat {
+                messages,
+                tools: if format.describes { chat.tools } else { &[] },
+                variables: chat.variables,
+            };
+            self.prompt_of(tokenizer, &chat, add_generation_prompt)
+        };
+        let messages = tool_text::described(chat, format);
+        match render(&messages) {
+            // Some templates refuse instructions.
+            Err(TemplateError::Refused(_)) => render(&tool_text::without_system(messages)),
+            result => result,
+        }
+    }
+
+    fn prompt_of(
+        &self,
+        tokenizer: &Tokenizer,
+        chat: &Chat<'_>,
+        add_generation_prompt: bool,
+    ) -> Result<RenderedPrompt, TemplateError> {
+        // Most templates take the arguments of calls as objects, some as texts.
+        match self.prompt_with(tokenizer, chat, true, add_generation_prompt) {
+            Err(TemplateError::Failed(_)) if chat.has_calls() => {
+                self.prompt_with(tokenizer, chat, false, add_generation_prompt)
+            }
+            result => result,
+        }
+    }
+
+    fn prompt_with(
+        &self,
+        tokenizer: &Tokenizer,
+        chat: &Chat<'_>,
+        objects: bool,
+        add_generation_prompt: bool,
+    ) -> Result<RenderedPrompt, TemplateError> {
+        let render = |transform: &dyn Fn(&str) -> String| {
+            self.render_chat(chat, objects, transform, add_generation_prompt)
+        };
+        let usual = render(&str::to_owned)?;
         let alphabet = tokenizer.structure_alphabet();
-        let contents = messages.iter().map(|message| message.content.as_str());
-        let texts = std::iter::once(usual.as_str()).chain(contents);
-        let shield =
-            Shield::new(alphabet, texts).ok_or(TemplateError::CannotShield(alphabet.len()))?;
-        let shielded =
-            self.render_with(messages, &|text| shield.apply(text), add_generation_prompt)?;
+        let contents = chat.texts();
+        let texts = std::iter::once(&usual).chain(&contents);
+        let shield = Shield::new(alphabet, texts.map(String::as_str))
+            .ok_or(TemplateError::CannotShield(alphabet.len()))?;
+        let shielded = render(&|text: &str| shield.apply(text))?;
 
         let looks_into_messages = shield.undo(&shielded) != usual;
         let harmless = || {
-            !messages
-                .iter()
-                .any(|message| tokenizer.has_structure(&message.content))
+            !contents.iter().any(|text| tokenizer.has_structure(text))
                 && tokenizer.structure_in(&usual) == tokenizer.structure_in(&shielded)
         };
         let ids = if looks_into_messages && harmless() {
@@ -305,12 +326,22 @@ impl ChatTemplate {
         } else {
             tokenizer.encode_through(&shielded, &|text| shield.undo(text))?
         };
-        Ok(match tokenizer.bos() {
+        let ids = match tokenizer.bos() {
             Some(bos) if tokenizer.adds_bos() && ids.first() != Some(&bos) => {
                 std::iter::once(bos).chain(ids).collect()
             }
             _ => ids,
+        };
+        Ok(RenderedPrompt {
+            ids,
+            // A message cannot begin reasoning: its marks are shielded, or were harmless.
+            thinking: add_generation_prompt && self.format.is_thinking(&usual),
         })
+    }
+
+    /// How the model writes its turn.
+    pub fn turn_format(&self) -> TurnFormat {
+        self.format
     }
 
     /// Up to five tokens, quoted, that the template uses as marks but that are encoded as plain
@@ -330,25 +361,32 @@ impl ChatTemplate {
         tokenizer.unreachable_marks_in(&prompts, 5)
     }
 
-    fn render_with(
+    fn render_chat(
         &self,
-        messages: &[ChatMessage],
+        chat: &Chat<'_>,
+        objects: bool,
         transform: &dyn Fn(&str) -> String,
         add_generation_prompt: bool,
     ) -> Result<String, TemplateError> {
-        let messages: Vec<Value> = messages
-            .iter()
-            .map(|message| {
-                let (role, content) = (message.role.into_str(), transform(&message.content));
-                context! { role, content }
-            })
-            .collect();
-        self.render_variables(context! {
-            messages,
-            add_generation_prompt,
-            bos_token => self.bos.as_str(),
-            eos_token => self.eos.as_str(),
-        })
+        let mut variables = BTreeMap::new();
+        for (name, value) in chat.variables {
+            variables.insert(name.as_str(), json::variable(value));
+        }
+        if !chat.tools.is_empty() {
+            let tools = chat
+                .tools
+                .iter()
+                .map(|tool| tool_text::tool(tool, transform));
+            variables.insert("tools", tools.collect());
+        }
+        let messages = chat.messages.iter();
+        let messages =
+            messages.map(|message| tool_text::message(message, chat, objects, transform));
+        variables.insert("messages", messages.collect());
+        variables.insert("add_generation_prompt", add_generation_prompt.into());
+        variables.insert("bos_token", self.bos.as_str().into());
+        variables.insert("eos_token", self.eos.as_str().into());
+        self.render_variables(Value::from_pairs(variables))
     }
 
     /// Renders any `variables`, a dictionary: `messages` with tool calls, `tools`,

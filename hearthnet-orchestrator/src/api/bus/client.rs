@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hearthnet_bus::Capability;
 use hearthnet_bus::calls::{CallError, CallStream, Client, Code};
+use hearthnet_tokens::tools::ToolCall;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -166,6 +167,8 @@ async fn ended(call: &mut Option<CallStream>) {
 #[derive(Debug, Default)]
 pub struct Frames {
     text: String,
+    reasoning: String,
+    tool_calls: Vec<ToolCall>,
     token_ids: Vec<u32>,
 }
 
@@ -184,12 +187,24 @@ impl Frames {
             Err(_) => return Ok(None),
         };
         match &mut frame {
-            Frame::TokenDelta { text, token_id, .. } => {
+            Frame::TokenDelta {
+                text,
+                reasoning,
+                tool_calls,
+                token_id,
+                ..
+            } => {
                 self.text.push_str(text);
+                self.reasoning.push_str(reasoning);
+                for piece in tool_calls {
+                    piece.add_to(&mut self.tool_calls);
+                }
                 self.token_ids.push(*token_id);
             }
             Frame::Done(done) => {
                 done.text = std::mem::take(&mut self.text);
+                done.reasoning = std::mem::take(&mut self.reasoning);
+                done.tool_calls = std::mem::take(&mut self.tool_calls);
                 done.token_ids = std::mem::take(&mut self.token_ids);
                 // The frame with the held-back text repeats the last token.
                 done.token_ids

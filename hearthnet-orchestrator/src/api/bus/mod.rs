@@ -78,7 +78,7 @@ impl Handler for ChatHandler {
     }
 }
 
-/// Event for a frame. The last one, `done`, omits text and tokens already sent, so that its size is
+/// Event for a frame. The last one, `done`, omits text, calls and tokens already sent, so that its size is
 /// bounded.
 fn event(frame: &Frame) -> Result<(String, Value), CallError> {
     #[derive(Deserialize)]
@@ -92,8 +92,9 @@ fn event(frame: &Frame) -> Result<(String, Value), CallError> {
     if event == "done"
         && let Some(data) = data.as_object_mut()
     {
-        data.remove("text");
-        data.remove("token_ids");
+        for sent in ["text", "token_ids", "reasoning", "tool_calls"] {
+            data.remove(sent);
+        }
     }
     Ok((event, data))
 }

@@ -6,11 +6,13 @@ use hearthnet_bus::log::Level;
 use hearthnet_files::sampling::{MAX_LOGPROBS, SamplerConfig, SamplingChoice};
 use hearthnet_tokens::ChatMessage;
 use hearthnet_tokens::grammar::MAX_GRAMMAR_BYTES;
+use hearthnet_tokens::tools::MAX_TOOLS;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::api::grammar::GrammarFields;
-use crate::chat::{ChatRequest, Prompt};
+use crate::api::turn::TurnFields;
+use crate::chat::{ChatRequest, Prompt, TurnOptions};
 use crate::exact::Exact;
 
 /// Longest prompt or message, in bytes: fits into one bus message, with room for JSON escapes.
@@ -35,8 +37,14 @@ pub fn descriptor(concurrent: u32) -> CapabilityDescriptor {
     let integer = |min, max| Kind::Integer { min, max };
     let message = Kind::Object {
         fields: Params::none()
-            .required("role", Kind::one_of(&["system", "user", "assistant"]))
-            .required("content", Kind::text(MAX_TEXT)),
+            .required(
+                "role",
+                Kind::one_of(&["system", "user", "assistant", "tool"]),
+            )
+            .required("content", Kind::text(MAX_TEXT))
+            .optional("reasoning_content", Kind::text(MAX_TEXT))
+            .optional("tool_calls", Kind::list(MAX_TOOLS, Kind::json(MAX_TEXT)))
+            .optional("tool_call_id", Kind::text(256)),
     };
     CapabilityDescriptor {
         streaming: true,
@@ -64,7 +72,14 @@ pub fn descriptor(concurrent: u32) -> CapabilityDescriptor {
             .optional("response_format", Kind::json(MAX_GRAMMAR))
             .optional("structured_outputs", Kind::json(MAX_GRAMMAR))
             .optional("json_schema", Kind::json(MAX_GRAMMAR))
-            .optional("grammar", Kind::json(MAX_GRAMMAR)),
+            .optional("grammar", Kind::json(MAX_GRAMMAR))
+            .optional("tools", Kind::list(MAX_TOOLS, Kind::json(MAX_TEXT)))
+            .optional("tool_choice", Kind::json(1024))
+            .optional("parallel_tool_calls", Kind::Flag)
+            .optional("reasoning_effort", Kind::text(16))
+            .optional("reasoning", Kind::json(1024))
+            .optional("thinking_budget", integer(-1, MAX_TOKENS))
+            .optional("chat_template_kwargs", Kind::json(8192)),
         ..CapabilityDescriptor::new(
             Capability::chat(),
             "Answers with a model whose layers the community's machines hold.",
@@ -96,6 +111,8 @@ pub(super) struct Given {
     exact: Option<Exact>,
     #[serde(flatten)]
     grammar: GrammarFields,
+    #[serde(flatten)]
+    turn: TurnFields,
 }
 
 impl Given {
@@ -120,6 +137,13 @@ impl Given {
         let grammar = self.grammar.read();
         let grammar =
             grammar.map_err(|refused| CallError::bad_request(&refused.field, refused.problem))?;
+        let turn = self.turn.read();
+        let turn =
+            turn.map_err(|refused| CallError::bad_request(&refused.field, refused.problem))?;
+        if turn != TurnOptions::default() && !matches!(prompt, Prompt::Messages(_)) {
+            let problem = "tools and reasoning need messages";
+            return Err(CallError::bad_request("prompt", problem));
+        }
         Ok(ChatRequest {
             prompt,
             sampling: self.chosen.or_models(own).over(SamplerConfig {
@@ -131,6 +155,7 @@ impl Given {
             stop: self.stop,
             exact: self.exact,
             grammar: grammar.map(|asked| asked.grammar),
+            turn,
         })
     }
 }
@@ -173,6 +198,7 @@ pub fn params(model: &str, request: &ChatRequest) -> Option<Value> {
         stop: request.stop.clone(),
         exact: request.exact,
         grammar: GrammarFields::of(request.grammar.as_ref()),
+        turn: TurnFields::of(&request.turn),
     };
     let params = serde_json::to_value(given).ok()?;
     descriptor(1).params.check(&params).ok()?;

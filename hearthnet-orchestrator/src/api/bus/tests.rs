@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use super::request::{MAX_SEED, MAX_TEXT};
 use super::*;
 use crate::Cancel;
-use crate::chat::{ChatRequest, Prompt};
+use crate::chat::{ChatRequest, Prompt, TurnOptions};
 use crate::service::ServiceSettings;
 use crate::tests::{request, served};
 
@@ -144,7 +144,7 @@ async fn invalid_requests_are_refused_before_anything_runs() {
         (json!({"messages": []}), "messages: must have at least one"),
         (
             json!({"messages": [{"role": "tool", "content": ""}]}),
-            "messages[0].role: must be one of system, user, assistant",
+            "messages[0].role: must be one of system, user, assistant, tool",
         ),
         (
             json!({"prompt": "a", "max_tokens": 0}),
@@ -268,6 +268,7 @@ fn elaborate() -> ChatRequest {
         stop: vec!["never said".into()],
         exact: None,
         grammar: None,
+        turn: TurnOptions::default(),
     }
 }
 

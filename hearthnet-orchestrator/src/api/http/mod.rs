@@ -495,6 +495,9 @@ impl Api {
         };
         chat.sampling = chosen.or_models(&served.text.sampling).over(chat.sampling);
         let wants_logprobs = chat.sampling.logprobs.is_some();
+        let template = served.text.template.as_ref();
+        let thinks = template.is_some_and(|template| template.turn_format().thinks());
+        let has_parts = shape == Shape::Chat && (thinks || !chat.turn.tools.list.is_empty());
         let caller = caller(&client, self.has_key, &user.unwrap_or_default());
         let ended = |error: &ChatError| {
             let failed = failed(error, Some(self.service.retry_after()));
@@ -517,8 +520,12 @@ impl Api {
             weights: served.weights,
         };
         let tokenizer = served.text.tokenizer.clone();
+        let mut reply = Reply::new(header, tokenizer.clone(), include_usage, wants_logprobs);
+        if has_parts {
+            reply.expect_parts();
+        }
         let mut output = Output {
-            reply: Reply::new(header, tokenizer.clone(), include_usage, wants_logprobs),
+            reply,
             tokenizer,
             other,
         };

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use hearthnet_files::WeightsId;
+use hearthnet_tokens::tools::CallPiece;
 use hearthnet_tokens::{Detokenizer, Tokenizer};
 use serde_json::{Map, Value, json};
 
@@ -67,6 +68,9 @@ pub(super) struct Reply {
     arithmetic: Arithmetics,
     /// True once the first chunk was sent.
     opened: bool,
+    /// True if the answer may have reasoning or calls. Then the tokens do not spell its text, and
+    /// only those that complete text have entries.
+    has_parts: bool,
 }
 
 impl Reply {
@@ -94,7 +98,13 @@ impl Reply {
             tokenizer,
             arithmetic: Arithmetics::default(),
             opened: false,
+            has_parts: false,
         }
+    }
+
+    /// The answer may have reasoning and calls.
+    pub(super) fn expect_parts(&mut self) {
+        self.has_parts = true;
     }
 
     /// Chunks for a frame of a stream.
@@ -110,13 +120,28 @@ impl Reply {
             chunks.push(self.chunk(role, Value::Null, None));
         }
         match frame {
-            Frame::TokenDelta { text, .. } if !text.is_empty() || !entries.is_empty() => {
-                let logprobs = self.logprobs_of(&entries);
-                let delta = match self.header.shape {
-                    Shape::Chat => json!({"content": text}),
-                    Shape::Text => json!(text),
-                };
-                chunks.push(self.chunk(delta, logprobs, None));
+            Frame::TokenDelta {
+                text,
+                reasoning,
+                tool_calls,
+                ..
+            } => {
+                if !reasoning.is_empty() {
+                    let delta = json!({"reasoning_content": reasoning});
+                    chunks.push(self.chunk(delta, Value::Null, None));
+                }
+                if !text.is_empty() || !entries.is_empty() {
+                    let logprobs = self.logprobs_of(&entries);
+                    let delta = match self.header.shape {
+                        Shape::Chat => json!({"content": text}),
+                        Shape::Text => json!(text),
+                    };
+                    chunks.push(self.chunk(delta, logprobs, None));
+                }
+                if !tool_calls.is_empty() {
+                    let calls: Value = tool_calls.iter().map(call_piece).collect();
+                    chunks.push(self.chunk(json!({"tool_calls": calls}), Value::Null, None));
+                }
             }
             Frame::Done(done) => {
                 let logprobs = match entries.is_empty() {
@@ -155,6 +180,16 @@ impl Reply {
                 choice["message"] = json!({
                     "role": "assistant", "content": done.text, "refusal": null, "annotations": [],
                 });
+                let message = &mut choice["message"];
+                if !done.reasoning.is_empty() {
+                    message["reasoning_content"] = json!(done.reasoning);
+                }
+                if !done.tool_calls.is_empty() {
+                    message["tool_calls"] = json!(done.tool_calls);
+                    if done.text.is_empty() {
+                        message["content"] = Value::Null;
+                    }
+                }
             }
             Shape::Text => choice["text"] = json!(done.text),
         }
@@ -172,10 +207,13 @@ impl Reply {
                 token_id,
                 logprob,
                 top_logprobs,
+                ..
             } => {
                 self.given += text.len();
-                if let (true, Some(logprob)) = (self.logprobs, *logprob)
-                    && !self.tokenizer.is_end_of_generation(*token_id)
+                if let (true, Some(logprob)) = (
+                    self.logprobs && !(self.has_parts && text.is_empty()),
+                    *logprob,
+                ) && !self.tokenizer.is_end_of_generation(*token_id)
                 {
                     self.pending.push_back(Entry {
                         id: *token_id,
@@ -202,6 +240,7 @@ impl Reply {
             }
             _ => {}
         }
+        let all = all || self.has_parts;
         let sure = |entry: &&Entry| all || entry.start < self.given;
         let count = self.pending.iter().take_while(sure).count();
         self.pending.drain(..count).collect()
@@ -327,6 +366,19 @@ pub(super) fn trace(frame: &Frame) -> Option<Value> {
     }
 }
 
+/// New part of a call, as OpenAI's streams have it.
+fn call_piece(piece: &CallPiece) -> Value {
+    let mut call = json!({
+        "index": piece.index, "function": {"arguments": piece.arguments},
+    });
+    if let (Some(id), Some(name)) = (&piece.id, &piece.name) {
+        call["id"] = json!(id);
+        call["type"] = json!("function");
+        call["function"]["name"] = json!(name);
+    }
+    call
+}
+
 fn usage(done: &Done) -> Value {
     let usage = &done.usage;
     json!({
@@ -334,6 +386,8 @@ fn usage(done: &Done) -> Value {
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens, "audio_tokens": 0,
+        },
     })
 }

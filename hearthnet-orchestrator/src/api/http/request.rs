@@ -7,13 +7,15 @@
 use axum::http::StatusCode;
 use hearthnet_files::sampling::{MAX_LOGPROBS, SamplerConfig, SamplingChoice};
 use hearthnet_http::ApiError;
+use hearthnet_tokens::tools::ToolCall;
 use hearthnet_tokens::{ChatMessage, Role};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Number, Value, json};
 
-use crate::api::grammar::GrammarFields;
-use crate::chat::{ChatRequest, Prompt};
+use crate::api::grammar::{GrammarFields, Refused};
+use crate::api::turn::TurnFields;
+use crate::chat::{ChatRequest, Prompt, TurnOptions};
 use crate::exact::Exact;
 
 /// Maximum number of stop texts, as in OpenAI's API.
@@ -34,7 +36,6 @@ const IGNORED: &[&str] = &[
     "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
-    "parallel_tool_calls",
     "prediction",
 ];
 
@@ -43,12 +44,10 @@ const IGNORED_IN_MESSAGES: &[&str] = &["name", "refusal", "annotations", "id", "
 
 /// Unsupported fields, accepted only with an empty value.
 const REFUSED: &[&str] = &[
-    "tools",
     "functions",
     "function_call",
     "logit_bias",
     "audio",
-    "reasoning_effort",
     "verbosity",
     "web_search_options",
     "suffix",
@@ -103,15 +102,11 @@ pub(super) fn chat(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
         |value| *value == json!(["text"]),
         "this server speaks text only",
     )?;
-    fields.exactly(
-        "tool_choice",
-        |value| value == "none" || value == "auto",
-        "tools are not supported",
-    )?;
+    let turn = TurnFields::take(&mut fields.0).read().map_err(refused)?;
     let prompt = Prompt::Messages(messages);
     // Without a limit, the answer may fill the model's context.
     let most = max_completion.or(max_tokens);
-    fields.finish(model, prompt, most, logprobs, seed)
+    fields.finish(model, prompt, most, logprobs, seed, turn)
 }
 
 /// Parses a request of `/v1/completions`. `seed` is used if the request has none.
@@ -132,7 +127,14 @@ pub(super) fn completion(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError>
     fields.exactly("echo", |value| value == false, echo)?;
     let best_of = "`best_of` other than 1 is not supported";
     fields.exactly("best_of", |value| value == 1, best_of)?;
-    fields.finish(model, prompt.into(), most, logprobs.map(|n| n as u8), seed)
+    fields.finish(
+        model,
+        prompt.into(),
+        most,
+        logprobs.map(|n| n as u8),
+        seed,
+        TurnOptions::default(),
+    )
 }
 
 /// 400: invalid value of a field.
@@ -143,6 +145,13 @@ fn field(at: &str, message: impl Into<String>) -> ApiError {
 /// 400: unsupported field that would change the answer.
 fn unsupported(at: &str, message: impl Into<String>) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(at)
+}
+
+fn refused(refused: Refused) -> ApiError {
+    match refused.is_unsupported {
+        true => unsupported(&refused.field, refused.problem),
+        false => field(&refused.field, refused.problem),
+    }
 }
 
 /// Prompt of a completion: a text, tokens, or a list of one of either.
@@ -284,6 +293,7 @@ impl Fields {
         max_tokens: Option<u32>,
         logprobs: Option<u8>,
         seed: u64,
+        turn: TurnOptions,
     ) -> Result<ApiRequest, ApiError> {
         let n = "`n` other than 1 is not supported: ask again for another answer";
         self.exactly("n", |value| value == 1, n)?;
@@ -318,13 +328,11 @@ impl Fields {
             json_schema: self.take("json_schema"),
             grammar: self.take("grammar"),
         };
-        let (grammar_field, grammar) = match grammar.read() {
-            Ok(asked) => asked.map(|asked| (asked.field, asked.grammar)).unzip(),
-            Err(refused) if refused.is_unsupported => {
-                return Err(unsupported(&refused.field, refused.problem));
-            }
-            Err(refused) => return Err(field(&refused.field, refused.problem)),
-        };
+        let grammar = grammar.read().map_err(refused)?;
+        let (grammar_field, grammar) = grammar.map(|asked| (asked.field, asked.grammar)).unzip();
+        // A schema that cannot be compiled is that of a tool, or of the field.
+        let has_tools = !turn.tools.callable().is_empty();
+        let grammar_field = grammar_field.or(has_tools.then_some("tools"));
         for name in REFUSED {
             let empty =
                 |value: &Value| [json!([]), json!({}), json!(""), json!("none")].contains(value);
@@ -340,6 +348,7 @@ impl Fields {
                 stop,
                 exact,
                 grammar,
+                turn,
             },
             chosen,
             stream,
@@ -392,17 +401,52 @@ fn message(at: &str, value: Value) -> Result<ChatMessage, ApiError> {
         Some("system" | "developer") => Role::System,
         Some("user") => Role::User,
         Some("assistant") => Role::Assistant,
-        Some("tool" | "function") => {
+        Some("tool") => Role::Tool,
+        Some("function") => {
             let at = format!("{at}.role");
-            return Err(unsupported(&at, "tools are not supported here"));
+            return Err(unsupported(
+                &at,
+                "`function` is not supported here: use `tool`",
+            ));
         }
         _ => {
             let at = format!("{at}.role");
-            let message = format!("`{at}` must be system, developer, user or assistant");
+            let message = format!("`{at}` must be system, developer, user, assistant or tool");
             return Err(field(&at, message));
         }
     };
-    let content = content(&format!("{at}.content"), fields.take("content"))?;
+    let mut message = ChatMessage::new(role, "");
+    if role == Role::Assistant {
+        let calls = fields.take("tool_calls").unwrap_or_else(|| json!([]));
+        message.tool_calls = tool_calls(&format!("{at}.tool_calls"), calls)?;
+        // The newer name is that of OpenRouter and vLLM.
+        for name in ["reasoning_content", "reasoning"] {
+            if let Some(thought) = fields.take(name) {
+                let at = format!("{at}.{name}");
+                let thought = thought.as_str();
+                let thought =
+                    thought.ok_or_else(|| field(&at, format!("`{at}` must be a text")))?;
+                message.reasoning_content = Some(thought.to_owned());
+            }
+        }
+    }
+    if role == Role::Tool {
+        let at = format!("{at}.tool_call_id");
+        let id = fields.take("tool_call_id");
+        let id = id.as_ref().and_then(Value::as_str);
+        let must = || {
+            field(
+                &at,
+                format!("`{at}` must be the id of the call with this result"),
+            )
+        };
+        message.tool_call_id = Some(id.ok_or_else(must)?.to_owned());
+    }
+    message.content = match fields.take("content") {
+        // A message may have calls only.
+        None if !message.tool_calls.is_empty() => String::new(),
+        given => content(&format!("{at}.content"), given)?,
+    };
     // An empty list, for example of tool calls, has no effect.
     fields.0.retain(|_, value| *value != json!([]));
     fields.nothing_left(
@@ -410,7 +454,27 @@ fn message(at: &str, value: Value) -> Result<ChatMessage, ApiError> {
         &format!("{at}."),
         "is not supported here",
     )?;
-    Ok(ChatMessage::new(role, content))
+    Ok(message)
+}
+
+/// Calls of an earlier message.
+fn tool_calls(at: &str, value: Value) -> Result<Vec<ToolCall>, ApiError> {
+    let Value::Array(given) = value else {
+        return Err(field(at, format!("`{at}` must be a list of calls")));
+    };
+    let calls = given.into_iter().enumerate().map(|(index, mut call)| {
+        // Some clients send the arguments as an object.
+        if let Some(arguments) = call.pointer_mut("/function/arguments")
+            && !arguments.is_string()
+        {
+            *arguments = arguments.to_string().into();
+        }
+        let read = serde_json::from_value(call);
+        let at = format!("{at}[{index}]");
+        let must = "{\"id\": ..., \"type\": \"function\", \"function\": {\"name\": ..., \"arguments\": ...}}";
+        read.map_err(|_| field(&at, format!("`{at}` must be {must}")))
+    });
+    calls.collect()
 }
 
 /// Text of a message, given as one text or in parts.
@@ -528,6 +592,34 @@ mod tests {
     }
 
     #[test]
+    fn calls_and_results_are_read() {
+        let call = |arguments: Value| {
+            json!({"id": "c1", "type": "function",
+                   "function": {"name": "f", "arguments": arguments}})
+        };
+        let messages = json!([
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": null, "reasoning_content": "r",
+             "tool_calls": [call(json!("{\"a\": 1}")), call(json!({"a": 1}))]},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "7"}]},
+        ]);
+        let request = with(json!({"messages": messages})).unwrap();
+        let Prompt::Messages(messages) = request.chat.prompt else {
+            panic!("messages")
+        };
+        assert_eq!(messages[1].content, "");
+        assert_eq!(messages[1].reasoning_content.as_deref(), Some("r"));
+        let calls = &messages[1].tool_calls;
+        assert_eq!(calls[0].arguments, "{\"a\": 1}");
+        assert_eq!(calls[1].arguments, "{\"a\":1}");
+        assert_eq!(messages[2].tool_call_id.as_deref(), Some("c1"));
+        assert_eq!(
+            (messages[2].role, messages[2].content.as_str()),
+            (Role::Tool, "7")
+        );
+    }
+
+    #[test]
     fn fields_without_effect_and_empty_fields_are_ignored() {
         with(json!({
             "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "tools": [],
@@ -540,24 +632,18 @@ mod tests {
     #[test]
     fn unsupported_fields_are_refused_by_name() {
         for (field, value, param) in [
-            ("tools", json!([{"type": "function"}]), ""),
-            ("tool_choice", json!("required"), ""),
+            ("tools", json!([{"type": "web_search"}]), "[0].type"),
+            ("functions", json!([{}]), ""),
             ("response_format", json!({"type": "yaml"}), ".type"),
             ("logit_bias", json!({"5": 1}), ""),
             ("n", json!(2), ""),
             ("modalities", json!(["text", "audio"]), ""),
-            ("reasoning_effort", json!("high"), ""),
             ("temprature", json!(0.1), ""),
-            ("messages", one("tool", json!("x")), "[0].role"),
+            ("messages", one("function", json!("x")), "[0].role"),
             (
                 "messages",
                 one("user", json!([{"type": "image_url"}])),
                 "[0].content[0].type",
-            ),
-            (
-                "messages",
-                json!([{"role": "assistant", "content": "", "tool_calls": [1]}]),
-                "[0].tool_calls",
             ),
         ] {
             let refused = refusal(with(json!({field: value})));
@@ -590,6 +676,15 @@ mod tests {
             ("messages", one("king", json!("")), "[0].role"),
             ("model", json!(5), ""),
             ("user", json!(5), ""),
+            ("tools", json!([{"type": "function"}]), "[0].function"),
+            ("tool_choice", json!("required"), ""),
+            ("reasoning_effort", json!("huge"), ""),
+            ("messages", one("tool", json!("x")), "[0].tool_call_id"),
+            (
+                "messages",
+                json!([{"role": "assistant", "content": "", "tool_calls": [1]}]),
+                "[0].tool_calls[0]",
+            ),
             ("response_format", json!("json"), ""),
             ("structured_outputs", json!({"regex": 5}), ".regex"),
         ] {
@@ -679,6 +774,7 @@ mod tests {
             name in prop::sample::select(&[
                 "messages", "model", "stop", "seed", "n", "logprobs", "top_logprobs", "stream",
                 "stream_options", "temperature", "max_tokens", "user", "tools", "response_format",
+                "tool_choice", "reasoning", "reasoning_effort", "chat_template_kwargs",
                 "structured_outputs", "json_schema", "grammar",
             ][..]),
             value in prop::sample::select(vec![

@@ -197,6 +197,8 @@ fn a_text_offset_counts_characters_of_the_text_and_not_of_names_of_bytes() {
         let before = said.chars().count();
         let delta = Frame::TokenDelta {
             text: speller.push(id),
+            reasoning: String::new(),
+            tool_calls: Vec::new(),
             token_id: id,
             logprob: Some(-1.0),
             top_logprobs: Vec::new(),

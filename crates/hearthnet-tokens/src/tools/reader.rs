@@ -1,0 +1,432 @@
+//! A turn's text, separated into reasoning, text and calls while it is written.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::format::TurnFormat;
+use super::turn_grammar::Thought;
+use super::{ToolCall, Tools, call_id};
+
+/// New part of a call.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(clippy::exhaustive_structs)] // Read by every interface.
+pub struct CallPiece {
+    /// Number of the call in its turn, from 0.
+    pub index: usize,
+    /// Id and name, in the first piece of a call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Next part of the arguments' JSON.
+    #[serde(default)]
+    pub arguments: String,
+}
+
+/// Omits the arguments, so that they cannot enter a log.
+impl fmt::Debug for CallPiece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallPiece")
+            .field("index", &self.index)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CallPiece {
+    /// Adds the piece to the calls so far.
+    pub fn add_to(&self, calls: &mut Vec<ToolCall>) {
+        if let (Some(id), Some(name)) = (&self.id, &self.name) {
+            calls.push(ToolCall {
+                id: id.clone(),
+                name: name.clone(),
+                arguments: String::new(),
+            });
+        }
+        if let Some(call) = calls.get_mut(self.index) {
+            call.arguments.push_str(&self.arguments);
+        }
+    }
+}
+
+/// New part of a turn: first reasoning, then text, then calls.
+#[derive(Clone, PartialEq, Eq, Default)]
+#[allow(clippy::exhaustive_structs)] // Built by its callers.
+pub struct TurnPiece {
+    pub reasoning: String,
+    pub text: String,
+    pub calls: Vec<CallPiece>,
+}
+
+/// Omits the text, so that it cannot enter a log.
+impl fmt::Debug for TurnPiece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TurnPiece").finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Before the first text: reasoning may begin.
+    Start,
+    Thought,
+    /// Behind reasoning: white space is dropped.
+    BehindThought,
+    /// At the beginning of the text.
+    First,
+    Text,
+    /// Within the texts before a name; the next one has this number. `true` for the first call.
+    Open(bool, usize),
+    /// Before the arguments.
+    Name,
+    Arguments,
+    /// Within the texts behind the arguments.
+    Close(usize),
+    /// Behind a call.
+    Called,
+    /// Behind the last call.
+    Over,
+}
+
+/// Separates the text of one turn.
+///
+/// The pieces together do not depend on how the text is cut. Text that may become a mark is held
+/// back until that is known.
+#[derive(Clone)]
+pub struct TurnReader {
+    format: TurnFormat,
+    names: Vec<String>,
+    /// Number that the ids of calls are made of.
+    turn: u64,
+    state: State,
+    held: String,
+    calls: Vec<ToolCall>,
+    reasoning: String,
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+}
+
+/// Omits the text, so that it cannot enter a log.
+impl fmt::Debug for TurnReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TurnReader").finish_non_exhaustive()
+    }
+}
+
+/// How a text begins.
+enum Begins {
+    With,
+    /// It may, once more of it is known.
+    May,
+    No,
+}
+
+fn begins(text: &str, with: &str) -> Begins {
+    match (text.starts_with(with), with.starts_with(text)) {
+        (true, _) => Begins::With,
+        (false, true) => Begins::May,
+        (false, false) => Begins::No,
+    }
+}
+
+fn is_space(c: char) -> bool {
+    matches!(c, ' ' | '\n')
+}
+
+impl TurnReader {
+    /// Reader of a turn. `turn` identifies it; equal turns have equal ids of calls.
+    pub fn new(format: TurnFormat, thought: Thought, tools: &Tools, turn: u64) -> Self {
+        let names = tools.callable().iter().map(|tool| tool.name.clone());
+        Self {
+            state: match (thought, format.thought) {
+                (Thought::Begun, Some(_)) => State::Thought,
+                (Thought::May, Some(_)) => State::Start,
+                _ => State::First,
+            },
+            format,
+            names: names.collect(),
+            turn,
+            held: String::new(),
+            calls: Vec::new(),
+            reasoning: String::new(),
+            depth: 0,
+            in_string: false,
+            escaped: false,
+        }
+    }
+
+    /// Whether the next text is reasoning.
+    pub fn is_thinking(&self) -> bool {
+        self.state == State::Thought
+    }
+
+    /// Calls of the turn so far. The last one may be incomplete.
+    pub fn calls(&self) -> &[ToolCall] {
+        &self.calls
+    }
+
+    /// Reasoning of the turn so far.
+    pub fn reasoning(&self) -> &str {
+        &self.reasoning
+    }
+
+    /// Adds a piece of the turn's text.
+    pub fn push(&mut self, piece: &str) -> TurnPiece {
+        self.held.push_str(piece);
+        let mut out = TurnPiece::default();
+        while self.step(&mut out) {}
+        self.reasoning.push_str(&out.reasoning);
+        out
+    }
+
+    /// Text that was held back, at the end of the turn.
+    pub fn finish(&mut self) -> TurnPiece {
+        let mut out = TurnPiece::default();
+        let held = std::mem::take(&mut self.held);
+        match self.state {
+            State::Thought => out.reasoning = held,
+            State::Start | State::First | State::Text => out.text = held,
+            // White space, or an incomplete mark.
+            _ => {}
+        }
+        self.reasoning.push_str(&out.reasoning);
+        out
+    }
+
+    /// Processes some of the held text. Returns false if more is needed.
+    fn step(&mut self, out: &mut TurnPiece) -> bool {
+        match self.state {
+            State::Start => self.start(),
+            State::Thought => self.think(out),
+            State::BehindThought => {
+                self.skip_space();
+                self.go(State::First, !self.held.is_empty())
+            }
+            State::First => self.first(),
+            State::Text => self.text(out),
+            State::Open(first, at) => self.open(first, at),
+            State::Name => self.name(out),
+            State::Arguments => self.arguments(out),
+            State::Close(at) => match self.format.calls.close.get(at) {
+                Some(part) => self.expect(part, State::Close(at + 1)),
+                None => self.go(State::Called, true),
+            },
+            State::Called => self.called(),
+            State::Over => {
+                self.held.clear();
+                false
+            }
+        }
+    }
+
+    /// Enters a state if `now`.
+    fn go(&mut self, state: State, now: bool) -> bool {
+        if now {
+            self.state = state;
+        }
+        now
+    }
+
+    fn skip_space(&mut self) {
+        let space = self.held.len() - self.held.trim_start_matches(is_space).len();
+        self.held.drain(..space);
+    }
+
+    /// Expects a text behind white space, and enters a state behind it.
+    fn expect(&mut self, part: &str, then: State) -> bool {
+        let text = self.held.trim_start_matches(is_space);
+        let part = part.trim_start_matches(is_space);
+        match begins(text, part) {
+            Begins::With => {
+                let to = self.held.len() - text.len() + part.len();
+                self.held.drain(..to);
+                self.go(then, true)
+            }
+            Begins::May => false,
+            // Only a turn without its grammar.
+            Begins::No => self.go(State::Over, true),
+        }
+    }
+
+    fn start(&mut self) -> bool {
+        let Some((begin, _)) = self.format.thought else {
+            return self.go(State::First, true);
+        };
+        let text = self.held.trim_start_matches(is_space);
+        match begins(text, begin) {
+            Begins::With => {
+                let to = self.held.len() - text.len() + begin.len();
+                self.held.drain(..to);
+                self.go(State::Thought, true)
+            }
+            Begins::May => false,
+            Begins::No => self.go(State::First, true),
+        }
+    }
+
+    fn think(&mut self, out: &mut TurnPiece) -> bool {
+        let Some((_, end)) = self.format.thought else {
+            return self.go(State::First, true);
+        };
+        if self.reasoning.is_empty() && out.reasoning.is_empty() {
+            self.skip_space();
+        }
+        if let Some(at) = self.held.find(end) {
+            let thought: String = self.held.drain(..at + end.len()).collect();
+            let thought = thought.strip_suffix(end).unwrap_or(&thought);
+            out.reasoning.push_str(thought.trim_end_matches(is_space));
+            return self.go(State::BehindThought, true);
+        }
+        // White space before the end is not part of it.
+        let sure = self.sure(&[end]);
+        let kept = self.held.get(..sure).unwrap_or_default();
+        let sure = kept.trim_end_matches(is_space).len();
+        out.reasoning.extend(self.held.drain(..sure));
+        false
+    }
+
+    /// Number of held bytes before any text that may become one of these.
+    fn sure(&self, marks: &[&str]) -> usize {
+        let may = |at: &usize| {
+            let rest = self.held.get(*at..).unwrap_or_default();
+            marks.iter().any(|mark| mark.starts_with(rest))
+        };
+        let mut places = self.held.char_indices().map(|(at, _)| at);
+        places.find(may).unwrap_or(self.held.len())
+    }
+
+    /// At the beginning of the text, where the calls of some families begin.
+    fn first(&mut self) -> bool {
+        let calls = self.format.calls;
+        if self.names.is_empty() || !calls.first_only {
+            return self.go(State::Text, true);
+        }
+        let mut text = self.held.trim_start_matches(is_space);
+        for mark in calls.marks {
+            match begins(text, mark) {
+                Begins::With => text = text.get(mark.len()..).unwrap_or_default(),
+                Begins::May => return false,
+                Begins::No => {}
+            }
+        }
+        match begins(text, calls.mark) {
+            Begins::With => {
+                let to = self.held.len() - text.len() + calls.mark.len();
+                self.held.drain(..to);
+                self.go(State::Open(true, 0), true)
+            }
+            Begins::May => false,
+            Begins::No => self.go(State::Text, true),
+        }
+    }
+
+    fn text(&mut self, out: &mut TurnPiece) -> bool {
+        let calls = self.format.calls;
+        if self.names.is_empty() || calls.first_only {
+            out.text.push_str(&std::mem::take(&mut self.held));
+            return false;
+        }
+        if let Some(at) = self.held.find(calls.mark) {
+            let text: String = self.held.drain(..at + calls.mark.len()).collect();
+            let text = text.strip_suffix(calls.mark).unwrap_or(&text);
+            out.text.push_str(text.trim_end_matches(is_space));
+            return self.go(State::Open(true, 0), true);
+        }
+        // White space before a call is not part of the text.
+        let sure = self.sure(&[calls.mark]);
+        let kept = self.held.get(..sure).unwrap_or_default();
+        let sure = kept.trim_end_matches(is_space).len();
+        out.text.extend(self.held.drain(..sure));
+        false
+    }
+
+    fn open(&mut self, first: bool, at: usize) -> bool {
+        let calls = self.format.calls;
+        let parts = if first { calls.open } else { calls.next };
+        match parts.get(at) {
+            Some(part) => self.expect(part, State::Open(first, at + 1)),
+            None => self.go(State::Name, true),
+        }
+    }
+
+    fn name(&mut self, out: &mut TurnPiece) -> bool {
+        let mut may = false;
+        let mut found = None;
+        for name in &self.names {
+            let head = format!("{name}{}", self.format.calls.arguments);
+            match begins(&self.held, &head) {
+                Begins::With => found = Some((name.clone(), head.len())),
+                Begins::May => may = true,
+                Begins::No => {}
+            }
+        }
+        let Some((name, bytes)) = found else {
+            return self.go(State::Over, !may);
+        };
+        self.held.drain(..bytes);
+        let index = self.calls.len();
+        let id = call_id(self.turn, index);
+        out.calls.push(CallPiece {
+            index,
+            id: Some(id.clone()),
+            name: Some(name.clone()),
+            arguments: String::new(),
+        });
+        self.calls.push(ToolCall {
+            id,
+            name,
+            arguments: String::new(),
+        });
+        self.go(State::Arguments, true)
+    }
+
+    fn arguments(&mut self, out: &mut TurnPiece) -> bool {
+        let mut end = None;
+        for (at, c) in self.held.char_indices() {
+            match (self.in_string, c) {
+                (true, _) if self.escaped => self.escaped = false,
+                (true, '\\') => self.escaped = true,
+                (_, '"') => self.in_string = !self.in_string,
+                (false, '{' | '[') => self.depth += 1,
+                (false, '}' | ']') => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            }
+            if self.depth == 0 {
+                end = Some(at + c.len_utf8());
+                break;
+            }
+        }
+        let new: String = self.held.drain(..end.unwrap_or(self.held.len())).collect();
+        if let Some(call) = self.calls.last_mut()
+            && !new.is_empty()
+        {
+            call.arguments.push_str(&new);
+            let index = self.calls.len() - 1;
+            match out.calls.last_mut() {
+                Some(piece) if piece.index == index => piece.arguments.push_str(&new),
+                _ => out.calls.push(CallPiece {
+                    index,
+                    id: None,
+                    name: None,
+                    arguments: new,
+                }),
+            }
+        }
+        self.go(State::Close(0), end.is_some())
+    }
+
+    /// Behind a call: another one, or the end.
+    fn called(&mut self) -> bool {
+        let calls = self.format.calls;
+        let Some(next) = calls.next.first() else {
+            return self.go(State::Over, true);
+        };
+        let text = self.held.trim_start_matches(is_space);
+        match begins(text, next.trim_start_matches(is_space)) {
+            Begins::With => self.go(State::Open(false, 0), true),
+            Begins::May => false,
+            Begins::No => self.go(State::Over, true),
+        }
+    }
+}

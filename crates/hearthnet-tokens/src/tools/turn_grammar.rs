@@ -1,0 +1,162 @@
+//! Grammar of a turn in which tools may be called, or reasoning stands before a grammar. Pure.
+//!
+//! Free text is a part of the grammar, and ends where a mark begins. So the tokens that may come
+//! next are known at each byte, also if one token has the end of a mark and what follows it.
+
+use std::fmt::Write as _;
+
+use super::Tools;
+use super::format::{CallFormat, TurnFormat};
+use crate::grammar::{Grammar, Part};
+
+/// White space between two texts of a call.
+const SPACE: &str = "[ \\n]{0,8}";
+
+/// Reasoning at the beginning of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)]
+pub enum Thought {
+    /// The model does not reason.
+    None,
+    /// The model may begin to.
+    May,
+    /// The prompt has begun it.
+    Begun,
+}
+
+/// Grammar of a turn; `None` if it may be any text. `answer` is the grammar of the text.
+pub fn turn_grammar(
+    format: &TurnFormat,
+    thought: Thought,
+    tools: &Tools,
+    answer: Option<Grammar>,
+) -> Option<Grammar> {
+    let callable = tools.callable();
+    let thought = match format.thought {
+        Some(marks) => Some((marks, thought)).filter(|(_, thought)| *thought != Thought::None),
+        None => None,
+    };
+    let free = tools.list.is_empty() && answer.is_none();
+    if callable.is_empty() && (free || (answer.is_some() && thought.is_none())) {
+        return answer;
+    }
+    let calls = format.calls;
+    let mut lark = String::new();
+    let first = if thought.is_some() { "thought " } else { "" };
+    let body = match (callable.is_empty(), tools.must_call(), &answer) {
+        (true, _, Some(_)) => "@text",
+        // No call, and no mark of one.
+        (true, _, None) => "(TEXT)?",
+        (false, true, _) => "(BEGIN calls)",
+        (false, false, Some(_)) => "(@text | BEGIN calls)",
+        (false, false, None) => "(TEXT | LEAD calls)?",
+    };
+    let _ = writeln!(lark, "start: {first}{body}");
+    let mut never: Vec<String> = calls.marks.iter().map(|mark| contains(mark)).collect();
+    if let Some(((begin, end), thought)) = thought {
+        let optional = if thought == Thought::May { "?" } else { "" };
+        let before = match thought {
+            Thought::Begun => String::new(),
+            _ => format!("/[ \\n]*{}/ ", escape(begin)),
+        };
+        let _ = writeln!(lark, "thought: THOUGHT{optional}");
+        let _ = writeln!(
+            lark,
+            "THOUGHT: {before}(/(?s:.*)/ & ~{}) {} /[ \\n]{{0,4}}/",
+            contains(end),
+            text(end)
+        );
+        never.push(format!("/[ \\n]*{}(?s:.*)/", escape(begin)));
+    }
+    if !tools.list.is_empty() {
+        let mark = match (calls.first_only, calls.marks.first()) {
+            (true, Some(before)) => format!("({})? {}", text(before), text(calls.mark)),
+            _ => text(calls.mark),
+        };
+        let _ = writeln!(lark, "BEGIN: /[ \\n]*/ {mark}");
+        if calls.first_only {
+            never.push(format!("/[ \\n]*{}(?s:.*)/", escape(calls.mark)));
+            let _ = writeln!(lark, "LEAD: /[ \\n]*/ {mark}");
+        } else {
+            let before = without("/(?s:.*)/", &never);
+            let _ = writeln!(lark, "LEAD: ({before}) {mark}");
+        }
+        let _ = writeln!(lark, "TEXT: {}", without("/(?s:.+)/", &never));
+    }
+    if !callable.is_empty() {
+        write_calls(&mut lark, calls, tools);
+    }
+    let mut parts: Vec<Part> = callable
+        .iter()
+        .enumerate()
+        .map(|(index, tool)| Part {
+            name: format!("tool_{index}"),
+            grammar: match tool.strict {
+                true => Grammar::JsonSchema(tool.schema()),
+                false => Grammar::LenientJsonSchema(tool.schema()),
+            },
+        })
+        .collect();
+    parts.extend(
+        answer
+            .filter(|_| body.contains("@text"))
+            .map(|grammar| Part {
+                name: "text".into(),
+                grammar,
+            }),
+    );
+    Some(Grammar::Turn { lark, parts })
+}
+
+/// Rules of the calls behind the first mark.
+fn write_calls(lark: &mut String, calls: &CallFormat, tools: &Tools) {
+    let more = match tools.one_call || calls.next.is_empty() {
+        true => String::new(),
+        false => format!("({} call)*", sequence(calls.next)),
+    };
+    let (open, close, end) = (
+        sequence(calls.open),
+        sequence(calls.close),
+        sequence(calls.end),
+    );
+    let _ = writeln!(lark, "calls: {open} call {more} {end}");
+    let one = tools.callable().iter().enumerate().map(|(index, tool)| {
+        let head = text(&format!("{}{}", tool.name, calls.arguments));
+        format!("{head} @tool_{index}")
+    });
+    let one: Vec<String> = one.collect();
+    let _ = writeln!(lark, "call: ({}) {close}", one.join(" | "));
+}
+
+/// Terminals of texts with white space before each.
+fn sequence(texts: &[&str]) -> String {
+    let one = texts.iter().map(|part| terminal(part));
+    one.collect::<Vec<_>>().join(" ")
+}
+
+/// A text with white space before it, as one terminal: the lexer does not go back.
+fn terminal(part: &str) -> String {
+    let part = part.trim_start_matches([' ', '\n']);
+    format!("/{SPACE}{}/", escape(part))
+}
+
+/// Regular expression for what has some text in it.
+fn contains(part: &str) -> String {
+    format!("/(?s:.*){}(?s:.*)/", escape(part))
+}
+
+/// Intersection of an expression with the complements of others.
+fn without(expression: &str, not: &[String]) -> String {
+    let not: String = not.iter().map(|not| format!(" & ~{not}")).collect();
+    format!("{expression}{not}")
+}
+
+/// Text in a regular expression between slashes.
+fn escape(part: &str) -> String {
+    regex::escape(part).replace('/', "\\/").replace('\n', "\\n")
+}
+
+/// Text as a literal of Lark.
+fn text(part: &str) -> String {
+    serde_json::Value::from(part).to_string()
+}

@@ -1,0 +1,470 @@
+//! Tools and reasoning of a request, in the fields that clients send: OpenAI's `tools`,
+//! `tool_choice`, `parallel_tool_calls` and `reasoning_effort`, OpenRouter's `reasoning`, Qwen's
+//! `thinking_budget`, and `chat_template_kwargs` of vLLM and llama.cpp. Pure.
+
+use hearthnet_tokens::tools::{MAX_TOOL_BYTES, MAX_TOOL_NAME, MAX_TOOLS, Tool, ToolChoice, Tools};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::grammar::{Refused, nothing_left, take, unsupported, wrong};
+use crate::chat::TurnOptions;
+
+/// Maximum number of template variables of a request, and the longest name and text of one.
+const MAX_VARIABLES: usize = 32;
+const MAX_VARIABLE_BYTES: usize = 64;
+
+/// Variables that every chat has.
+const RESERVED: &[&str] = &[
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
+];
+
+/// Variables of templates that switch reasoning on and off.
+const SWITCHES: &[&str] = &["enable_thinking", "thinking"];
+
+const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+/// Fields of a request about tools and reasoning.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct TurnFields {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tools: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tool_choice: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) parallel_tool_calls: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_effort: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) thinking_budget: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) chat_template_kwargs: Option<Value>,
+}
+
+impl TurnFields {
+    /// Names of the fields.
+    pub(super) const NAMES: [&str; 7] = [
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "reasoning",
+        "thinking_budget",
+        "chat_template_kwargs",
+    ];
+
+    /// Fields with the same meaning.
+    pub(super) fn of(options: &TurnOptions) -> Self {
+        let tools = &options.tools;
+        let variables = options.variables.iter().cloned();
+        let variables: Map<String, Value> = variables.collect();
+        Self {
+            tools: (!tools.list.is_empty())
+                .then(|| serde_json::to_value(&tools.list).unwrap_or_default()),
+            tool_choice: match &tools.choice {
+                ToolChoice::Auto => None,
+                ToolChoice::None => Some("none".into()),
+                ToolChoice::Required => Some("required".into()),
+                ToolChoice::Named(name) => {
+                    Some(json!({"type": "function", "function": {"name": name}}))
+                }
+            },
+            parallel_tool_calls: tools.one_call.then_some(Value::Bool(false)),
+            thinking_budget: options.thinking_tokens.map(Value::from),
+            chat_template_kwargs: (!variables.is_empty()).then_some(Value::Object(variables)),
+            ..Self::default()
+        }
+    }
+
+    /// Takes the fields out of an object.
+    pub(super) fn take(fields: &mut Map<String, Value>) -> Self {
+        let mut take = |name| take(fields, name);
+        Self {
+            tools: take("tools"),
+            tool_choice: take("tool_choice"),
+            parallel_tool_calls: take("parallel_tool_calls"),
+            reasoning_effort: take("reasoning_effort"),
+            reasoning: take("reasoning"),
+            thinking_budget: take("thinking_budget"),
+            chat_template_kwargs: take("chat_template_kwargs"),
+        }
+    }
+
+    pub(super) fn read(self) -> Result<TurnOptions, Refused> {
+        let list = self.tools.map_or(Ok(Vec::new()), tools)?;
+        let choice = self.tool_choice.map(|choice| tool_choice(choice, &list));
+        let one_call = match self.parallel_tool_calls {
+            None => false,
+            Some(Value::Bool(parallel)) => !parallel,
+            Some(_) => return Err(wrong("parallel_tool_calls", "true or false")),
+        };
+        let mut options = TurnOptions {
+            tools: Tools {
+                choice: choice.transpose()?.unwrap_or_default(),
+                list,
+                one_call,
+            },
+            ..TurnOptions::default()
+        };
+        if let Some(given) = self.reasoning {
+            reasoning(given, &mut options)?;
+        }
+        if let Some(given) = self.reasoning_effort {
+            effort("reasoning_effort", &given, &mut options)?;
+        }
+        if let Some(given) = self.thinking_budget {
+            options.thinking_tokens = budget("thinking_budget", &given)?;
+        }
+        if let Some(given) = self.chat_template_kwargs {
+            variables(given, &mut options)?;
+        }
+        Ok(options)
+    }
+}
+
+fn tools(value: Value) -> Result<Vec<Tool>, Refused> {
+    let Value::Array(given) = value else {
+        return Err(wrong("tools", "a list of tools"));
+    };
+    if given.len() > MAX_TOOLS {
+        return Err(wrong("tools", &format!("at most {MAX_TOOLS} tools")));
+    }
+    let mut tools: Vec<Tool> = Vec::new();
+    let mut bytes = 0;
+    for (index, value) in given.into_iter().enumerate() {
+        let at = format!("tools[{index}]");
+        let tool = tool(&at, value)?;
+        if tools.iter().any(|other| other.name == tool.name) {
+            let at = format!("{at}.function.name");
+            return Err(wrong(&at, "a name that no other tool has"));
+        }
+        let schema = tool.parameters.clone().map(Value::Object);
+        bytes += schema.map_or(0, |schema| schema.to_string().len());
+        tools.push(tool);
+    }
+    if bytes > MAX_TOOL_BYTES {
+        let must = format!("tools whose schemas have at most {MAX_TOOL_BYTES} bytes together");
+        return Err(wrong("tools", &must));
+    }
+    Ok(tools)
+}
+
+fn tool(at: &str, value: Value) -> Result<Tool, Refused> {
+    let must = "{\"type\": \"function\", \"function\": {\"name\": ...}}";
+    let Value::Object(mut given) = value else {
+        return Err(wrong(at, must));
+    };
+    match take(&mut given, "type").as_ref().and_then(Value::as_str) {
+        Some("function") => {}
+        None => return Err(wrong(at, must)),
+        Some(_) => {
+            let at = format!("{at}.type");
+            let problem = format!("`{at}` must be function: other tools are not supported");
+            return Err(unsupported(&at, problem));
+        }
+    }
+    let at = format!("{at}.function");
+    let Some(Value::Object(mut function)) = take(&mut given, "function") else {
+        return Err(wrong(&at, "an object with `name`"));
+    };
+    let name = match take(&mut function, "name") {
+        Some(Value::String(name)) if Tool::is_name(&name) => name,
+        _ => {
+            let must = format!("1 to {MAX_TOOL_NAME} letters, digits, `_` and `-`");
+            return Err(wrong(&format!("{at}.name"), &must));
+        }
+    };
+    let description = match take(&mut function, "description") {
+        None => None,
+        Some(Value::String(text)) => Some(text),
+        Some(_) => return Err(wrong(&format!("{at}.description"), "a text")),
+    };
+    let is_object = |schema: &Map<String, Value>| match schema.get("type") {
+        None | Some(Value::Null) => true,
+        Some(kind) => kind == "object",
+    };
+    let parameters = match take(&mut function, "parameters") {
+        None => None,
+        Some(Value::Object(schema)) if is_object(&schema) => Some(schema),
+        Some(_) => {
+            let must = "a JSON schema whose `type` is object";
+            return Err(wrong(&format!("{at}.parameters"), must));
+        }
+    };
+    let strict = match take(&mut function, "strict") {
+        None => false,
+        Some(Value::Bool(strict)) => strict,
+        Some(_) => return Err(wrong(&format!("{at}.strict"), "true or false")),
+    };
+    nothing_left(&function, &at)?;
+    Ok(Tool {
+        name,
+        description,
+        parameters,
+        strict,
+    })
+}
+
+/// Name in a choice of one function.
+fn named(choice: &Map<String, Value>) -> Option<&str> {
+    choice.get("function")?.get("name")?.as_str()
+}
+
+fn tool_choice(value: Value, list: &[Tool]) -> Result<ToolChoice, Refused> {
+    let at = "tool_choice";
+    let must = "none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": ...}}";
+    let choice = match value {
+        Value::String(word) => match word.as_str() {
+            "none" => ToolChoice::None,
+            "auto" => ToolChoice::Auto,
+            "required" => ToolChoice::Required,
+            _ => return Err(wrong(at, must)),
+        },
+        Value::Object(given) => match (given.get("type"), named(&given)) {
+            (Some(kind), Some(name)) if kind == "function" => ToolChoice::Named(name.to_owned()),
+            (Some(kind), _) if kind == "allowed_tools" || kind == "custom" => {
+                let at = "tool_choice.type";
+                let problem = format!("`{at}` must be function");
+                return Err(unsupported(at, problem));
+            }
+            _ => return Err(wrong(at, must)),
+        },
+        _ => return Err(wrong(at, must)),
+    };
+    let known = |name: &String| list.iter().any(|tool| tool.name == *name);
+    match &choice {
+        ToolChoice::Required if list.is_empty() => {
+            Err(wrong(at, "none or auto if there are no `tools`"))
+        }
+        ToolChoice::Named(name) if !known(name) => Err(wrong(at, "the name of one of `tools`")),
+        _ => Ok(choice),
+    }
+}
+
+/// Sets a variable of the template.
+fn set(options: &mut TurnOptions, name: &str, value: Value) {
+    options.variables.retain(|(other, _)| other != name);
+    options.variables.push((name.to_owned(), value));
+}
+
+fn switch(options: &mut TurnOptions, on: bool) {
+    for name in SWITCHES {
+        set(options, name, on.into());
+    }
+}
+
+fn effort(at: &str, value: &Value, options: &mut TurnOptions) -> Result<(), Refused> {
+    let effort = value.as_str().filter(|effort| EFFORTS.contains(effort));
+    let effort = effort.ok_or_else(|| wrong(at, &format!("one of {}", EFFORTS.join(", "))))?;
+    switch(options, effort != "none");
+    set(options, "reasoning_effort", effort.into());
+    Ok(())
+}
+
+/// Maximum number of tokens; -1 for no limit.
+fn budget(at: &str, value: &Value) -> Result<Option<u32>, Refused> {
+    let tokens = value.as_i64().filter(|tokens| *tokens >= -1);
+    let must = "a whole number of tokens, or -1 for no limit";
+    let tokens = tokens.ok_or_else(|| wrong(at, must))?;
+    Ok((tokens >= 0).then(|| u32::try_from(tokens).unwrap_or(u32::MAX)))
+}
+
+/// OpenRouter's field.
+fn reasoning(value: Value, options: &mut TurnOptions) -> Result<(), Refused> {
+    let at = "reasoning";
+    let Value::Object(mut given) = value else {
+        return Err(wrong(
+            at,
+            "an object with `effort`, `max_tokens` or `enabled`",
+        ));
+    };
+    match take(&mut given, "enabled") {
+        None => {}
+        Some(Value::Bool(on)) => switch(options, on),
+        Some(_) => return Err(wrong("reasoning.enabled", "true or false")),
+    }
+    if let Some(given) = take(&mut given, "effort") {
+        effort("reasoning.effort", &given, options)?;
+    }
+    if let Some(given) = take(&mut given, "max_tokens") {
+        options.thinking_tokens = budget("reasoning.max_tokens", &given)?;
+    }
+    nothing_left(&given, at)
+}
+
+/// Variables of the chat template. Its control tokens are made of other characters than the texts
+/// here, which are not shielded.
+fn variables(value: Value, options: &mut TurnOptions) -> Result<(), Refused> {
+    let at = "chat_template_kwargs";
+    let Value::Object(given) = value else {
+        return Err(wrong(at, "an object"));
+    };
+    if given.len() > MAX_VARIABLES {
+        let must = format!("an object with at most {MAX_VARIABLES} members");
+        return Err(wrong(at, &must));
+    }
+    let is_plain = |text: &str| {
+        let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        text.len() <= MAX_VARIABLE_BYTES && text.chars().all(fits)
+    };
+    for (name, value) in given {
+        if RESERVED.contains(&name.as_str()) || !is_plain(&name) {
+            let at: String = format!("{at}.{name}").chars().take(100).collect();
+            let problem = format!("`{at}` cannot be set here");
+            return Err(unsupported(&at, problem));
+        }
+        let fits = match &value {
+            Value::String(text) => is_plain(text),
+            Value::Null | Value::Bool(_) | Value::Number(_) => true,
+            Value::Array(_) | Value::Object(_) => false,
+        };
+        if !fits {
+            let must = format!(
+                "true, false, a number, or a text of at most {MAX_VARIABLE_BYTES} letters, digits, `_` and `-`"
+            );
+            return Err(wrong(&format!("{at}.{name}"), &must));
+        }
+        set(options, &name, value);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(fields: Value) -> Result<TurnOptions, Refused> {
+        let fields: TurnFields = serde_json::from_value(fields).unwrap();
+        fields.read()
+    }
+
+    fn weather() -> Value {
+        json!({"type": "function", "function": {
+            "name": "get_weather", "description": "d", "strict": true,
+            "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+        }})
+    }
+
+    #[test]
+    fn tools_and_reasoning_are_read_and_the_same_at_the_other_end() {
+        for fields in [
+            json!({}),
+            json!({"tools": [weather()]}),
+            json!({"tools": [weather()], "tool_choice": "required", "parallel_tool_calls": false}),
+            json!({"tools": [weather()], "tool_choice": "none"}),
+            json!({"tools": [weather()],
+                   "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}),
+            json!({"reasoning_effort": "low", "thinking_budget": 100}),
+            json!({"reasoning": {"max_tokens": 7, "enabled": false}}),
+            json!({"chat_template_kwargs": {"enable_thinking": false, "level": "high", "n": 3}}),
+        ] {
+            let options = read(fields).unwrap();
+            let there = serde_json::to_value(TurnFields::of(&options)).unwrap();
+            assert!(read(there).unwrap() == options);
+        }
+        let options = read(json!({"reasoning_effort": "none"})).unwrap();
+        let set = |name: &str| options.variables.iter().find(|(other, _)| other == name);
+        assert_eq!(set("enable_thinking").unwrap().1, json!(false));
+        assert_eq!(set("reasoning_effort").unwrap().1, json!("none"));
+    }
+
+    #[test]
+    fn wrong_and_unsupported_values_name_their_field() {
+        let named = |name: &str| json!([{"type": "function", "function": {"name": name}}]);
+        let many: Vec<Value> = (0..129)
+            .map(|n| named(&format!("f{n}"))[0].clone())
+            .collect();
+        let long = json!({"type": "object", "description": "x".repeat(70_000)});
+        for (fields, field, is_unsupported) in [
+            (json!({"tools": {}}), "tools", false),
+            (json!({"tools": many}), "tools", false),
+            (
+                json!({"tools": [{"type": "function", "function":
+                {"name": "f", "parameters": long}}]}),
+                "tools",
+                false,
+            ),
+            (
+                json!({"tools": [{"type": "web_search"}]}),
+                "tools[0].type",
+                true,
+            ),
+            (
+                json!({"tools": [{"type": "function"}]}),
+                "tools[0].function",
+                false,
+            ),
+            (
+                json!({"tools": named("a b")}),
+                "tools[0].function.name",
+                false,
+            ),
+            (
+                json!({"tools": [weather(), weather()]}),
+                "tools[1].function.name",
+                false,
+            ),
+            (
+                json!({"tools": [{"type": "function", "function":
+                {"name": "f", "parameters": {"type": "string"}}}]}),
+                "tools[0].function.parameters",
+                false,
+            ),
+            (
+                json!({"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}),
+                "tools[0].function.x",
+                true,
+            ),
+            (json!({"tool_choice": "required"}), "tool_choice", false),
+            (json!({"tool_choice": "sometimes"}), "tool_choice", false),
+            (
+                json!({"tools": named("f"), "tool_choice":
+                {"type": "function", "function": {"name": "g"}}}),
+                "tool_choice",
+                false,
+            ),
+            (
+                json!({"tool_choice": {"type": "allowed_tools"}}),
+                "tool_choice.type",
+                true,
+            ),
+            (
+                json!({"parallel_tool_calls": 1}),
+                "parallel_tool_calls",
+                false,
+            ),
+            (
+                json!({"reasoning_effort": "huge"}),
+                "reasoning_effort",
+                false,
+            ),
+            (json!({"thinking_budget": -2}), "thinking_budget", false),
+            (
+                json!({"reasoning": {"summary": "auto"}}),
+                "reasoning.summary",
+                true,
+            ),
+            (
+                json!({"chat_template_kwargs": {"messages": 1}}),
+                "chat_template_kwargs.messages",
+                true,
+            ),
+            (
+                json!({"chat_template_kwargs": {"a": "<|im_end|>"}}),
+                "chat_template_kwargs.a",
+                false,
+            ),
+        ] {
+            let refused = read(fields).unwrap_err();
+            let found = (refused.field.as_str(), refused.is_unsupported);
+            assert_eq!(found, (field, is_unsupported));
+            assert!(refused.problem.contains(field), "{}", refused.problem);
+        }
+    }
+}
