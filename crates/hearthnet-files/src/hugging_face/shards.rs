@@ -23,6 +23,8 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// The largest known headers have some 100 bytes for each of 50,000 tensors.
 const MAX_HEADER_BYTES: u64 = 16 << 20;
+/// Bytes of all headers together. A directory may lie on a server that is not trusted.
+const MAX_HEADERS_BYTES: u64 = 64 << 20;
 const MAX_INDEX_BYTES: u64 = 16 << 20;
 /// The largest known models have some 200 files.
 const MAX_SHARDS: usize = 1 << 12;
@@ -73,6 +75,8 @@ pub(super) fn wrong_type(tensor: &str, dtype: Dtype) -> ImportError {
 #[derive(Debug)]
 pub(super) struct Shards {
     files: Vec<Box<dyn OpenFile>>,
+    /// Bytes of their headers.
+    header_bytes: u64,
     tensors: BTreeMap<String, Stored>,
 }
 
@@ -104,6 +108,7 @@ impl Shards {
     pub(super) fn open(directory: &(impl Files + ?Sized)) -> Result<Self, ImportError> {
         let mut shards = Self {
             files: Vec::new(),
+            header_bytes: 0,
             tensors: BTreeMap::new(),
         };
         match Index::read(directory)? {
@@ -173,7 +178,13 @@ impl Shards {
             return Ok(None);
         };
         let read = |out: &mut [u8], from| read_file(&*file, out, from);
-        let tensors = header(&read, file.bytes(), name, self.files.len())?;
+        let (header_bytes, tensors) = header(&read, file.bytes(), name, self.files.len())?;
+        self.header_bytes += header_bytes;
+        if self.header_bytes > MAX_HEADERS_BYTES {
+            return Err(ImportError::Unsound(format!(
+                "the headers of the weights have more than {MAX_HEADERS_BYTES} bytes"
+            )));
+        }
         self.files.push(file);
         Ok(Some(tensors))
     }
@@ -206,14 +217,14 @@ fn read_file(file: &dyn OpenFile, out: &mut [u8], from: u64) -> Result<(), Impor
         .map_err(|source| FileError::new("read", file.path(), source).into())
 }
 
-/// Reads and checks the header of a safetensors file of `bytes` bytes. `read` fills a buffer with
-/// the bytes from a position on.
+/// Reads and checks the header of a safetensors file of `bytes` bytes. Returns the header's length,
+/// and the tensors. `read` fills a buffer with the bytes from a position on.
 fn header(
     read: &dyn Fn(&mut [u8], u64) -> Result<(), ImportError>,
     bytes: u64,
     name: &str,
     index: usize,
-) -> Result<BTreeMap<String, Stored>, ImportError> {
+) -> Result<(u64, BTreeMap<String, Stored>), ImportError> {
     let unsound = |problem: String| ImportError::Unsound(format!("{name:?} {problem}"));
     let truncated = |expected: u64| {
         unsound(format!(
@@ -257,7 +268,7 @@ fn header(
         };
         (name, stored)
     });
-    Ok(tensors.collect())
+    Ok((header, tensors.collect()))
 }
 
 /// Fuzzing: reads bytes as a safetensors header. Returns whether accepted tensors lie in the file.
@@ -273,7 +284,7 @@ pub(super) fn check(bytes: &[u8]) -> bool {
             .map_err(|source| FileError::new("read", Path::new(SINGLE), source).into())
     };
     match header(&read, len, SINGLE, 0) {
-        Ok(tensors) => tensors.values().all(|stored| stored.offset <= len),
+        Ok((_, tensors)) => tensors.values().all(|stored| stored.offset <= len),
         Err(_) => true,
     }
 }

@@ -22,6 +22,8 @@ use crate::source::Source;
 
 /// Most pieces per read: 4 MiB, made of up to 28 MiB of a directory in F32.
 const RUN: u32 = 16;
+/// Longest file that is taken whole from a server without ranges: an index of weights.
+const MAX_WHOLE_BYTES: u64 = 16 << 20;
 
 /// The source that an adoption states in a text; `None` if the text is unknown here. `parts` is the
 /// folder of all parts.
@@ -234,7 +236,13 @@ impl Files for RemoteFiles {
             return Err(ImportError::Unsound(problem));
         };
         let path = self.name.with_file_name(name);
-        match Ranges::find(url, &self.options) {
+        // Weights stay open, so they are never kept whole.
+        let whole = if name.ends_with(".json") {
+            MAX_WHOLE_BYTES
+        } else {
+            0
+        };
+        match Ranges::find(url, &self.options, whole) {
             Ok(None) => Ok(None),
             Ok(Some((file, begin))) => Ok(Some(Box::new(RemoteFile { path, file, begin }))),
             Err(error) => Err(FileError::new("read", &path, io::Error::other(error)).into()),

@@ -12,9 +12,7 @@ use crate::pull::{PullOptions, SourceError as HttpError};
 use crate::source::Source;
 
 /// Bytes that are asked for with the length of a file: most headers of safetensors are shorter.
-const BEGIN_BYTES: u64 = 64 << 10;
-/// Longest file of a server that sends it whole: an index of weights.
-const MAX_WHOLE_BYTES: u64 = 16 << 20;
+const BEGIN_BYTES: u64 = 16 << 10;
 
 /// Model file on the hub, or at an address.
 pub struct HubSource {
@@ -81,10 +79,11 @@ pub(super) struct Ranges {
 
 impl Ranges {
     /// Finds a file of unknown length; `None` if there is none. Returns its first bytes, too; all of
-    /// them if the server sends it whole.
+    /// them if the server sends it whole, and it has at most `whole` bytes.
     pub(super) fn find(
         url: String,
         options: &PullOptions,
+        whole: u64,
     ) -> Result<Option<(Self, Vec<u8>)>, SourceError> {
         let agent = agent(options, &url, 10);
         let response = request(&agent, options, &url)
@@ -108,7 +107,7 @@ impl Ranges {
             200 => {
                 let len = header(&response, "content-length");
                 match len.and_then(|len| len.parse::<u64>().ok()) {
-                    Some(len) if len <= MAX_WHOLE_BYTES => (len, body(response, len)?),
+                    Some(len) if len <= whole => (len, body(response, len)?),
                     _ => return Err(SourceError::NoRanges),
                 }
             }

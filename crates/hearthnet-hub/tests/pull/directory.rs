@@ -20,7 +20,7 @@ use super::server::{Answer, Request, Server, answer, status};
 
 const DIRECTORY: TinyDirectory = TinyDirectory { layers: 3, seed: 1 };
 /// Bytes of a file's beginning that are asked for with its length.
-const BEGIN: u64 = 64 << 10;
+const BEGIN: u64 = 16 << 10;
 
 /// Directory, the file of which was adopted, and the folder of the parts of a node.
 struct Adopted {
@@ -235,4 +235,24 @@ fn a_folder_of_this_machine_completes_a_part_and_has_no_objects() {
         get(&part, &all(&part), vec![Arc::new(local)]).unwrap();
         adopted.assert_whole(&part);
     }
+}
+
+#[test]
+fn a_server_without_byte_ranges_is_refused() {
+    let adopted = Adopted::new(None);
+    let path = adopted.directory();
+    // It sends the small files, as the hub may, and all weights.
+    let whole: Answer = Box::new(move |request: &Request, stream| {
+        let name = request.path.strip_prefix("/d/").unwrap();
+        let bytes = fs::read(path.join(name)).unwrap();
+        let length = format!("Content-Length: {}", bytes.len());
+        answer("200 OK", &[length], &bytes)(request, stream);
+    });
+    let server = Server::new(vec![whole]);
+    let part = adopted.part();
+    let said = asked(get(&part, &all(&part), vec![adopted.at(&server)]));
+    assert!(said.contains("does not support byte ranges"), "{said}");
+    let names = server.requests().into_iter().map(|request| request.path);
+    let index = "/d/model.safetensors.index.json".to_owned();
+    assert!(names.collect::<Vec<_>>().contains(&index));
 }
