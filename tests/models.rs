@@ -216,8 +216,13 @@ fn model_list_shows_whole_truncated_partial_and_missing_files_and_rm_removes_the
     // Without a terminal there is no confirmation prompt.
     fails(&place.run(&["model", "rm", "tiny"]), 2);
     assert!(file.exists());
-    succeeded(&place.run(&["model", "rm", "tiny", "--yes"]));
-    assert!(!place.models().join("tiny").exists());
+    // A file with another name, as parts have, frees nothing.
+    let link = place.home.path().join("link.gguf");
+    fs::hard_link(&file, &link).expect("a file system with links");
+    let removed = place.run(&["model", "rm", "tiny", "--yes"]);
+    succeeded(&removed);
+    assert_complains(&removed, "no space is freed");
+    assert!(!place.models().join("tiny").exists() && link.exists());
     assert_eq!(place.state(), "not_here");
     fails(&place.run(&["model", "rm", "tiny", "--yes"]), 8);
 

@@ -1,5 +1,5 @@
-//! HTTP interface with common clients: OpenAI's own Python package, curl, Prometheus' parser. Real
-//! model, real processes.
+//! HTTP interface with common clients: OpenAI's, Anthropic's and Ollama's own Python packages, curl,
+//! Prometheus' parser. Real model, real processes.
 
 use std::process::Command;
 
@@ -81,6 +81,42 @@ fn openais_package_is_answered_over_two_hosts() {
     let split = service.client("plain");
     let alone = start(&Home::new(), &[], &["--local"], Vec::new());
     assert_eq!(split, alone.client("plain"));
+}
+
+#[test]
+fn clients_of_every_api_get_the_same_texts_over_two_hosts() {
+    let texts = |service: &Service| -> Value {
+        let output = python("../tests/clients/apis.py")
+            .args([&service.url, &service.model])
+            .output()
+            .expect("Python starts");
+        serde_json::from_str(&succeeded(&output)).expect("one JSON object")
+    };
+    let split = texts(&over_hosts(&[]));
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    assert_eq!(split, texts(&alone));
+}
+
+#[test]
+fn every_path_of_the_description_is_served() {
+    let service = start(&Home::new(), &[], &["--local"], Vec::new());
+    let address = http::address(&service.process);
+    let document = http::get_json(&address, "/openapi.json");
+    let paths = document["paths"].as_object().expect("paths");
+    let mut posts = 0;
+    for (path, about) in paths {
+        let at = path.replace("{id}", &service.model);
+        if about.get("get").is_some() {
+            http::get(&address, &at);
+        }
+        if about.get("post").is_some() {
+            // Without a field or a community each is refused, but not as unknown.
+            let (status, _) = http::post_json(&address, &at, &json!({}));
+            assert!(!matches!(status, 404 | 405), "{path}: {status}");
+            posts += 1;
+        }
+    }
+    assert!(posts > 10, "{posts}");
 }
 
 #[test]

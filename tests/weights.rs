@@ -9,9 +9,10 @@ use hearthnet_bus::log::EventLog;
 use hearthnet_bus::node::weights::{Held, Object, WeightsStore};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_files::part::Part;
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{TinyDirectory, TinyLlama};
 use tokio::runtime::Runtime;
 
+use crate::support::gauges::Gauges;
 use crate::support::up::{Household, Up, medium};
 use crate::support::*;
 
@@ -179,6 +180,88 @@ fn damaged_pieces_are_fetched_again_before_they_are_used() {
         assert!(again > 0 && again <= 2 * 262_144, "layer {layer}: {again}");
         second.stop();
     }
+}
+
+const QUESTION: [&str; 4] = [
+    "chat",
+    "Name three colours.",
+    "--temperature=0",
+    "--max-tokens=8",
+];
+/// A host without streams unloads its weights after a second.
+const UNLOADS: &str = "research.distributed_inference.host.shard_eviction_idle_seconds=1";
+
+fn until_unloaded(up: &Up) {
+    let loaded = || Gauges::at(&up.http).value("hearthnet_shard_weight_bytes");
+    until("the weights are unloaded", || loaded() == Some(0.0));
+}
+
+/// Number of times that a host withdrew, because it could not load its weights again.
+fn withdrawals(up: &Up) -> usize {
+    let why = "are withdrawn, because their weights cannot be loaded again";
+    up.said().matches(why).count()
+}
+
+/// Lets a home ask until a host that cannot load its weights again has withdrawn.
+fn until_withdrawn(host: &Up, caller: &Household) {
+    host.until("it withdraws", TIMEOUT, || {
+        if withdrawals(host) == 0 {
+            caller.run(&QUESTION);
+        }
+        withdrawals(host) == 1
+    });
+}
+
+#[test]
+fn a_host_whose_unloaded_weights_are_gone_withdraws_until_a_neighbour_has_sent_them() {
+    let (attic, first) = founded(&medium(4));
+    let file = attic.home.path().join("tiny-f32-1.gguf");
+    let alone = attic.alone(&QUESTION, &file);
+    // It has memory for these layers only, so that it does not move.
+    let cellar = Household::new(30, &[&first.address]).with(UNLOADS);
+    let second = cellar.up(&["--join", first.code()]);
+    let range = cellar.until_serving(&second);
+    assert_eq!(range, (2, 3));
+    until_unloaded(&second);
+    damage(&cellar, 3);
+    // The caller goes on alone, or waits for the host.
+    let answer = until_answered(|| attic.run(&QUESTION));
+    assert_eq!(succeeded(&answer), alone);
+    until_withdrawn(&second, &attic);
+    assert_eq!(cellar.until_serving(&second), range);
+    genuine(&cellar);
+
+    // Streams of its chats end with it.
+    let address = first.address.clone();
+    first.kill();
+    until_unloaded(&second);
+    std::fs::remove_file(cellar.part().expect("a part").path()).expect("a file");
+    assert!(!cellar.run(&QUESTION).status.success());
+    second.until("it withdraws again", TIMEOUT, || {
+        withdrawals(&second) == 2 && cellar.serving().is_none()
+    });
+    let _first = attic.up_at(&address, &[]);
+    assert_eq!(cellar.until_serving(&second), range);
+    genuine(&cellar);
+}
+
+#[test]
+fn a_host_of_a_users_file_that_is_gone_withdraws_and_names_it() {
+    let (attic, first) = founded(&medium(4));
+    let cellar = Household::new(ALL, &[&first.address]).with(UNLOADS);
+    join(&cellar, &first);
+    let file = medium(4).write(cellar.home.path());
+    let path = file.to_str().expect("UTF-8");
+    let second = cellar.serve(&["--model", path, "--layers", "2-3"]);
+    assert_eq!(cellar.until_serving(&second), (2, 3));
+    until_unloaded(&second);
+    std::fs::remove_file(&file).expect("a file");
+    until_withdrawn(&second, &attic);
+    second.until("it serves nothing", TIMEOUT, || cellar.serving().is_none());
+    let why = format!("no layers are served for now: cannot read {path}");
+    second.until("it names the file", TIMEOUT, || {
+        second.said().contains(&why)
+    });
 }
 
 /// Store of a part that claims every piece and sends wrong bytes.
@@ -418,4 +501,44 @@ fn pieces_come_from_a_drive_and_parts_go_with_their_home() {
     let left = cellar.json(&["community", "leave", "--yes", "--json"]);
     assert_eq!(left["removed_parts"].as_array().map(Vec::len), Some(1));
     assert!(cellar.parts().is_empty() && files[0].is_file());
+}
+
+#[test]
+fn pieces_come_from_a_hugging_face_folder_and_give_the_same_answer() {
+    let attic = Household::new(ALL, &[]);
+    // As the hub's own programs store it.
+    let folder = attic.home.path().join("models--o--r/snapshots/0123abcd");
+    TinyDirectory { layers: 4, seed: 3 }.write(&folder);
+    let path = folder.to_str().expect("UTF-8");
+    let first = attic.up(&["--found", "Elm", "--model", path]);
+    let adopted = attic.json(&["model", "adopt", path, "--json"]);
+    assert_eq!(
+        adopted["sources"],
+        serde_json::json!(["hf:o/r@0123abcd/config.json"])
+    );
+    let alone = attic.alone(&QUESTION, &folder);
+
+    let cellar = Household::new(ALL, &[&first.address]);
+    join(&cellar, &first);
+    let name = weights_id(&attic);
+    let pull = ["model", "pull", &name, "--layers", "0-0", "--from", path];
+    succeeded(&cellar.run(&pull));
+    let part = cellar.part().expect("a part");
+    assert_eq!(part.held(), part.table().of_layers(0, 0));
+    let identity = part.identity();
+    let list = part.table().list().len() as u64;
+    let objects = identity.head_bytes + identity.manifest_bytes + list;
+    // The neighbour has sent only head, manifest and piece list.
+    assert!(first.sent() * 100 <= objects * 102, "{}", first.sent());
+
+    let cellar = cellar.holding(4);
+    let second = cellar.up(&["--from", path]);
+    second.until("all pieces are here", TIMEOUT, || {
+        let part = cellar.part();
+        part.is_some_and(|part| part.missing(&[part.table().all()]).is_empty())
+    });
+    assert!(first.sent() * 100 <= objects * 102, "{}", first.sent());
+    genuine(&cellar);
+    first.kill();
+    assert_eq!(succeeded(&cellar.run(&QUESTION)), alone);
 }

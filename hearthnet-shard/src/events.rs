@@ -17,6 +17,7 @@ use hearthnet_transport::{CloseCode, Code, Connection, SessionClosed, StreamClos
 use metrics::{counter, gauge, histogram};
 use parking_lot::Mutex;
 use serde::Serialize;
+use tokio::sync::watch;
 
 use crate::fault::StreamFault;
 use crate::plan::Kind;
@@ -116,6 +117,8 @@ pub(crate) struct HostEvents {
     stats: Mutex<Stats>,
     /// This host's part of the gauges of the process, which sum up its hosts.
     gauges: Mutex<BTreeMap<&'static str, f64>>,
+    /// Why the weights could not be loaded again; `None` once they are loaded.
+    unavailable: watch::Sender<Option<String>>,
     record: fn(Event),
 }
 
@@ -132,6 +135,7 @@ impl HostEvents {
         Self {
             stats: Mutex::default(),
             gauges: Mutex::default(),
+            unavailable: watch::Sender::new(None),
             record,
         }
     }
@@ -157,10 +161,14 @@ impl HostEvents {
     }
 
     pub(crate) fn serving(&self, addr: SocketAddr, shard: &str, kv_budget: u64) {
-        self.gauge("hearthnet_shard_kv_budget_bytes", kv_budget as f64);
+        self.kv_budget(kv_budget);
         tracing::info!(%addr, shard, "serving");
         let shard = shard.into();
         (self.record)(Event::ShardServing { shard });
+    }
+
+    pub(crate) fn kv_budget(&self, bytes: u64) {
+        self.gauge("hearthnet_shard_kv_budget_bytes", bytes as f64);
     }
 
     pub(crate) fn leaving(&self, shard: Name, streams: u32, within: Duration) {
@@ -182,7 +190,19 @@ impl HostEvents {
         stats.weight_bytes = bytes;
         counter!("hearthnet_shard_loads_total").increment(1);
         self.gauge("hearthnet_shard_weight_bytes", bytes as f64);
+        self.unavailable.send_replace(None);
         (self.record)(Event::WeightsLoaded { bytes });
+    }
+
+    /// The weights could not be loaded again.
+    pub(crate) fn not_loaded(&self, reason: &str) {
+        tracing::warn!("the weights could not be loaded again: {reason}");
+        self.unavailable.send_replace(Some(reason.to_owned()));
+    }
+
+    /// Why the weights could not be loaded again.
+    pub(crate) fn unavailable(&self) -> watch::Receiver<Option<String>> {
+        self.unavailable.subscribe()
     }
 
     pub(crate) fn evicted(&self) {

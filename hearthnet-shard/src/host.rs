@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hearthnet_bus::calls::CallServer;
@@ -24,7 +25,7 @@ use crate::events::{HostEvents, Stats};
 use crate::fault::StartError;
 use crate::memory::MemoryReport;
 use crate::plan::Pool;
-use crate::sched::{Limits, Scheduler};
+use crate::sched::{Command, Limits, Scheduler};
 use crate::session::{self, Phase, ShutdownWatch};
 use crate::stream_handle::Slots;
 use crate::stream_table::{HostState, Parties};
@@ -40,7 +41,6 @@ pub struct ShutdownReport {
 pub struct RunningHost {
     addr: SocketAddr,
     footprint: Footprint,
-    pool: Pool,
     host_state: Arc<HostState>,
     compute: Compute,
     phase: watch::Sender<Phase>,
@@ -175,13 +175,14 @@ pub(crate) async fn start<S: EngineSource>(
         });
     };
 
-    let pool = kv_pool(&config, &footprint)?;
+    check_kv_budget(&config, &footprint)?;
     let endpoint = config.endpoint.clone().or(outward);
     let host_state = Arc::new(HostState {
         node,
         endpoint: endpoint.unwrap_or_else(|| addr.to_string()),
         served,
         slots: Slots::new(node, &config, events.clone()),
+        kv_budget: config.kv_budget_bytes.into(),
         config,
         weight_bytes,
         inbox: compute.inbox.clone(),
@@ -211,12 +212,11 @@ pub(crate) async fn start<S: EngineSource>(
         }
     };
     let accepting = tokio::spawn(accept(arrivals, host_state.clone(), end, max_unread));
-    let (shard, kv_budget) = (&descriptor.shard_id, host_state.config.kv_budget_bytes);
+    let (shard, kv_budget) = (&descriptor.shard_id, host_state.kv_budget());
     host_state.events.serving(addr, shard, kv_budget);
     Ok(RunningHost {
         addr,
         footprint,
-        pool,
         host_state,
         compute,
         phase,
@@ -239,34 +239,26 @@ fn parties(place: Place<'_>) -> Parties {
     }
 }
 
-/// KV pages that fit the budget, for layers that take `bytes_per_position` bytes for each position,
-/// in pages of `page` positions.
-///
-/// # Errors
-/// [`StartError::KvBudget`] if the share of one caller holds no page: the host would refuse every
-/// stream.
-fn kv_pool(config: &ServeConfig, footprint: &Footprint) -> Result<Pool, StartError> {
-    let (budget, percent) = (config.kv_budget_bytes, config.kv_share_per_caller);
-    let pool = Pool::new(budget, footprint, percent);
-    if pool.quota > 0 {
-        return Ok(pool);
-    }
-    Err(StartError::KvBudget {
-        budget,
-        needed: footprint
-            .page_bytes()
-            .saturating_mul(100)
-            .div_ceil(percent.max(1).into()),
-        page: footprint.page,
-    })
+/// Least KV budget with which a caller can hold a page.
+fn least_kv(config: &ServeConfig, footprint: &Footprint) -> u64 {
+    let pages = 100_u32.div_ceil(config.kv_share_per_caller.max(1));
+    footprint.page_bytes().saturating_mul(pages.into())
 }
 
 /// Checks that the share of one caller holds at least one page of KV, for layers of a footprint.
 ///
 /// # Errors
-/// [`StartError::KvBudget`] if it does not.
+/// [`StartError::KvBudget`] if it does not: the host would refuse every stream.
 pub fn check_kv_budget(config: &ServeConfig, footprint: &Footprint) -> Result<(), StartError> {
-    kv_pool(config, footprint).map(drop)
+    let (budget, percent) = (config.kv_budget_bytes, config.kv_share_per_caller);
+    if Pool::new(budget, footprint, percent).quota > 0 {
+        return Ok(());
+    }
+    Err(StartError::KvBudget {
+        budget,
+        needed: least_kv(config, footprint),
+        page: footprint.page,
+    })
 }
 
 /// Source of sessions until the weights are loaded.
@@ -367,12 +359,31 @@ impl RunningHost {
         move || events.given_layer_rows()
     }
 
+    /// Sets the KV budget of all streams together, in bytes: at most that of the configuration, and at
+    /// least a page for a caller. Streams that hold more keep their pages. Until they end, a stream
+    /// grows only by pages that another one gives up.
+    pub fn set_kv_budget(&self, bytes: u64) {
+        let state = &self.host_state;
+        let least = least_kv(&state.config, &self.footprint);
+        let bytes = bytes.max(least).min(state.config.kv_budget_bytes);
+        if state.kv_budget.swap(bytes, Ordering::Relaxed) != bytes {
+            state.events.kv_budget(bytes);
+            // Without its thread the host ends.
+            state.tell(Command::KvBudget(bytes));
+        }
+    }
+
     /// Current memory use.
     pub fn memory(&self) -> MemoryReport {
+        let (budget, percent) = (
+            self.host_state.kv_budget(),
+            self.host_state.config.kv_share_per_caller,
+        );
+        let pool = Pool::new(budget, &self.footprint, percent);
         MemoryReport {
             weight_bytes: self.stats().weight_bytes,
             kv_bytes_per_position: self.footprint.per_position,
-            kv_positions: u64::from(self.pool.total) * u64::from(self.pool.page),
+            kv_positions: u64::from(pool.total) * u64::from(pool.page),
             resident_bytes: resident_bytes_of_all(std::process::id()),
         }
     }
@@ -389,6 +400,19 @@ impl RunningHost {
         {
             // The thread ended on request.
             std::future::pending::<()>().await;
+        }
+    }
+
+    /// Resolves with the reason if the weights, which were unloaded, could not be loaded again for a
+    /// stream. The host refuses streams until a later load succeeds.
+    pub async fn unavailable(&self) -> String {
+        let mut reason = self.host_state.events.unavailable();
+        let found = reason.wait_for(Option::is_some).await;
+        let found = found.ok().and_then(|reason| reason.clone());
+        match found {
+            Some(reason) => reason,
+            // Not reached: this value holds the sender.
+            None => std::future::pending().await,
         }
     }
 

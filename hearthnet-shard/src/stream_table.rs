@@ -17,6 +17,7 @@
 //! the session's step slot.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 
 use hearthnet_bus::{Descriptor, NodeId, now_ms};
@@ -47,6 +48,8 @@ pub(crate) struct HostState {
     pub(crate) endpoint: String,
     pub(crate) served: Served,
     pub(crate) config: ServeConfig,
+    /// KV budget in bytes, at most that of `config`.
+    pub(crate) kv_budget: AtomicU64,
     /// Memory use of the layers.
     pub(crate) weight_bytes: u64,
     pub(crate) slots: Arc<Slots>,
@@ -60,8 +63,12 @@ pub(crate) struct HostState {
 }
 
 impl HostState {
+    pub(crate) fn kv_budget(&self) -> u64 {
+        self.kv_budget.load(Ordering::Relaxed)
+    }
+
     /// Hands a command to the compute thread. Returns `false` if the thread has ended.
-    fn tell(&self, command: Command) -> bool {
+    pub(crate) fn tell(&self, command: Command) -> bool {
         self.inbox.send(command).is_ok()
     }
 
@@ -76,7 +83,7 @@ impl HostState {
         let served = &self.served;
         let (ms_per_token, queue_depth) = self.events.load();
         let weights_mb = self.weight_bytes.div_ceil(1 << 20);
-        let kv_mb = self.config.kv_budget_bytes.div_ceil(1 << 20);
+        let kv_mb = self.kv_budget().div_ceil(1 << 20);
         Descriptor {
             shard_id: Descriptor::shard_id(&served.model_id, served.lo, served.hi),
             model_id: served.model_id.clone(),

@@ -41,6 +41,11 @@ pub fn lock(folder: &Path, mut wait: impl FnMut() -> bool) -> Result<Option<File
     }
 }
 
+/// Whether `lock` is the lock of `folder` now, which may have been removed and made again.
+pub fn is_of(lock: &File, folder: &Path) -> bool {
+    is_at(lock, &folder.join(".lock"))
+}
+
 fn is_at(file: &File, path: &Path) -> bool {
     let number = |info: io::Result<fs::Metadata>| info.ok().map(|info| inode(&info));
     number(fs::metadata(path)).is_some_and(|there| number(file.metadata()) == Some(there))

@@ -7,13 +7,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hearthnet_files::convert::convert;
 use hearthnet_files::gguf::{TensorType, Value};
-use hearthnet_files::hugging_face::{Directory, ImportError, import, place};
-use hearthnet_files::{Gguf, ModelFile};
+use hearthnet_files::hugging_face::{
+    Directory, Files, ImportError, OpenFile, Tensors, import, place,
+};
+use hearthnet_files::{Gguf, Manifest, ModelFile};
 use hearthnet_testkit::assert_matches;
 use serde_json::{Value as Json, json};
 use sha2::{Digest as _, Sha256};
@@ -294,6 +298,117 @@ fn quantising_during_and_after_the_import_is_the_same() {
     }
     let refused = write(&data("llama31"), Some(TensorType::Q5_K));
     assert!(matches!(refused, Err(ImportError::Target(_))));
+}
+
+fn manifest(model: &ModelFile) -> Manifest {
+    Manifest::of(model, &mut |_, _| {})
+}
+
+#[test]
+fn any_range_of_a_tensor_is_that_of_the_whole_conversion() {
+    use TensorType::{F16, Q4_1, Q4_K, Q8_0};
+    // SplitMix64.
+    let mut state = 7u64;
+    let mut below = move |most: usize| {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % (most as u64 + 1)) as usize
+    };
+    let types = ["types-f32", "types-f16", "types-bf16", "types-mxfp4"];
+    for name in FAMILIES.split(' ').chain(types) {
+        for dtype in [None, Some(F16), Some(Q8_0), Some(Q4_1), Some(Q4_K)] {
+            let model = write(&data(name), dtype).unwrap();
+            let tensors = Tensors::open(&data(name), &manifest(&model)).unwrap();
+            for info in model.gguf().tensors() {
+                let whole = model.gguf().data(info);
+                for _ in 0..12 {
+                    let from = below(whole.len() - 1);
+                    let end = from + below(whole.len() - from);
+                    let found = tensors.read_range(&info.name, from as u64..end as u64);
+                    let what = format!("{name} {dtype:?}: {} {from}..{end}", info.name);
+                    assert!(found.unwrap() == whole[from..end], "{what}");
+                }
+                let all = tensors.read_range(&info.name, 0..whole.len() as u64);
+                assert!(all.unwrap() == whole, "{name} {dtype:?}: {}", info.name);
+                let beyond = tensors.read_range(&info.name, 0..whole.len() as u64 + 1);
+                assert!(matches!(beyond, Err(ImportError::Other(_))), "{name}");
+            }
+        }
+    }
+}
+
+/// Directory that counts the bytes that are read from it.
+struct Counted(PathBuf, Arc<AtomicU64>);
+
+#[derive(Debug)]
+struct CountedFile(Box<dyn OpenFile>, Arc<AtomicU64>);
+
+impl Files for Counted {
+    fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn open(&self, name: &str) -> Result<Option<Box<dyn OpenFile>>, ImportError> {
+        let counted = |file| -> Box<dyn OpenFile> { Box::new(CountedFile(file, self.1.clone())) };
+        Ok(Files::open(&self.0, name)?.map(counted))
+    }
+}
+
+impl OpenFile for CountedFile {
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    fn read_at(&self, out: &mut [u8], from: u64) -> io::Result<()> {
+        self.1.fetch_add(out.len() as u64, Ordering::Relaxed);
+        self.0.read_at(out, from)
+    }
+}
+
+#[test]
+fn of_a_range_only_its_blocks_and_pairs_of_rows_are_read() {
+    let model = write(&data("llama31"), Some(TensorType::Q8_0)).unwrap();
+    let read = Arc::new(AtomicU64::new(0));
+    let counted = Counted(data("llama31"), Arc::clone(&read));
+    let tensors = Tensors::open(&counted, &manifest(&model)).unwrap();
+    let taken = |name: &str, range: std::ops::Range<u64>| {
+        read.store(0, Ordering::Relaxed);
+        tensors.read_range(name, range).unwrap();
+        read.load(Ordering::Relaxed)
+    };
+    // A row is 32 values in F32, and 34 bytes in Q8_0.
+    assert_eq!(taken("blk.0.ffn_up.weight", 34..35), 128);
+    assert_eq!(taken("blk.1.ffn_up.weight", 33..69), 3 * 128);
+    // Heads of 16 rows, whose rows are read in pairs.
+    assert_eq!(taken("blk.0.attn_q.weight", 0..34), 2 * 128);
+    assert_eq!(taken("blk.0.attn_q.weight", 15 * 34..17 * 34), 4 * 128);
+    assert_eq!(taken("blk.0.attn_q.weight", 0..32 * 34), 32 * 128);
+    assert_eq!(taken("blk.0.attn_k.weight", 14 * 34..32 * 34), 18 * 128);
+}
+
+#[test]
+fn a_directory_of_another_model_is_no_source_of_tensors() {
+    let model = write(&data("llama31"), None).unwrap();
+    let refused = |name: &str, model: &ModelFile| {
+        let opened = Tensors::open(&data(name), &manifest(model));
+        opened.unwrap_err().to_string()
+    };
+    let error = refused("qwen2", &model);
+    assert!(error.contains("it is not the adopted model"), "{error}");
+    // A type that an import of the directory never writes.
+    let f16 = write(&data("types-f16"), None).unwrap();
+    assert!(Tensors::open(&data("types-bf16"), &manifest(&f16)).is_ok());
+    let bf16 = write(&data("types-bf16"), None).unwrap();
+    let error = refused("types-f16", &bf16);
+    assert!(
+        error.contains("instead of") || error.contains("would be"),
+        "{error}"
+    );
 }
 
 #[test]

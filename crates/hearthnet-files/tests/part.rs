@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hearthnet_files::manifest::VerifyError;
+use hearthnet_files::manifest::{VerifyError, pieces_path};
 use hearthnet_files::part::{
     Identity, MAX_HEAD_BYTES, PIECE_BYTES, Part, PartError, identity_of, objects_of, open_model,
     piece_count, stored_identity,
@@ -413,6 +413,31 @@ fn a_part_of_a_whole_file_shares_its_bytes_and_never_harms_it() {
 }
 
 #[test]
+fn a_file_is_hashed_once_however_often_it_is_adopted() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = ModelFile::open(&large().write(dir.path())).unwrap();
+    let manifest = file.manifest(&mut |_, _| {});
+    fn unread(_: u64, _: u64) {
+        panic!("it is hashed again");
+    }
+    let (identity, list) = identity_of(&file, &manifest, &mut |_, _| {}).unwrap();
+    let encoded = manifest.encode();
+    let part = Part::of_linked_file(dir.path(), &identity, &file, &encoded, &list).unwrap();
+    assert_eq!(part.held(), [part.table().all()]);
+    // The second name changes the time of the inode, and no content.
+    assert_eq!(file.manifest(&mut unread), manifest);
+    let again = identity_of(&file, &manifest, &mut unread).unwrap();
+    assert_eq!(again, (identity, list.clone()));
+    let stored = pieces_path(file.path().unwrap());
+    let mut bytes = fs::read(&stored).unwrap();
+    bytes[40] ^= 1;
+    fs::write(&stored, bytes).unwrap();
+    let mut is_hashed = false;
+    let (_, found) = identity_of(&file, &manifest, &mut |_, _| is_hashed = true).unwrap();
+    assert!(is_hashed && found == list);
+}
+
+#[test]
 fn a_users_own_file_is_never_written() {
     let adopted = Adopted::new(&large());
     let path = adopted.folder.path().join("whole.gguf");
@@ -489,6 +514,40 @@ fn a_removed_part_claims_nothing_of_the_one_that_follows_it() {
     removed.sync().unwrap_err();
     drop(part);
     assert!(Part::open(&adopted.path()).unwrap().held().is_empty());
+}
+
+#[test]
+fn files_that_were_removed_from_an_open_part_are_made_again() {
+    let adopted = Adopted::new(&large());
+    let part = adopted.create().unwrap();
+    let layer = part.table().of_layers(1, 1);
+    adopted.fetch(&part, &layer);
+    assert!(!part.restore().unwrap());
+    // The pieces stay where they are.
+    fs::remove_file(adopted.path().join("manifest")).unwrap();
+    assert!(part.restore().unwrap());
+    assert!(part.missing(&layer).is_empty());
+    let cut = |path: PathBuf| {
+        let file = fs::File::options().write(true).open(path).unwrap();
+        file.set_len(adopted.identity.file_bytes - 1).unwrap();
+    };
+    let removals: [&dyn Fn(PathBuf); 3] = [
+        &|folder: PathBuf| cut(folder.join("model.gguf")),
+        &|folder: PathBuf| fs::remove_file(folder.join("model.gguf")).unwrap(),
+        &|folder: PathBuf| fs::remove_dir_all(folder).unwrap(),
+    ];
+    for remove in removals {
+        remove(adopted.path());
+        assert!(part.restore().unwrap());
+        assert_eq!(part.missing(&layer), layer);
+        adopted.fetch(&part, &layer);
+        let stored = Part::open_reading(&adopted.path()).unwrap();
+        assert!(stored.missing(&layer).is_empty());
+        // It is still the only writer.
+        assert_matches!(Part::open(&adopted.path()), Err(PartError::InUse(_)));
+    }
+    overwrite(&adopted, 0);
+    assert_matches!(part.restore(), Err(PartError::Damaged { .. }));
 }
 
 #[test]

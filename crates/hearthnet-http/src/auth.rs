@@ -17,7 +17,7 @@ use hearthnet_transport::subscriber;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::error::ApiError;
+use super::error::{ApiError, format_errors};
 
 /// Shortest accepted key: 16 random characters have 80 bits or more.
 pub const MIN_KEY_BYTES: usize = 16;
@@ -147,6 +147,7 @@ pub(super) fn guarded(
         .route("/healthz", health)
         .merge(pages)
         .method_not_allowed_fallback(no_method)
+        .layer(middleware::from_fn(format_errors))
         .layer(middleware::from_fn(count))
         .layer(middleware::map_response(is_no_page))
         .layer(middleware::from_fn(number));
@@ -224,7 +225,7 @@ const RESOURCE: HeaderName = HeaderName::from_static("cross-origin-resource-poli
 
 async fn no_path() -> Response<Body> {
     let text =
-        "there is nothing at this path; see /v1/models, /v1/chat/completions, /v1/completions";
+        "there is nothing at this path; GET /openapi.json lists the paths of `hearthnet serve`";
     ApiError::new(StatusCode::NOT_FOUND, "unknown_url", text).response()
 }
 

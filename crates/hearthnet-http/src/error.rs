@@ -1,13 +1,60 @@
-//! Errors in the format of OpenAI's API: `{"error": {message, type, param, code}}` and a status.
+//! Errors of the HTTP APIs: a status, and an object in the format of the API that the path belongs
+//! to.
 
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::Request;
 use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::middleware::Next;
 use axum::response::IntoResponse;
 use hearthnet_text::sanitize;
 use hearthnet_transport::Code;
 use serde_json::{Value, json};
+
+/// Format of error objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorFormat {
+    /// `{"error": {message, type, param, code}}`.
+    OpenAi,
+    /// `{"type": "error", "error": {type, message}}`, with statuses of Anthropic's.
+    Anthropic,
+    /// `{"error": message}`.
+    Ollama,
+}
+
+impl ErrorFormat {
+    /// Format of the errors of a path.
+    pub fn of(path: &str) -> Self {
+        let is_below = |folder: &str| {
+            let rest = path.strip_prefix(folder);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if is_below("/v1/messages") {
+            Self::Anthropic
+        } else if is_below("/api") {
+            Self::Ollama
+        } else {
+            Self::OpenAi
+        }
+    }
+}
+
+/// Gives the errors of every handler below the format of their path.
+pub(crate) async fn format_errors(request: Request, next: Next) -> Response<Body> {
+    let format = ErrorFormat::of(request.uri().path());
+    let mut response = next.run(request).await;
+    if format == ErrorFormat::OpenAi {
+        return response;
+    }
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        *response.status_mut() = error.status_in(format);
+        *response.body_mut() = Body::from(error.body_in(format).to_string());
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    response
+}
 
 /// Error response of the HTTP API.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,6 +93,55 @@ impl ApiError {
         self
     }
 
+    /// Names a field of the request as its client does: `theirs` instead of `ours`.
+    #[must_use]
+    pub fn renamed(mut self, ours: &str, theirs: &str) -> Self {
+        if self.param.as_deref() == Some(ours) {
+            self.param = Some(theirs.to_owned());
+            self.message = self
+                .message
+                .replace(&format!("`{ours}`"), &format!("`{theirs}`"));
+        }
+        self
+    }
+
+    /// Status of the error in a format.
+    fn status_in(&self, format: ErrorFormat) -> StatusCode {
+        match (format, self.status) {
+            // Anthropic's API has no 503; 529 is its status for "ask again later".
+            (ErrorFormat::Anthropic, StatusCode::SERVICE_UNAVAILABLE) => {
+                StatusCode::from_u16(529).unwrap_or(self.status)
+            }
+            (_, status) => status,
+        }
+    }
+
+    /// Error object in a format.
+    pub fn body_in(&self, format: ErrorFormat) -> Value {
+        match format {
+            ErrorFormat::OpenAi => self.body(),
+            ErrorFormat::Ollama => json!({"error": self.message}),
+            ErrorFormat::Anthropic => {
+                let kind = match self.status {
+                    StatusCode::UNAUTHORIZED => "authentication_error",
+                    StatusCode::FORBIDDEN => "permission_error",
+                    StatusCode::NOT_FOUND => "not_found_error",
+                    StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+                    StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+                    StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+                    status if status.is_server_error() => "api_error",
+                    _ => "invalid_request_error",
+                };
+                // Clients look for these words before they shorten a conversation.
+                let message = match self.code.as_str() {
+                    "context_length_exceeded" => format!("prompt is too long: {}", self.message),
+                    _ => self.message.clone(),
+                };
+                json!({"type": "error", "error": {"type": kind, "message": message}})
+            }
+        }
+    }
+
     /// OpenAI's error type for the status.
     fn kind(&self) -> &'static str {
         match self.status {
@@ -76,6 +172,7 @@ impl ApiError {
             let bearer = HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, bearer);
         }
+        response.extensions_mut().insert(self.clone());
         response
     }
 }
@@ -92,4 +189,48 @@ pub fn json_response(status: StatusCode, value: &Value) -> Response<Body> {
     let kind = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_the_format_of_its_path() {
+        let error = ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "shard_unavailable",
+            "later",
+        );
+        for (path, format, status) in [
+            ("/v1/messages", ErrorFormat::Anthropic, 529),
+            ("/v1/messages/count_tokens", ErrorFormat::Anthropic, 529),
+            ("/v1/messages2", ErrorFormat::OpenAi, 503),
+            ("/api/chat", ErrorFormat::Ollama, 503),
+            ("/apis", ErrorFormat::OpenAi, 503),
+            ("/v1/responses", ErrorFormat::OpenAi, 503),
+        ] {
+            assert_eq!(ErrorFormat::of(path), format, "{path}");
+            assert_eq!(error.status_in(format).as_u16(), status, "{path}");
+        }
+        let anthropics = json!({"type": "error",
+            "error": {"type": "overloaded_error", "message": "later"}});
+        assert_eq!(error.body_in(ErrorFormat::Anthropic), anthropics);
+        let ollamas = json!({"error": "later"});
+        assert_eq!(error.body_in(ErrorFormat::Ollama), ollamas);
+    }
+
+    #[test]
+    fn a_field_has_the_name_that_its_client_uses() {
+        let error = |param: &str| {
+            let error = ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", "`stop` is wrong");
+            error.about(param).renamed("stop", "stop_sequences").body()
+        };
+        assert_eq!(error("stop")["error"]["param"], "stop_sequences");
+        assert_eq!(
+            error("stop")["error"]["message"],
+            "`stop_sequences` is wrong"
+        );
+        assert_eq!(error("top_k")["error"]["param"], "top_k");
+    }
 }

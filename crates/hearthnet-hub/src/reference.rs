@@ -17,7 +17,7 @@ use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::source::{MAX_CHARS, Source, fetched_file};
+use crate::source::{CONFIG, MAX_CHARS, Source, fetched_file};
 
 /// A model as the user named it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -80,6 +80,12 @@ impl FromStr for ModelRef {
 }
 
 fn hub(rest: &str) -> Option<ModelRef> {
+    let source = hub_file(rest)?;
+    let is_model = matches!(&source, Source::Hf { file, .. } if file.ends_with(".gguf"));
+    is_model.then_some(ModelRef::Remote(source))
+}
+
+fn hub_file(rest: &str) -> Option<Source> {
     let mut parts = rest.splitn(3, '/');
     let (owner, name, file) = (parts.next()?, parts.next()?, parts.next()?);
     let (name, revision) = match name.split_once('@') {
@@ -91,8 +97,28 @@ fn hub(rest: &str) -> Option<ModelRef> {
         revision: revision.to_owned(),
         file: file.to_owned(),
     };
-    let sound = file.ends_with(".gguf") && source.check().is_ok();
-    sound.then_some(ModelRef::Remote(source))
+    source.check().is_ok().then_some(source)
+}
+
+/// Source that an adoption states: a model file as in [`ModelRef::Remote`], or a Hugging Face
+/// directory as `hf:owner/repo@revision/config.json` or `https://host/path/config.json`.
+pub fn adopted_source(text: &str) -> Option<Source> {
+    if let Ok(ModelRef::Remote(source)) = text.parse() {
+        return Some(source);
+    }
+    let source = match text.strip_prefix("hf:") {
+        Some(rest) => hub_file(rest)?,
+        None => Source::Url {
+            url: text.to_owned(),
+        },
+    };
+    (text.len() <= MAX_CHARS && source.is_directory()).then_some(source)
+}
+
+/// Text for an adoption of the directory of a repository on the hub.
+pub fn directory_on_hub(repository: &str, revision: &str) -> Option<String> {
+    let text = format!("hf:{repository}@{revision}/{CONFIG}");
+    adopted_source(&text).map(|source| ModelRef::Remote(source).to_string())
 }
 
 /// Expands a leading `~/`, if the home directory is known.
@@ -236,5 +262,50 @@ mod tests {
         ] {
             assert_eq!(text.parse::<ModelRef>().unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn an_adoption_may_name_a_directory_which_is_no_model_reference() {
+        for (text, beside) in [
+            (
+                "hf:o/r/config.json",
+                "https://hub/o/r/resolve/main/m.safetensors",
+            ),
+            (
+                "hf:o/r@v1/d/config.json",
+                "https://hub/o/r/resolve/v1/d/m.safetensors",
+            ),
+            (
+                "https://e.org/d/config.json",
+                "https://e.org/d/m.safetensors",
+            ),
+            (
+                "https://e.org/config.json?x=/y",
+                "https://e.org/m.safetensors?x=/y",
+            ),
+        ] {
+            assert!(text.parse::<ModelRef>().is_err(), "{text}");
+            let source = adopted_source(text).unwrap();
+            assert!(source.is_directory() && source.is_public(), "{text}");
+            let found = source.beside("m.safetensors").unwrap();
+            assert_eq!(found.address("https://hub").unwrap(), beside);
+            for name in ["", "../m", "a/b", "m?x", ".m", "m%2f"] {
+                assert_eq!(source.beside(name), None, "{name}");
+            }
+        }
+        let file = adopted_source("hf:o/r/f.gguf").unwrap();
+        assert!(!file.is_directory());
+        for text in [
+            "config.json",
+            "hf:o/config.json",
+            "hf:o/r/model.safetensors",
+            "http://example.org/config.json",
+            "https://example.org/model.safetensors",
+        ] {
+            assert_eq!(adopted_source(text), None, "{text}");
+        }
+        let named = directory_on_hub("o/r", "0123abcd");
+        assert_eq!(named.as_deref(), Some("hf:o/r@0123abcd/config.json"));
+        assert_eq!(directory_on_hub("o/r", "-x"), None);
     }
 }

@@ -6,6 +6,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde::Deserialize;
 
+/// File that stands for a Hugging Face directory; the others lie beside it.
+pub(crate) const CONFIG: &str = "config.json";
+
 /// Longest accepted address or name: more than any in use.
 pub(crate) const MAX_CHARS: usize = 2048;
 
@@ -70,6 +73,44 @@ impl Source {
         }
     }
 
+    /// Whether it is a Hugging Face directory: its `config.json`.
+    pub fn is_directory(&self) -> bool {
+        match self {
+            Self::Hf { file, .. } => file.rsplit('/').next() == Some(CONFIG),
+            Self::Url { url } => file_name(url) == Some(CONFIG),
+            Self::Pypi { .. } | Self::File { .. } => false,
+        }
+    }
+
+    /// File of a plain name in the directory of this one, if it has an address.
+    pub(crate) fn beside(&self, name: &str) -> Option<Self> {
+        if !plain(name, b"") {
+            return None;
+        }
+        match self {
+            Self::Hf {
+                repository,
+                revision,
+                file,
+            } => Some(Self::Hf {
+                repository: repository.clone(),
+                revision: revision.clone(),
+                file: match file.rsplit_once('/') {
+                    Some((folder, _)) => format!("{folder}/{name}"),
+                    None => name.to_owned(),
+                },
+            }),
+            Self::Url { url } => {
+                let end = url.find(['?', '#']).unwrap_or(url.len());
+                let (path, query) = url.split_at(end);
+                let (folder, _) = path.rsplit_once('/')?;
+                let url = format!("{folder}/{name}{query}");
+                Some(Self::Url { url })
+            }
+            Self::Pypi { .. } | Self::File { .. } => None,
+        }
+    }
+
     /// Key of the first invalid part, and the requirement that it violates.
     pub(crate) fn check(&self) -> Result<(), Broken> {
         let hub_name = |name: &str| plain(name, b"/") && name.split('/').count() == 2;
@@ -130,9 +171,14 @@ pub(crate) fn plain(text: &str, extra: &[u8]) -> bool {
             .all(|part| !part.is_empty() && !part.starts_with(['.', '-']))
 }
 
+/// Name of the model file at an address that may be fetched from.
+pub(crate) fn fetched_file(url: &str) -> Option<&str> {
+    file_name(url).filter(|file| file.ends_with(".gguf"))
+}
+
 /// File name at an address that may be fetched from: over TLS, or from this machine. The address
 /// must end in a plain file name and hold no password.
-pub(crate) fn fetched_file(url: &str) -> Option<&str> {
+fn file_name(url: &str) -> Option<&str> {
     let (_, rest) = url.split_once("://")?;
     let (authority, path) = rest.split_once('/')?;
     let clean = |c: u8| c.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&c);
@@ -142,7 +188,7 @@ pub(crate) fn fetched_file(url: &str) -> Option<&str> {
         && !authority.contains('@')
         && is_trustworthy(url);
     let file = path.split(['?', '#']).next()?.rsplit('/').next()?;
-    (sound && plain(file, b"") && file.ends_with(".gguf")).then_some(file)
+    (sound && plain(file, b"")).then_some(file)
 }
 
 /// Whether unpinned bytes may be fetched from here: over TLS, which authenticates the server, or

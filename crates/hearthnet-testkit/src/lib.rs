@@ -6,6 +6,7 @@
 #![allow(clippy::expect_used, clippy::panic)]
 
 mod changed;
+mod directory;
 pub mod float64;
 mod full_model;
 pub mod lab;
@@ -32,6 +33,7 @@ use hearthnet_hub::pull::{PullOptions, pull};
 pub use hearthnet_conformance::raw;
 
 pub use changed::{encoded, rewritten, with_metadata, with_nan};
+pub use directory::TinyDirectory;
 pub use full_model::FullModel;
 pub use shapes::Shape;
 pub use tampered::{Passing, Tamper, Tampered, TamperedSource};

@@ -2,7 +2,7 @@
 //!
 //! | interface | where |
 //! |---|---|
-//! | OpenAI's, over HTTP | [`http`] |
+//! | OpenAI's, Anthropic's and Ollama's, over HTTP | [`http`] |
 //! | chat as a capability of the bus | [`bus`] |
 //! | grammar of an answer, in a request of either | `grammar.rs` (pure) |
 //! | tools and reasoning, in a request of either | `turn.rs` (pure) |

@@ -58,12 +58,22 @@ impl Pool {
         let pages = budget.checked_div(footprint.page_bytes());
         let total = pages.unwrap_or(u64::MAX);
         let total = u32::try_from(total).unwrap_or(u32::MAX);
+        Self::of_pages(total, footprint.page.max(1), percent)
+    }
+
+    fn of_pages(total: u32, page: u32, percent: u32) -> Self {
         let quota = u64::from(total) * u64::from(percent.min(100)) / 100;
         Self {
             total,
             quota: u32::try_from(quota).unwrap_or(total),
-            page: footprint.page.max(1),
+            page,
         }
+    }
+
+    /// Pool of at least the pages that streams hold. A smaller budget takes no page from a stream;
+    /// the pool shrinks as streams end.
+    pub(crate) fn holding(&self, held: u32, percent: u32) -> Self {
+        Self::of_pages(self.total.max(held), self.page, percent)
     }
 
     /// Pages for so many positions.

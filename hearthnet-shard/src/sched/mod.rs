@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Work { handle: u64, work: Work },
     /// Free an ended stream.
     Close { handle: u64 },
+    /// Change the KV budget, in bytes.
+    KvBudget(u64),
     /// End all streams; the thread ends, too.
     Shutdown,
 }
@@ -70,8 +72,11 @@ pub(crate) struct Scheduler<S: EngineSource> {
     events: Arc<HostEvents>,
     clock: Arc<dyn Clock>,
     streams: BTreeMap<u64, Stream<<S::Engine as LayerEngine>::Seq>>,
-    /// KV pages; empty before the first load of the weights.
+    /// KV pages; empty before the first load of the weights. More than `budgeted` while streams hold
+    /// more.
     pool: Pool,
+    /// KV pages of the budget.
+    budgeted: Pool,
     page_bytes: u64,
     /// When the last stream ended, or the weights were loaded.
     empty_since: Duration,
@@ -99,6 +104,11 @@ impl<S: EngineSource> Scheduler<S> {
         clock: Arc<dyn Clock>,
     ) -> Self {
         let prefill = ChunkedPrefill::new(limits.chunk);
+        let pool = Pool {
+            total: 0,
+            quota: 0,
+            page: 1,
+        };
         Self {
             source,
             engine: None,
@@ -107,11 +117,8 @@ impl<S: EngineSource> Scheduler<S> {
             events,
             clock,
             streams: BTreeMap::new(),
-            pool: Pool {
-                total: 0,
-                quota: 0,
-                page: 1,
-            },
+            pool,
+            budgeted: pool,
             page_bytes: 0,
             empty_since: Duration::ZERO,
             planner: Planner::new(),
@@ -140,6 +147,7 @@ impl<S: EngineSource> Scheduler<S> {
                 self.events.loaded(engine.weight_bytes());
                 self.page_bytes = footprint.page_bytes();
                 self.pool = Pool::new(self.limits.kv_budget, &footprint, self.limits.kv_share);
+                self.budgeted = self.pool;
                 self.events.kv(0, 0, self.pool.total.into());
                 self.empty_since = self.clock.now();
                 engine
@@ -158,6 +166,7 @@ impl<S: EngineSource> Scheduler<S> {
             } => self.grow(handle, max_positions),
             Command::Work { handle, work } => self.enqueue(handle, work),
             Command::Close { handle } => self.remove(handle),
+            Command::KvBudget(bytes) => self.set_kv_budget(bytes),
             Command::Shutdown => self.end_all(&StreamFault::ShuttingDown),
         }
     }
@@ -305,6 +314,31 @@ impl<S: EngineSource> Scheduler<S> {
         }
     }
 
+    fn set_kv_budget(&mut self, bytes: u64) {
+        self.limits.kv_budget = bytes;
+        // Without an engine the next load takes it.
+        if let Some(engine) = &self.engine {
+            let (footprint, percent) = (engine.footprint(), self.limits.kv_share);
+            self.budgeted = Pool::new(bytes, &footprint, percent);
+            self.fit_pool();
+        }
+    }
+
+    /// Shrinks the pool to the budget as far as streams have given up pages.
+    fn fit_pool(&mut self) {
+        if self.pool == self.budgeted {
+            return;
+        }
+        let Some(engine) = &self.engine else {
+            return;
+        };
+        let streams = self.streams.values();
+        let held = streams.map(|stream| self.budgeted.pages(engine.len(stream.seq)));
+        let held = held.fold(0, u32::saturating_add);
+        self.pool = self.budgeted.holding(held, self.limits.kv_share);
+        self.count_kv();
+    }
+
     fn could_hold(&self, positions: u32) -> Result<(), StreamFault> {
         let pool = self.pool;
         if pool.pages(positions) <= pool.quota {
@@ -317,8 +351,12 @@ impl<S: EngineSource> Scheduler<S> {
     }
 
     fn try_open(&mut self, handle: &Arc<StreamHandle>) -> Result<(), StreamFault> {
-        self.load(&mut |step| tracing::debug!(?step, "loading the weights again"))
-            .map_err(|LoadFault { reason, .. }| StreamFault::WeightsUnavailable { reason })?;
+        let loaded = self.load(&mut |step| tracing::debug!(?step, "loading the weights again"));
+        if let Err(LoadFault { reason, .. }) = loaded.map(|_| ()) {
+            self.events.not_loaded(&reason);
+            return Err(StreamFault::WeightsUnavailable { reason });
+        }
+        self.fit_pool();
         self.admit(handle)?;
         let Some(engine) = self.engine.as_mut() else {
             let reason = "it is not loaded".into();

@@ -20,6 +20,7 @@ impl<S: EngineSource> Scheduler<S> {
     /// Computes one batch. Returns `false` if no step waited.
     pub(crate) fn turn(&mut self) -> bool {
         self.settle();
+        self.fit_pool();
         self.take_snapshots();
         let now = self.clock.now();
         let beside = others_decode(&self.snapshots, now);

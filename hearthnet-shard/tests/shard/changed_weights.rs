@@ -51,4 +51,6 @@ async fn weights_that_changed_on_disk_are_not_served_again() {
         }
         other => panic!("{other:?}"),
     }
+    let reason = host.running.unavailable().await;
+    assert!(reason.contains(&last.name), "{reason}");
 }

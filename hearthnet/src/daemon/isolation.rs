@@ -10,6 +10,7 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
+use hearthnet_files::hugging_face::repository_of;
 use hearthnet_files::manifest::record_key;
 use hearthnet_hub::ModelRef;
 use hearthnet_platform::hardware::graphics_cards;
@@ -40,6 +41,7 @@ pub(crate) fn enter(
 ) {
     let mut needed = Needs::of(cx, model.or(cx.config.model.default.as_ref()));
     needed.0.read.extend(from.map(Path::to_owned));
+    needed.0.read.extend(from.and_then(blobs_of));
     if may_use_cards(engine, &cx.config) {
         needed.cards();
     }
@@ -168,6 +170,15 @@ fn links(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
             _ => {}
         }
     }
+}
+
+/// Folder of the files of a directory in the cache of the hub's own programs, which has only links to
+/// them. It is no link itself: a drive must not open other folders to the daemon.
+fn blobs_of(directory: &Path) -> Option<PathBuf> {
+    let directory = directory.canonicalize().ok()?;
+    repository_of(&directory)?;
+    let blobs = directory.parent()?.with_file_name("blobs");
+    (blobs.is_dir() && !blobs.is_symlink()).then_some(blobs)
 }
 
 /// Every path except a folder: the siblings of it and of each folder above it.

@@ -7,11 +7,12 @@
 //!      +-- right, and give ---+  +-- fetch, withdraw, drain, load -----+
 //! ```
 //!
+//! A host whose unloaded weights cannot be loaded again withdraws, and loads them like a new one.
 //! `manners.rs` decides about pauses, `choose_layers.rs` about moves.
 
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, OptionFuture};
+use futures_util::future::{BoxFuture, FutureExt, OptionFuture, join};
 use hearthnet_bus::log::Body;
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_http::Health;
@@ -38,7 +39,7 @@ const HEARTBEAT: Duration = Duration::from_secs(30);
 const LOAD_NEWS: Duration = Duration::from_secs(5);
 /// Poll interval for the host's load and for other advertisements.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Time without moves after a fetch that failed.
+/// Time without moves after a fetch that failed, and between attempts to load a file that is gone.
 const RETRY: Duration = Duration::from_secs(60);
 
 impl LayerHost {
@@ -83,6 +84,8 @@ enum Next {
     Move((u32, u32)),
     /// Only these layers fit into the memory.
     Keep((u32, u32)),
+    /// The weights were unloaded, and cannot be loaded again for this reason.
+    Reload(String),
     Stop,
     /// The right to serve is lost, for now.
     Suspend(Failure),
@@ -130,6 +133,8 @@ impl Serving<'_> {
         let mut chooser = Chooser::new(&host.home, node, of, layers, self.budget())?;
         self.take_budget(&mut chooser);
         let mut chosen = None;
+        // Why the weights could not be loaded again, until they are.
+        let mut lost: Option<String> = None;
         loop {
             tokio::select! {
                 right = self.until_allowed() => right?,
@@ -148,11 +153,31 @@ impl Serving<'_> {
                 },
             };
             let running = tokio::select! {
-                running = self.start(range) => running?,
+                running = self.start(range) => running,
                 () = self.stop.asked() => return Ok(()),
                 // Ends the start.
                 _ = self.pause() => continue,
             };
+            let running = match running {
+                Ok(running) => running,
+                // The user's own file may come back, for instance with its drive.
+                Err(why) if lost.is_some() && self.request.fetch.is_none() => {
+                    let text = Some(why.to_string());
+                    if lost != text {
+                        let back =
+                            "if the file comes back, its layers are served again within a minute";
+                        self.suspended(&why.beside_hint(back));
+                        lost = text;
+                    }
+                    chosen = Some(range);
+                    tokio::select! {
+                        () = tokio::time::sleep(RETRY) => continue,
+                        () = self.stop.asked() => return Ok(()),
+                    }
+                }
+                Err(why) => return Err(why),
+            };
+            lost = None;
             self.place.set(Range::begins);
             let rows = running.given_layer_rows();
             host.computed.begin(model.weights, rows, self.total());
@@ -166,8 +191,10 @@ impl Serving<'_> {
                     false => Health::Starting,
                 };
             });
-            // Withdraw first, so that no caller opens a stream that would have to move.
-            self.withdraw(&running.descriptor());
+            // First, so that no caller opens a stream that would have to move.
+            let shard_id = running.descriptor().shard_id;
+            self.host.served.remove(&shard_id);
+            self.place.set_serving(Ok(None));
             let settings = &self.host.config.research.distributed_inference.host;
             let mut within = Duration::from_secs(settings.drain_seconds.0);
             match &next {
@@ -178,6 +205,12 @@ impl Serving<'_> {
                 Ok(Next::Keep((lo, hi))) => self.say(format!(
                     "keeping only layers {lo}-{hi}: another model gets a part of the memory"
                 )),
+                Ok(Next::Reload(why)) => {
+                    let (lo, hi) = range;
+                    self.say(format!(
+                        "layers {lo}-{hi} are withdrawn, because their weights cannot be loaded again: {why}"
+                    ));
+                }
                 Ok(Next::Stop) => self.say(stopping(settings)),
                 Ok(Next::Pause(why)) => {
                     self.place.set_serving(Err(reason(why).to_string()));
@@ -189,7 +222,8 @@ impl Serving<'_> {
                 Ok(Next::Suspend(_)) | Err(_) => within = Duration::ZERO,
             }
             tokio::select! {
-                _ = running.shutdown(within) => {}
+                // Streams do not wait for the disk of the log.
+                _ = join(self.withdraw(shard_id), running.shutdown(within)) => {}
                 () = self.stop.asked_twice() => return Ok(()),
                 // Memory ran short while streams were drained.
                 () = self.until_memory_is_short(), if within > RELEASE_WITHIN => {}
@@ -197,6 +231,7 @@ impl Serving<'_> {
             host.computed.end(model.weights);
             match next? {
                 Next::Move(range) | Next::Keep(range) => chosen = Some(range),
+                Next::Reload(why) => (chosen, lost) = (Some(range), Some(why)),
                 Next::Stop => return Ok(()),
                 // The missing range may have changed by then, so it is chosen again.
                 Next::Suspend(why) => self.suspended(&why),
@@ -372,7 +407,7 @@ impl Serving<'_> {
         range: (u32, u32),
         chooser: &mut Chooser,
     ) -> Result<Next, Failure> {
-        self.advertise(running)?;
+        self.advertise(running).await?;
         let descriptor = running.descriptor();
         let address = format!("{}#{}", descriptor.endpoint, self.own);
         let shard = descriptor.shard_id;
@@ -400,6 +435,7 @@ impl Serving<'_> {
             let fetch = fetching.as_mut().map(|(_, done)| done);
             tokio::select! {
                 () = running.failed() => return Err(engine_failed()),
+                why = running.unavailable() => return Ok(Next::Reload(why)),
                 () = self.stop.asked() => return Ok(Next::Stop),
                 why = self.pause() => return Ok(Next::Pause(why)),
                 Some(fetched) = OptionFuture::from(fetch) => {
@@ -426,12 +462,13 @@ impl Serving<'_> {
             let due = said.0.elapsed() >= HEARTBEAT || (news && said.0.elapsed() >= LOAD_NEWS);
             if due {
                 // A full disk may be temporary; meanwhile the last advertisement expires.
-                if let Err(error) = self.advertise(running) {
+                if let Err(error) = self.advertise(running).await {
                     tracing::warn!("not advertised: {error}");
                 }
                 said = (Instant::now(), now);
             }
             self.take_budget(chooser);
+            running.set_kv_budget(self.place.memory().kv);
             let is_idle = Instant::now() >= moves_from;
             if let Some(kept) = chooser.kept(range, self.place.is_too_large(), is_idle) {
                 return Ok(Next::Keep(kept));
@@ -511,23 +548,17 @@ impl Serving<'_> {
         descriptor
     }
 
-    fn advertise(&self, running: &RunningHost) -> Result<(), Failure> {
+    async fn advertise(&self, running: &RunningHost) -> Result<(), Failure> {
         let descriptor = self.description(running);
         self.host.served.set(descriptor.clone());
-        self.append(Body::ShardAdvertised(Box::new(descriptor)))
+        let body = Body::ShardAdvertised(Box::new(descriptor));
+        self.host.home.append_own(body).await
     }
 
-    fn append(&self, body: Body) -> Result<(), Failure> {
-        let home = &self.host.home;
-        home.append(&home.key, body)
-    }
-
-    fn withdraw(&self, descriptor: &Descriptor) {
-        self.host.served.remove(&descriptor.shard_id);
-        self.place.set_serving(Ok(None));
-        let shard_id = descriptor.shard_id.clone();
+    async fn withdraw(&self, shard_id: String) {
+        let body = Body::ShardWithdrawn { shard_id };
         // If this fails, the advertisement expires by itself.
-        if let Err(error) = self.append(Body::ShardWithdrawn { shard_id }) {
+        if let Err(error) = self.host.home.append_own(body).await {
             tracing::warn!("not withdrawn: {error}");
         }
     }

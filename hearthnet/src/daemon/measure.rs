@@ -97,7 +97,7 @@ impl Measurer {
         let state = self.home.state();
         if state.measured(now_ms()).any(|(node, _)| *node == own) {
             let nothing = Body::NodeMeasured(Measured::default());
-            if let Err(error) = self.home.append(&self.home.key, nothing) {
+            if let Err(error) = self.home.append_own(nothing).await {
                 tracing::debug!("measurements are not withdrawn: {error}");
             }
         }
@@ -133,7 +133,7 @@ impl Measurer {
                 });
                 let body = Body::NodeMeasured(now.clone());
                 if is_due {
-                    match self.home.append(&self.home.key, body) {
+                    match self.home.append_own(body).await {
                         Ok(()) => said = Some((Instant::now(), now)),
                         // The disk may be full for a while.
                         Err(error) => tracing::debug!("measurements are not announced: {error}"),

@@ -92,6 +92,13 @@ impl Home {
         Ok(())
     }
 
+    /// As [`Self::append`], with this node's key, from a task: SQLite may wait for the disk.
+    pub(crate) async fn append_own(&self, body: Body) -> Result<(), Failure> {
+        let home = self.clone();
+        let stored = tokio::task::spawn_blocking(move || home.append(&home.key, body)).await;
+        stored.map_err(Failure::internal)?
+    }
+
     /// Root key, if this is the founder's node.
     pub(crate) fn root_key(&self) -> Result<Option<RootKey>, Failure> {
         let key = RootKey::read(&self.dir.join(ROOT_KEY))?;

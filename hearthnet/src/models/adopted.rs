@@ -63,31 +63,53 @@ pub(crate) fn rename_in_parts(old: &str, new: &str) {
     }
 }
 
-/// Ends a home's use of the parts of models that are not adopted. Returns those that were removed,
-/// with their bytes on the disk: no other home uses them, and no process has them open. `stays` is
-/// told why another one was not removed.
+/// Part that a home uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UsedPart {
+    pub(crate) weights: WeightsId,
+    /// Bytes on the disk that its removal frees.
+    pub(crate) bytes: u64,
+    /// Its file is a second name of a file of the user.
+    pub(crate) is_shared: bool,
+    /// Another home uses it, too.
+    pub(crate) has_other_homes: bool,
+}
+
+/// Parts that a home uses, by its name in them.
+pub(crate) fn used_parts(parts: &Path, own: &str) -> Vec<UsedPart> {
+    let found = folder::parts_in(parts).into_iter();
+    let used = found.filter_map(|weights| {
+        let folder = Part::folder_in(parts, &weights);
+        folder::uses(&folder, own).then(|| UsedPart {
+            weights,
+            bytes: folder::disk_bytes(&folder),
+            is_shared: folder::is_shared(&folder),
+            // A folder that cannot be read is not removed.
+            has_other_homes: folder::is_used_beside(&folder, own).unwrap_or(true),
+        })
+    });
+    used.collect()
+}
+
+/// Ends a home's use of the parts of models that are not adopted. Returns those that were removed: no
+/// other home uses them, and no process has them open. `stays` is told why another one was not
+/// removed.
 pub(crate) fn leave_parts(
     parts: &Path,
     own: &str,
     is_adopted: impl Fn(&[u8; 32]) -> bool,
     stays: impl Fn(PartError),
-) -> Vec<(WeightsId, u64)> {
-    let found = folder::parts_in(parts).into_iter();
-    let ended = found.filter_map(|weights| {
-        let folder = Part::folder_in(parts, &weights);
-        if is_adopted(&weights.0) || !folder::uses(&folder, own) {
-            return None;
-        }
-        let bytes = folder::disk_bytes(&folder);
-        match folder::leave(&folder, own) {
-            Ok(removed) => removed.then_some((weights, bytes)),
-            Err(why) => {
-                stays(why);
-                None
-            }
-        }
+) -> Vec<UsedPart> {
+    let used = used_parts(parts, own).into_iter();
+    let ended = used.filter(|part| !is_adopted(&part.weights.0));
+    let removed = ended.filter(|part| {
+        let left = folder::leave(&Part::folder_in(parts, &part.weights), own);
+        left.unwrap_or_else(|why| {
+            stays(why);
+            false
+        })
     });
-    ended.collect()
+    removed.collect()
 }
 
 /// Checks that the part in a folder is one of the adopted file: weights, tokenizer and template.
@@ -235,9 +257,13 @@ mod tests {
             folder::enter(&path(n), home).unwrap();
         }
         std::fs::create_dir(parts.path().join("own")).unwrap();
+        let used = used_parts(parts.path(), "own");
+        let shared = used.iter().map(|part| part.has_other_homes);
+        assert_eq!(shared.collect::<Vec<_>>(), [false, true, false]);
         let is_adopted = |weights: &[u8; 32]| weights[0] == 4;
         let removed = leave_parts(parts.path(), "own", is_adopted, |why| panic!("{why}"));
-        assert_eq!(removed, [(WeightsId([1; 32]), 0)]);
+        assert_eq!(removed, used[..1]);
+        assert_eq!(removed[0].weights, WeightsId([1; 32]));
         assert!(!path(1).exists());
         assert!([2, 3, 4].iter().all(|n| path(*n).exists()));
         // The other home's use alone is left of the second.

@@ -7,6 +7,7 @@ use hearthnet_files::WeightsId;
 use hearthnet_files::manifest::{FileState, file_state};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::ModelEntry;
+use hearthnet_platform::files::names;
 use serde::Serialize;
 
 /// Depth below the cache to which fetched files are searched: `hf/OWNER/NAME/DIR/.../FILE`.
@@ -59,6 +60,11 @@ pub(crate) fn part_of(path: &Path) -> PathBuf {
 pub(crate) fn bytes_here(path: &Path) -> u64 {
     let len = |path: &Path| fs::metadata(path).map(|info| info.len());
     len(path).or_else(|_| len(&part_of(path))).unwrap_or(0)
+}
+
+/// Whether a file has another name (hard link): removing it frees no space.
+pub(crate) fn has_other_name(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|info| names(&info) > 1)
 }
 
 /// Fetched models that are not in the catalogue.

@@ -215,9 +215,7 @@ impl DaemonNode {
     pub(crate) async fn append(&self, home: &Home, body: Body) -> Result<(), Failure> {
         // An error means that the node is ending.
         let _ = self.caught_up.clone().wait_for(|it| *it).await;
-        let home = home.clone();
-        let stored = tokio::task::spawn_blocking(move || home.append(&home.key, body)).await;
-        stored.map_err(Failure::internal)?
+        home.append_own(body).await
     }
 
     /// Sets the served shards, if any, and the reason why requested layers are not served, for

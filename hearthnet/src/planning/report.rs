@@ -365,7 +365,10 @@ fn impossible(why: &Unplannable, callers_part: u64, name: &dyn Fn(&NodeId) -> St
             bytes(new_node.saturating_add(callers_part))
         )),
         Unplannable::NoMachine => failure!(Community, "{why}").code("plan_no_node"),
-        _ => failure!(Community, "{why}").code("plan_layers"),
+        _ => failure!(Community, "{why}").code("plan_layers").hint(
+            "set fewer private layers (research.distributed_inference.private_first_layers and \
+             private_last_layers), or take another model",
+        ),
     }
 }
 

@@ -1,9 +1,11 @@
 //! Files of a model directory.
 
+use std::fmt::Debug;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use hearthnet_platform::files::read_exact_at;
 use hearthnet_platform::regular_file;
 use serde_json::{Map, Value as Json};
 
@@ -15,11 +17,85 @@ use crate::error::FileError;
 /// header, the first eight bytes exceed any file.)
 pub(super) const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
+/// Files of a model directory, on this machine or elsewhere.
+pub trait Files {
+    /// Path or address of the directory, for messages.
+    fn path(&self) -> &Path;
+
+    /// Opens the file of this name; `None` if there is none.
+    ///
+    /// # Errors
+    /// The file cannot be opened, or must not be.
+    fn open(&self, name: &str) -> Result<Option<Box<dyn OpenFile>>, ImportError>;
+}
+
+/// Open file of a model directory.
+pub trait OpenFile: Debug + Send + Sync {
+    /// Path or address, for messages.
+    fn path(&self) -> &Path;
+
+    /// Length when it was opened, in bytes.
+    fn bytes(&self) -> u64;
+
+    /// Fills `out` with the bytes from `from` on.
+    ///
+    /// # Errors
+    /// The file cannot be read, or ends before.
+    fn read_at(&self, out: &mut [u8], from: u64) -> io::Result<()>;
+}
+
+impl Files for Path {
+    fn path(&self) -> &Path {
+        self
+    }
+
+    fn open(&self, name: &str) -> Result<Option<Box<dyn OpenFile>>, ImportError> {
+        let Some((path, file)) = open(self, name)? else {
+            return Ok(None);
+        };
+        let info = file.metadata();
+        let bytes = info.map_err(|source| FileError::new("read", &path, source))?;
+        let bytes = bytes.len();
+        Ok(Some(Box::new(LocalFile { path, file, bytes })))
+    }
+}
+
+impl Files for PathBuf {
+    fn path(&self) -> &Path {
+        self
+    }
+
+    fn open(&self, name: &str) -> Result<Option<Box<dyn OpenFile>>, ImportError> {
+        Files::open(self.as_path(), name)
+    }
+}
+
+#[derive(Debug)]
+struct LocalFile {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+}
+
+impl OpenFile for LocalFile {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, out: &mut [u8], from: u64) -> io::Result<()> {
+        read_exact_at(&self.file, out, from)
+    }
+}
+
 /// Opens a file of the directory, if it exists.
 ///
 /// A link is accepted if its target lies in the directory. In the cache of the hub's own programs,
 /// which consists of links, the target may lie anywhere in that cache.
-pub(super) fn open(directory: &Path, name: &str) -> Result<Option<(PathBuf, File)>, ImportError> {
+fn open(directory: &Path, name: &str) -> Result<Option<(PathBuf, File)>, ImportError> {
     let path = directory.join(name);
     let failed = |source| FileError::new("read", &path, source);
     let (directory, place) = match (directory.canonicalize(), path.canonicalize()) {
@@ -41,38 +117,31 @@ pub(super) fn open(directory: &Path, name: &str) -> Result<Option<(PathBuf, File
 
 /// Reads a file of the directory of at most `limit` bytes, if it exists.
 pub(super) fn read(
-    directory: &Path,
+    directory: &(impl Files + ?Sized),
     name: &str,
     limit: u64,
 ) -> Result<Option<Vec<u8>>, ImportError> {
-    let Some((path, file)) = open(directory, name)? else {
+    let Some(file) = directory.open(name)? else {
         return Ok(None);
     };
-    let failed = |source| FileError::new("read", &path, source);
-    let bytes = file.metadata().map_err(failed)?.len();
-    let too_long = |bytes| {
-        ImportError::Unsound(format!(
-            "{name} has {bytes} bytes; at most {limit} are read"
-        ))
-    };
+    let bytes = file.bytes();
     if bytes > limit {
-        return Err(too_long(bytes));
+        return Err(ImportError::Unsound(format!(
+            "{name} has {bytes} bytes; at most {limit} are read"
+        )));
     }
-    let mut content = Vec::new();
-    // The file may grow meanwhile.
-    file.take(limit + 1)
-        .read_to_end(&mut content)
-        .map_err(failed)?;
-    match content.len() as u64 {
-        found if found > limit => Err(too_long(found)),
-        _ if content.starts_with(LFS_POINTER) => Err(ImportError::Pointer(name.to_owned())),
-        _ => Ok(Some(content)),
+    let mut content = vec![0; bytes as usize];
+    file.read_at(&mut content, 0)
+        .map_err(|source| FileError::new("read", file.path(), source))?;
+    match content.starts_with(LFS_POINTER) {
+        true => Err(ImportError::Pointer(name.to_owned())),
+        false => Ok(Some(content)),
     }
 }
 
 /// Reads a JSON object, if the file exists.
 pub(super) fn read_json(
-    directory: &Path,
+    directory: &(impl Files + ?Sized),
     name: &str,
     limit: u64,
 ) -> Result<Option<Map<String, Json>>, ImportError> {

@@ -79,6 +79,9 @@ pub enum ImportError {
         known = TensorType::names(TensorType::WRITABLE)
     )]
     Target(TensorType),
+    /// The directory is read for an adopted model, and is not that model.
+    #[error("it is not the adopted model: {0}")]
+    Other(String),
     /// Any other defect of a file: an unknown structure, excessive length, or a contradiction.
     #[error("{0}")]
     Unsound(String),

@@ -19,10 +19,12 @@ mod error;
 mod finder;
 mod json;
 mod names;
+mod plan;
 mod planned;
 mod rope;
 mod sentencepiece;
 mod shards;
+mod tensors;
 mod vocabulary;
 
 use std::fs;
@@ -32,25 +34,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hearthnet_platform::whole_file;
 use sha2::{Digest as _, Sha256};
 
+pub use directory::{Files, OpenFile};
 pub use error::ImportError;
+pub use tensors::Tensors;
 
 use crate::convert::file_type;
 use crate::error::FileError;
-use crate::families::{Family, OUTPUT};
 use crate::folder_lock::lock;
 use crate::gguf::writer::{WriteError, Writer};
-use crate::gguf::{Gguf, TensorType, Value};
+use crate::gguf::{TensorType, Value};
 use crate::model_file::ModelFile;
 use crate::stamp::stamp;
-use config::Config;
 use directory::read;
-use finder::Finder;
+use plan::{CONFIG, Plan};
 use planned::Planned;
-use rope::Rope;
 use shards::Shards;
 
-const CONFIG: &str = "config.json";
-const MAX_CONFIG_BYTES: u64 = 1 << 20;
 const MAX_CARD_BYTES: u64 = 4 << 20;
 /// Part of the names of imported files. Change the number if the same directory gives another file.
 const FORMAT: &str = "hearthnet-import-1";
@@ -59,10 +58,7 @@ const FORMAT: &str = "hearthnet-import-1";
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    config: Config,
-    rope: Rope,
-    shards: Shards,
-    tensors: Vec<Planned>,
+    plan: Plan,
 }
 
 impl Directory {
@@ -71,27 +67,9 @@ impl Directory {
     /// # Errors
     /// See [`ImportError`].
     pub fn open(path: &Path) -> Result<Self, ImportError> {
-        let none = || format!("{} is no model: it has no config.json", path.display());
-        let config = read(path, CONFIG, MAX_CONFIG_BYTES)?;
-        let config = Config::parse(&config.ok_or_else(|| ImportError::Unsound(none()))?)?;
-        let rope = Rope::read(&config)?;
-        let shards = Shards::open(path)?;
-        let finder = Finder::new(&shards, config.class)?;
-        let (family, spec) = {
-            let gguf = probe(&config, &rope, &finder)?;
-            let family = Family::of(&gguf)?;
-            (family, family.spec(&gguf)?)
-        };
-        config.check_layers(&spec)?;
-        finder.check_output(&config)?;
-        let tensors = finder.plan(family, &spec, &rope.tensors)?;
-        Ok(Self {
-            path: path.to_owned(),
-            config,
-            rope,
-            shards,
-            tensors,
-        })
+        let plan = Plan::read(path, true)?;
+        let path = path.to_owned();
+        Ok(Self { path, plan })
     }
 
     /// Writes the model file, with the weights unchanged or stored as `dtype` as by
@@ -113,20 +91,21 @@ impl Directory {
             if !TensorType::WRITABLE.contains(&dtype) {
                 return Err(ImportError::Target(dtype));
             }
-            self.tensors
+            self.plan
+                .tensors
                 .iter_mut()
                 .for_each(|tensor| tensor.quantize(dtype));
         }
         let writer = self.header(dtype)?;
         let failed = |source| FileError::new("write", target, source);
         let mut file = whole_file::begin(target).map_err(failed)?;
-        let total = self.tensors.iter().map(Planned::source_bytes).sum();
+        let total = self.plan.tensors.iter().map(Planned::source_bytes).sum();
         let mut done = 0;
         let written: Result<(), ImportError> = writer.write(&mut file, |index, out| {
-            let Some(tensor) = self.tensors.get(index) else {
+            let Some(tensor) = self.plan.tensors.get(index) else {
                 return Ok(());
             };
-            tensor.write(&self.shards, out, cancel, &mut |bytes| {
+            tensor.write(&self.plan.shards, out, cancel, &mut |bytes| {
                 done += bytes;
                 progress(done, total);
             })
@@ -143,8 +122,8 @@ impl Directory {
     /// Header of the file: everything before the tensors' data.
     fn header(&self, dtype: Option<TensorType>) -> Result<Writer, ImportError> {
         let mut writer = Writer::new();
-        self.config.write(&mut writer)?;
-        self.rope.write(&self.config, &mut writer)?;
+        self.plan.config.write(&mut writer)?;
+        self.plan.rope.write(&self.plan.config, &mut writer)?;
         writer.set("general.type", Value::String("model"))?;
         writer.set(
             "general.name",
@@ -153,7 +132,11 @@ impl Directory {
         if let Some(license) = self.license()? {
             writer.set("general.license", Value::String(&license))?;
         }
-        let matrices = self.tensors.iter().filter(|tensor| tensor.dims.len() > 1);
+        let matrices = self
+            .plan
+            .tensors
+            .iter()
+            .filter(|tensor| tensor.dims.len() > 1);
         let most = matrices
             .map(|tensor| tensor.base)
             .min_by_key(|base| *base == TensorType::F32);
@@ -161,8 +144,8 @@ impl Directory {
         writer.set("general.file_type", Value::U32(file_type(most)))?;
         writer.set("general.quantization_version", Value::U32(2))?;
         vocabulary::write_recommended(&self.path, &mut writer)?;
-        vocabulary::write(&self.path, &self.config, &mut writer)?;
-        for tensor in &self.tensors {
+        vocabulary::write(&self.path, &self.plan.config, &mut writer)?;
+        for tensor in &self.plan.tensors {
             tensor.add_to(&mut writer)?;
         }
         Ok(writer)
@@ -170,7 +153,7 @@ impl Directory {
 
     /// Licence in the model card.
     fn license(&self) -> Result<Option<String>, ImportError> {
-        let Some(bytes) = read(&self.path, "README.md", MAX_CARD_BYTES)? else {
+        let Some(bytes) = read(self.path.as_path(), "README.md", MAX_CARD_BYTES)? else {
             return Ok(None);
         };
         let text = String::from_utf8_lossy(&bytes);
@@ -185,33 +168,6 @@ impl Directory {
         let named = named.map(|name| name.trim().trim_matches(['"', '\'']).to_owned());
         Ok(named.filter(|name| !name.is_empty()))
     }
-}
-
-/// GGUF header with the metadata, and with the names that distinguish variants of the family, so
-/// that the family reads the hyperparameters as from a model file.
-fn probe(config: &Config, rope: &Rope, finder: &Finder<'_>) -> Result<Gguf, ImportError> {
-    let mut writer = Writer::new();
-    config.write(&mut writer)?;
-    rope.write(config, &mut writer)?;
-    if !config.class.vocab_size {
-        let key = format!("{}.vocab_size", config.class.architecture);
-        writer.set(&key, Value::U32(config.vocab()?))?;
-    }
-    let bias = "blk.0.attn_q.bias";
-    let names = (rope.tensors.iter().map(|(name, _)| *name))
-        .chain(Some(OUTPUT).filter(|_| finder.has_output()))
-        .chain(Some(bias).filter(|_| finder.has(bias)));
-    let mut count = 0;
-    for name in names {
-        writer.tensor(name, &[1], TensorType::I8)?;
-        count += 1;
-    }
-    let mut bytes = Vec::new();
-    writer.write(&mut bytes, |_, out| {
-        out.write_all(&[0]).map_err(WriteError::Io)
-    })?;
-    debug_assert!(count <= 4);
-    Gguf::from_bytes(bytes).map_err(|error| ImportError::Model(error.into()))
 }
 
 /// Model file of a directory below `cache`, written if it is missing. Its name depends on the
@@ -255,23 +211,24 @@ fn clean(folder: &Path) {
     }
 }
 
+/// Repository (`OWNER/NAME`) and revision of a canonical path in the cache of the hub's own programs:
+/// `models--OWNER--NAME/snapshots/REVISION`.
+pub fn repository_of(path: &Path) -> Option<(String, String)> {
+    let snapshots = path.parent().filter(|path| path.ends_with("snapshots"))?;
+    let model = last(snapshots.parent()?)?;
+    let (owner, name) = model.strip_prefix("models--")?.split_once("--")?;
+    Some((format!("{owner}/{name}"), last(path)?))
+}
+
+fn last(path: &Path) -> Option<String> {
+    Some(path.file_name()?.to_string_lossy().into_owned())
+}
+
 /// Name of the model for a canonical path: that of the repository in the cache of the hub's own
-/// programs (`models--OWNER--NAME/snapshots/REVISION`), else the last component.
+/// programs, else the last component.
 fn name_of(path: &Path) -> String {
-    let last = |path: &Path| Some(path.file_name()?.to_string_lossy().into_owned());
-    let of_hub = path
-        .parent()
-        .filter(|snapshots| snapshots.ends_with("snapshots"))
-        .and_then(|snapshots| last(snapshots.parent()?))
-        .and_then(|model| {
-            Some(
-                model
-                    .strip_prefix("models--")?
-                    .rsplit_once("--")?
-                    .1
-                    .to_owned(),
-            )
-        });
+    let repository = repository_of(path);
+    let of_hub = repository.and_then(|(name, _)| Some(name.rsplit_once('/')?.1.to_owned()));
     of_hub.or_else(|| last(path)).unwrap_or_default()
 }
 
@@ -322,10 +279,10 @@ fn files(path: &Path) -> Result<Vec<String>, ImportError> {
 /// Fuzzing: reads bytes as `config.json`.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn check_config(bytes: &[u8]) -> Result<(), ImportError> {
-    let config = Config::parse(bytes)?;
+    let config = config::Config::parse(bytes)?;
     let mut writer = Writer::new();
     config.write(&mut writer)?;
-    Rope::read(&config)?.write(&config, &mut writer)
+    rope::Rope::read(&config)?.write(&config, &mut writer)
 }
 
 /// Fuzzing: reads bytes as a safetensors file and as a SentencePiece vocabulary. Returns false if

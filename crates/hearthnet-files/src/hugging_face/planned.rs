@@ -1,6 +1,7 @@
 //! Tensors of the model file, each assembled from rows of the directory's tensors.
 
 use std::io::Write;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
@@ -14,6 +15,8 @@ use crate::quantize;
 
 /// Values per scale in MXFP4.
 pub(super) const GROUP: u64 = 32;
+/// Bytes of the codes of a scale, in a tensor of their own.
+const SPLIT_GROUP: usize = (GROUP / 2) as usize;
 
 /// Tensor to be written.
 #[derive(Debug)]
@@ -85,6 +88,26 @@ pub(super) enum Change {
     Columns(Pick),
 }
 
+impl Change {
+    /// Values of the source per stored value.
+    fn share(self) -> u64 {
+        match self {
+            Self::Some(pick) | Self::Columns(pick) => (pick.of as u64).max(1),
+            Self::Nothing | Self::AddOne | Self::Interleave { .. } => 1,
+        }
+    }
+}
+
+/// Source data that is read and converted together.
+struct Step {
+    /// Number of the first value that it yields.
+    first: u64,
+    /// Ranges of bytes, read one after the other.
+    spans: Vec<Range<u64>>,
+    /// Source bytes of a row, and of the unit in which rows are reordered.
+    unit: [usize; 2],
+}
+
 impl Planned {
     /// See [`is_kept_exact`].
     pub(super) fn is_kept_exact(&self) -> bool {
@@ -148,8 +171,8 @@ impl Planned {
             let (row, unit) = self.unit(*dtype, change);
             for piece in pieces(stored.bytes(*dtype), unit, cancel) {
                 let (from, len) = piece?;
-                buffers.read.resize(len, 0);
-                shards.read(stored, from, &mut buffers.read)?;
+                let span = from..from + len as u64;
+                buffers.fill(shards, stored, &[span])?;
                 buffers.reorder(*dtype, change, [row, unit]);
                 let bytes = self.stored(*dtype, change, &mut buffers)?;
                 out.write_all(bytes).map_err(WriteError::Io)?;
@@ -157,6 +180,113 @@ impl Planned {
             }
         }
         Ok(())
+    }
+
+    /// Bytes of the stored tensor. Reads the source of the blocks that hold them; where values change
+    /// their places, of pairs of rows or whole experts.
+    pub(super) fn read_range(
+        &self,
+        shards: &Shards,
+        range: Range<u64>,
+    ) -> Result<Vec<u8>, ImportError> {
+        let mut out = Vec::new();
+        let mut buffers = Buffers::default();
+        match &self.source {
+            Source::Values(values) => {
+                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                take(&bytes, 0, &range, &mut out);
+            }
+            Source::Rows { parts, change } => {
+                let mut end = 0;
+                for (stored, dtype) in parts {
+                    let begin = end;
+                    end += self.bytes_of(stored.values() / change.share());
+                    let part = range.start.max(begin)..range.end.min(end);
+                    if part.is_empty() {
+                        continue;
+                    }
+                    let values = self.values_of(part.start - begin..part.end - begin);
+                    for step in self.steps(*dtype, *change, values) {
+                        buffers.fill(shards, stored, &step.spans)?;
+                        buffers.reorder(*dtype, *change, step.unit);
+                        let bytes = self.stored(*dtype, *change, &mut buffers)?;
+                        take(bytes, begin + self.bytes_of(step.first), &range, &mut out);
+                    }
+                }
+            }
+            Source::SplitMxfp4 {
+                codes,
+                scales,
+                pick,
+            } => {
+                let row = self.dims.first().copied().unwrap_or(GROUP).max(1);
+                let values = self.values_of(range.clone());
+                let (first, end) = (values.start / row, values.end.div_ceil(row));
+                let unit = self.split_mxfp4_unit(*pick) as u64;
+                let source = first * unit..(end * unit).min(codes.values());
+                let sources = [codes, scales];
+                let bytes = self.split_mxfp4(shards, sources, *pick, source, &mut buffers)?;
+                take(bytes, self.bytes_of(first * row), &range, &mut out);
+            }
+        }
+        match out.len() as u64 == range.end.saturating_sub(range.start) {
+            true => Ok(out),
+            false => Err(ImportError::Other(format!(
+                "tensor {:?} has no bytes {} to {}",
+                self.name, range.start, range.end
+            ))),
+        }
+    }
+
+    /// Bytes of whole blocks of the stored type.
+    fn bytes_of(&self, values: u64) -> u64 {
+        values / u64::from(self.dtype.block_values()) * u64::from(self.dtype.block_bytes())
+    }
+
+    /// Values of the blocks that hold some bytes of the stored type.
+    fn values_of(&self, bytes: Range<u64>) -> Range<u64> {
+        let (values, block) = (self.dtype.block_values(), self.dtype.block_bytes());
+        let (values, block) = (u64::from(values), u64::from(block));
+        bytes.start / block * values..bytes.end.div_ceil(block) * values
+    }
+
+    /// Source of a range of values of one part.
+    fn steps(&self, dtype: TensorType, change: Change, values: Range<u64>) -> Vec<Step> {
+        let value = u64::from(dtype.block_bytes());
+        let (row, unit) = self.unit(dtype, change);
+        let bytes = |values: Range<u64>| values.start * value..values.end * value;
+        match change {
+            Change::Nothing | Change::AddOne => vec![Step {
+                first: values.start,
+                spans: vec![bytes(values)],
+                unit: [row, unit],
+            }],
+            Change::Interleave { .. } => {
+                let (columns, head) = (row as u64 / value, unit / row);
+                let columns = columns.max(1);
+                let rows = values.start / columns..values.end.div_ceil(columns);
+                let steps = interleaved(rows, head as u64).into_iter();
+                let step = |(first, spans, rows): (u64, Vec<Range<u64>>, u64)| Step {
+                    first: first * columns,
+                    spans: spans
+                        .into_iter()
+                        .map(|rows| bytes(rows.start * columns..rows.end * columns))
+                        .collect(),
+                    unit: [row, row.saturating_mul(rows as usize)],
+                };
+                steps.map(step).collect()
+            }
+            Change::Some(pick) | Change::Columns(pick) => {
+                let source = (unit as u64 / value).max(1);
+                let stored = (source / pick.of as u64).max(1);
+                let units = values.start / stored..values.end.div_ceil(stored);
+                vec![Step {
+                    first: units.start * stored,
+                    spans: vec![bytes(units.start * source..units.end * source)],
+                    unit: [row, unit],
+                }]
+            }
+        }
     }
 
     /// Writes rows of MXFP4 with separate codes and scales, piece by piece.
@@ -169,33 +299,55 @@ impl Planned {
         cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), ImportError> {
-        let group = (GROUP / 2) as usize;
-        let groups = self.dims.first().map_or(1, |row| row / GROUP).max(1) as usize;
-        let unit = groups.saturating_mul(group).saturating_mul(pick.of);
         let mut buffers = Buffers::default();
-        let mut exponents = Vec::new();
+        let unit = self.split_mxfp4_unit(pick);
         for piece in pieces(codes.values(), unit, cancel) {
             let (from, len) = piece?;
-            let Buffers { read, ordered, .. } = &mut buffers;
-            read.resize(len / group, 0);
-            shards.read(scales, from / group as u64, read)?;
-            exponents.clear();
-            pick.rows(read, groups, &mut exponents);
-            read.resize(len, 0);
-            shards.read(codes, from, read)?;
-            ordered.clear();
-            pick.rows(read, groups * group, ordered);
-            read.clear();
-            let (picked, _) = ordered.as_chunks();
-            for (codes, exponent) in picked.iter().zip(&exponents) {
-                read.push(*exponent);
-                read.extend(regroup_nibbles(codes));
-            }
-            let bytes = self.stored(TensorType::MXFP4, Change::Nothing, &mut buffers)?;
+            let source = from..from + len as u64;
+            let bytes = self.split_mxfp4(shards, [codes, scales], pick, source, &mut buffers)?;
             out.write_all(bytes).map_err(WriteError::Io)?;
-            progress((len + len / group) as u64);
+            progress((len + len / SPLIT_GROUP) as u64);
         }
         Ok(())
+    }
+
+    /// Bytes of codes of the rows from which one is picked.
+    fn split_mxfp4_unit(&self, pick: Pick) -> usize {
+        let groups = self.groups();
+        groups.saturating_mul(SPLIT_GROUP).saturating_mul(pick.of)
+    }
+
+    /// Scales of a row of MXFP4.
+    fn groups(&self) -> usize {
+        self.dims.first().map_or(1, |row| row / GROUP).max(1) as usize
+    }
+
+    /// Converts a range of codes, of whole units, with their scales.
+    fn split_mxfp4<'b>(
+        &self,
+        shards: &Shards,
+        [codes, scales]: [&Stored; 2],
+        pick: Pick,
+        source: Range<u64>,
+        buffers: &'b mut Buffers,
+    ) -> Result<&'b [u8], ImportError> {
+        let group = SPLIT_GROUP as u64;
+        let groups = self.groups();
+        let of_scales = source.start / group..source.end / group;
+        buffers.fill(shards, scales, &[of_scales])?;
+        let mut exponents = Vec::new();
+        pick.rows(&buffers.read, groups, &mut exponents);
+        buffers.fill(shards, codes, &[source])?;
+        let Buffers { read, ordered, .. } = &mut *buffers;
+        ordered.clear();
+        pick.rows(read, groups * SPLIT_GROUP, ordered);
+        read.clear();
+        let (picked, _) = ordered.as_chunks();
+        for (codes, exponent) in picked.iter().zip(&exponents) {
+            read.push(*exponent);
+            read.extend(regroup_nibbles(codes));
+        }
+        self.stored(TensorType::MXFP4, Change::Nothing, buffers)
     }
 
     /// Source bytes of a row, and of the unit that is read as a whole: a row, a head, or an expert.
@@ -286,6 +438,25 @@ struct Buffers {
 }
 
 impl Buffers {
+    /// Reads ranges of a tensor, one after the other.
+    fn fill(
+        &mut self,
+        shards: &Shards,
+        stored: &Stored,
+        spans: &[Range<u64>],
+    ) -> Result<(), ImportError> {
+        self.read.clear();
+        for span in spans {
+            let at = self.read.len();
+            let len = span.end.saturating_sub(span.start) as usize;
+            self.read.resize(at + len, 0);
+            if let Some(out) = self.read.get_mut(at..) {
+                shards.read(stored, span.start, out)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Brings source data into the stored order; `row` and `unit` come from [`Planned::unit`].
     fn reorder(&mut self, dtype: TensorType, change: Change, [row, unit]: [usize; 2]) {
         let Self { read, ordered, .. } = self;
@@ -318,7 +489,7 @@ fn columns(expert: &[u8], row: usize, value: usize, pick: Pick, out: &mut Vec<u8
 
 /// Codes of a block in the order of model files: the first half of the values in the low four bits,
 /// the second half in the high ones. The source has neighbours side by side.
-fn regroup_nibbles(codes: &[u8; (GROUP / 2) as usize]) -> impl Iterator<Item = u8> {
+fn regroup_nibbles(codes: &[u8; SPLIT_GROUP]) -> impl Iterator<Item = u8> {
     let (first, second) = codes.split_at(codes.len() / 2);
     let code = |byte: u8, odd: bool| if odd { byte >> 4 } else { byte & 15 };
     first
@@ -338,4 +509,40 @@ fn interleave(bytes: &[u8], head: usize, row: usize, out: &mut Vec<u8>) {
             out.extend_from_slice(b);
         }
     }
+}
+
+/// Source of rows in the order of interleaved RoPE: for each step its first row, the source rows to
+/// read, and the rows of the head that [`interleave`] sees. Heads that are needed in part are read
+/// as smaller heads of pairs of rows.
+fn interleaved(rows: Range<u64>, head: u64) -> Vec<(u64, Vec<Range<u64>>, u64)> {
+    let head = head.max(2);
+    let (mut at, end) = (rows.start / 2 * 2, rows.end.next_multiple_of(2));
+    let mut steps = Vec::new();
+    while at < end {
+        let (start, from) = (at / head * head, at % head);
+        let whole = (end - start) / head * head;
+        let next = match from {
+            0 if whole > 0 => {
+                steps.push((at, std::iter::once(at..at + whole).collect(), head));
+                start + whole
+            }
+            _ => {
+                let to = (end - start).min(head);
+                let half = start + head / 2;
+                let first = start + from / 2..start + to / 2;
+                let second = half + from / 2..half + to / 2;
+                steps.push((at, vec![first, second], to - from));
+                start + to
+            }
+        };
+        at = next;
+    }
+    steps
+}
+
+/// Appends those of `bytes`, the first of which has position `at`, that lie in `range`.
+fn take(bytes: &[u8], at: u64, range: &Range<u64>, out: &mut Vec<u8>) {
+    let place = |position: u64| position.saturating_sub(at).min(bytes.len() as u64) as usize;
+    let taken = bytes.get(place(range.start)..place(range.end));
+    out.extend_from_slice(taken.unwrap_or_default());
 }

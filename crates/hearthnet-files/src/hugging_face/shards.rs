@@ -6,16 +6,13 @@
 //! read on demand, piece by piece.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use hearthnet_platform::files::read_exact_at;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde::Deserialize;
 
-use super::directory;
+use super::directory::{self, Files, OpenFile};
 use super::error::ImportError;
 use crate::error::FileError;
 use crate::gguf::TensorType;
@@ -26,6 +23,8 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// The largest known headers have some 100 bytes for each of 50,000 tensors.
 const MAX_HEADER_BYTES: u64 = 16 << 20;
+/// Bytes of all headers together. A directory may lie on a server that is not trusted.
+const MAX_HEADERS_BYTES: u64 = 64 << 20;
 const MAX_INDEX_BYTES: u64 = 16 << 20;
 /// The largest known models have some 200 files.
 const MAX_SHARDS: usize = 1 << 12;
@@ -75,7 +74,9 @@ pub(super) fn wrong_type(tensor: &str, dtype: Dtype) -> ImportError {
 /// All tensors of a directory.
 #[derive(Debug)]
 pub(super) struct Shards {
-    files: Vec<(PathBuf, File)>,
+    files: Vec<Box<dyn OpenFile>>,
+    /// Bytes of their headers.
+    header_bytes: u64,
     tensors: BTreeMap<String, Stored>,
 }
 
@@ -86,7 +87,7 @@ struct Index {
 
 impl Index {
     /// Reads the index of a directory; `None` if it has none.
-    fn read(directory: &Path) -> Result<Option<Self>, ImportError> {
+    fn read(directory: &(impl Files + ?Sized)) -> Result<Option<Self>, ImportError> {
         let Some(text) = directory::read(directory, INDEX, MAX_INDEX_BYTES)? else {
             return Ok(None);
         };
@@ -104,9 +105,10 @@ impl Index {
 
 impl Shards {
     /// Opens the files of a directory and reads their headers.
-    pub(super) fn open(directory: &Path) -> Result<Self, ImportError> {
+    pub(super) fn open(directory: &(impl Files + ?Sized)) -> Result<Self, ImportError> {
         let mut shards = Self {
             files: Vec::new(),
+            header_bytes: 0,
             tensors: BTreeMap::new(),
         };
         match Index::read(directory)? {
@@ -114,7 +116,7 @@ impl Shards {
             None => {
                 let tensors = shards.add(directory, SINGLE)?;
                 shards.tensors =
-                    tensors.ok_or_else(|| ImportError::NoWeights(directory.to_owned()))?;
+                    tensors.ok_or_else(|| ImportError::NoWeights(directory.path().to_owned()))?;
             }
         }
         Ok(shards)
@@ -133,7 +135,7 @@ impl Shards {
 
     fn open_all(
         &mut self,
-        directory: &Path,
+        directory: &(impl Files + ?Sized),
         map: &BTreeMap<String, String>,
     ) -> Result<(), ImportError> {
         let mut by_file: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -169,16 +171,21 @@ impl Shards {
     /// Opens a file, if it exists, and adds its tensors.
     fn add(
         &mut self,
-        directory: &Path,
+        directory: &(impl Files + ?Sized),
         name: &str,
     ) -> Result<Option<BTreeMap<String, Stored>>, ImportError> {
-        let Some((path, mut file)) = directory::open(directory, name)? else {
+        let Some(file) = directory.open(name)? else {
             return Ok(None);
         };
-        let failed = |source| ImportError::File(FileError::new("read", &path, source));
-        let bytes = file.metadata().map_err(failed)?.len();
-        let tensors = header(&mut file, bytes, name, self.files.len(), &failed)?;
-        self.files.push((path, file));
+        let read = |out: &mut [u8], from| read_file(&*file, out, from);
+        let (header_bytes, tensors) = header(&read, file.bytes(), name, self.files.len())?;
+        self.header_bytes += header_bytes;
+        if self.header_bytes > MAX_HEADERS_BYTES {
+            return Err(ImportError::Unsound(format!(
+                "the headers of the weights have more than {MAX_HEADERS_BYTES} bytes"
+            )));
+        }
+        self.files.push(file);
         Ok(Some(tensors))
     }
 
@@ -198,22 +205,26 @@ impl Shards {
         from: u64,
         out: &mut [u8],
     ) -> Result<(), ImportError> {
-        let Some((path, file)) = self.files.get(stored.file) else {
-            return Ok(());
-        };
-        read_exact_at(file, out, stored.offset.saturating_add(from))
-            .map_err(|source| FileError::new("read", path, source).into())
+        match self.files.get(stored.file) {
+            Some(file) => read_file(&**file, out, stored.offset.saturating_add(from)),
+            None => Ok(()),
+        }
     }
 }
 
-/// Reads and checks the header of a safetensors file of `bytes` bytes.
+fn read_file(file: &dyn OpenFile, out: &mut [u8], from: u64) -> Result<(), ImportError> {
+    file.read_at(out, from)
+        .map_err(|source| FileError::new("read", file.path(), source).into())
+}
+
+/// Reads and checks the header of a safetensors file of `bytes` bytes. Returns the header's length,
+/// and the tensors. `read` fills a buffer with the bytes from a position on.
 fn header(
-    file: &mut impl Read,
+    read: &dyn Fn(&mut [u8], u64) -> Result<(), ImportError>,
     bytes: u64,
     name: &str,
     index: usize,
-    failed: &dyn Fn(io::Error) -> ImportError,
-) -> Result<BTreeMap<String, Stored>, ImportError> {
+) -> Result<(u64, BTreeMap<String, Stored>), ImportError> {
     let unsound = |problem: String| ImportError::Unsound(format!("{name:?} {problem}"));
     let truncated = |expected: u64| {
         unsound(format!(
@@ -224,7 +235,7 @@ fn header(
     if bytes < 8 {
         return Err(truncated(8));
     }
-    file.read_exact(&mut length).map_err(failed)?;
+    read(&mut length, 0)?;
     let header = u64::from_le_bytes(length);
     if length == directory::LFS_POINTER[..8] {
         return Err(ImportError::Pointer(name.to_owned()));
@@ -234,9 +245,8 @@ fn header(
             "says that its header has {header} bytes; the file has {bytes}"
         )));
     }
-    // The header's length is not trusted: reading stops at the end of the file.
-    let mut text = Vec::new();
-    file.take(header).read_to_end(&mut text).map_err(failed)?;
+    let mut text = vec![0; header as usize];
+    read(&mut text, 8)?;
     let metadata: Metadata = serde_json::from_slice(&text)
         .map_err(|error| unsound(format!("is not a valid safetensors file: {error}")))?;
     let data = 8 + header;
@@ -258,16 +268,23 @@ fn header(
         };
         (name, stored)
     });
-    Ok(tensors.collect())
+    Ok((header, tensors.collect()))
 }
 
 /// Fuzzing: reads bytes as a safetensors header. Returns whether accepted tensors lie in the file.
 #[cfg(feature = "fuzzing")]
 pub(super) fn check(bytes: &[u8]) -> bool {
+    use std::io::Read as _;
+
     let len = bytes.len() as u64;
-    let failed = |source| ImportError::File(FileError::new("read", Path::new(SINGLE), source));
-    match header(&mut &*bytes, len, SINGLE, 0, &failed) {
-        Ok(tensors) => tensors.values().all(|stored| stored.offset <= len),
+    let read = |out: &mut [u8], from: u64| -> Result<(), ImportError> {
+        let rest = usize::try_from(from).ok();
+        let mut rest = rest.and_then(|from| bytes.get(from..)).unwrap_or_default();
+        rest.read_exact(out)
+            .map_err(|source| FileError::new("read", Path::new(SINGLE), source).into())
+    };
+    match header(&read, len, SINGLE, 0) {
+        Ok((_, tensors)) => tensors.values().all(|stored| stored.offset <= len),
         Err(_) => true,
     }
 }

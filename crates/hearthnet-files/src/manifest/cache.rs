@@ -102,9 +102,38 @@ pub enum Pinned {
 
 /// Path of the record of a model file.
 pub fn record_path(model: &Path) -> PathBuf {
+    beside(model, ".hearthnet")
+}
+
+/// Path of the piece list of a model file.
+pub fn pieces_path(model: &Path) -> PathBuf {
+    beside(model, ".hearthnet-pieces")
+}
+
+fn beside(model: &Path, ending: &str) -> PathBuf {
     let mut name = OsString::from(model);
-    name.push(".hearthnet");
+    name.push(ending);
     PathBuf::from(name)
+}
+
+/// Seal of a piece list. The weights id determines the list, so it holds for each file with these
+/// weights, whatever the stamp of the file.
+fn list_seal(weights: &WeightsId, list: &[u8]) -> Option<[u8; MAC_BYTES]> {
+    seal(&[&b"pieces"[..], &weights.0, list].concat())
+}
+
+/// Does `work`, which gives a file another name, or takes one away. That changes the stamp of the
+/// file, but no content: a record that was valid before is renewed.
+pub(crate) fn keep_record<T>(path: &Path, work: impl FnOnce() -> T) -> T {
+    let valid = read(path).filter(|record| Some(record.stamp) == stamp(path));
+    let done = work();
+    if let Some(record) = valid
+        && let Some(now) = stamp(path).filter(|now| now.has_contents_of(&record.stamp))
+        && let Err(error) = write(path, now, &record.contents)
+    {
+        tracing::debug!(%error, "the record beside the model cannot be renewed");
+    }
+    done
 }
 
 fn read(path: &Path) -> Option<Record> {
@@ -147,8 +176,12 @@ fn store(model: &ModelFile, contents: &Contents) -> io::Result<()> {
             "the model file changed while it was hashed",
         ));
     }
+    write(path, now, contents)
+}
+
+fn write(path: &Path, stamp: Stamp, contents: &Contents) -> io::Result<()> {
     let stored = StoredRecord {
-        stamp: now,
+        stamp,
         manifest: ciborium::Value::Bytes(contents.manifest.encode()),
         head: contents.head,
     };
@@ -262,6 +295,26 @@ impl ModelFile {
         let contents = read_contents(self, progress);
         try_store(self, &contents);
         self.in_use(contents.manifest)
+    }
+
+    /// Piece list of so many bytes, if it was stored beside the file for these weights.
+    pub(crate) fn stored_pieces(&self, weights: &WeightsId, bytes: u64) -> Option<Vec<u8>> {
+        let path = pieces_path(self.path()?);
+        let stored = regular_file::read(&path, bytes + MAC_BYTES as u64).ok()?;
+        let (mac, list) = stored.split_first_chunk::<MAC_BYTES>()?;
+        let is_genuine = list.len() as u64 == bytes && list_seal(weights, list)? == *mac;
+        is_genuine.then(|| list.to_vec())
+    }
+
+    /// Stores a piece list beside the file, if possible. A part has a list of its own.
+    pub(crate) fn store_pieces(&self, weights: &WeightsId, list: &[u8]) {
+        let path = self.path().filter(|_| self.holdings().is_none());
+        let Some((path, mac)) = path.zip(list_seal(weights, list)) else {
+            return;
+        };
+        if let Err(error) = whole_file::write(&pieces_path(path), &[&mac[..], list].concat()) {
+            tracing::debug!(%error, "the piece list cannot be stored beside the model");
+        }
     }
 
     fn compare(

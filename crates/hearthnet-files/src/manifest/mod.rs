@@ -17,7 +17,8 @@ use std::sync::mpsc;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-pub use cache::{ChangedError, Expected, FileState, Pinned, file_state, record_path};
+pub(crate) use cache::keep_record;
+pub use cache::{ChangedError, Expected, FileState, Pinned, file_state, pieces_path, record_path};
 pub use digest::{Digest, ParseDigestError, TextId, WeightsId};
 pub use seal::record_key;
 

@@ -16,7 +16,7 @@ use hearthnet_platform::regular_file;
 use hearthnet_platform::whole_file::{self, Access};
 
 use super::error::PartError;
-use super::objects::{HELD, IDENTITY, MANIFEST, PIECES, remove};
+use super::objects::{self, HELD, IDENTITY, MANIFEST, PIECES, remove};
 use super::store::{Part, lock_folder};
 use crate::error::FileError;
 use crate::manifest::WeightsId;
@@ -51,6 +51,11 @@ pub fn disk_bytes(folder: &Path) -> u64 {
         .filter(|info| names(info) < 2)
         .map(|info| files::disk_bytes(&info))
         .sum()
+}
+
+/// Whether the part's file is a second name of a file of the user.
+pub fn is_shared(folder: &Path) -> bool {
+    objects::is_shared(&folder.join(PART_FILE))
 }
 
 /// Records that the part is used at this moment.
@@ -267,7 +272,9 @@ mod tests {
             .and_then(|file| file.sync_all())
             .unwrap();
         assert!(disk_bytes(&folder) >= 8192);
+        assert!(!is_shared(&folder));
         fs::hard_link(folder.join(PART_FILE), parts.path().join("own.gguf")).unwrap();
+        assert!(is_shared(&folder));
         assert_eq!(disk_bytes(&folder), 0);
         assert_eq!(last_use_ms(&folder), 0);
         note_use(&folder).unwrap();

@@ -92,8 +92,8 @@ impl Identity {
     }
 }
 
-/// Identity and piece list of a whole model file. Hashes all tensors. `progress` receives the bytes
-/// done and the total.
+/// Identity and piece list of a whole model file. Hashes all tensors, unless the list for these
+/// weights is stored beside the file. `progress` receives the bytes done and the total.
 ///
 /// # Errors
 /// [`PartError::Disagrees`] if `manifest` is not that of the file as stored;
@@ -104,17 +104,20 @@ pub fn identity_of(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Identity, Vec<u8>), PartError> {
     let layout = Layout::new(manifest, model)?;
-    let mut pieces: Vec<&[u8]> = Vec::with_capacity(layout.count() as usize);
-    for name in layout.names() {
-        pieces.extend(model.tensor(name)?.bytes.chunks(PIECE_BYTES as usize));
-    }
-    let digests = hash_each(model.gguf(), &pieces, progress);
-    let mut list = Vec::with_capacity(digests.len() * ENTRY_BYTES as usize);
-    list.extend(digests.iter().flat_map(|digest| digest.0));
     let encoded = manifest.encode();
+    let weights = WeightsId::of(&encoded);
+    let bytes = u64::from(layout.count()) * ENTRY_BYTES;
+    let list = match model.stored_pieces(&weights, bytes) {
+        Some(list) => list,
+        None => {
+            let list = hashed_list(model, &layout, progress)?;
+            model.store_pieces(&weights, &list);
+            list
+        }
+    };
     let head = model.gguf().head();
     let identity = Identity {
-        weights: WeightsId::of(&encoded),
+        weights,
         file_bytes: model.gguf().file_bytes(),
         head_bytes: head.len() as u64,
         head: Digest::of(head),
@@ -122,6 +125,19 @@ pub fn identity_of(
         pieces: Digest::of(&list),
     };
     Ok((identity, list))
+}
+
+fn hashed_list(
+    model: &ModelFile,
+    layout: &Layout,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vec<u8>, ModelError> {
+    let mut pieces: Vec<&[u8]> = Vec::with_capacity(layout.count() as usize);
+    for name in layout.names() {
+        pieces.extend(model.tensor(name)?.bytes.chunks(PIECE_BYTES as usize));
+    }
+    let digests = hash_each(model.gguf(), &pieces, progress);
+    Ok(digests.iter().flat_map(|digest| digest.0).collect())
 }
 
 /// Encoded manifest and piece list of a whole model file with this head. The file is read and not

@@ -36,9 +36,9 @@ mod whole;
 pub use crate::model_file::PART_FILE;
 pub use error::PartError;
 pub use identity::{Identity, identity_of, objects_of};
-pub use objects::stored_identity;
+pub use objects::{stored_identity, stored_manifest};
 pub use store::{Part, open_model};
-pub use table::{Piece, PieceTable, piece_count};
+pub use table::{Piece, PieceTable, piece_count, tensor_at};
 
 /// Length of a piece. The last piece of a tensor may be shorter.
 pub const PIECE_BYTES: u32 = 256 * 1024;

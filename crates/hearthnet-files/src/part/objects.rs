@@ -11,6 +11,7 @@ use hearthnet_platform::whole_file::{self, Access};
 use super::error::PartError;
 use super::identity::Identity;
 use crate::error::FileError;
+use crate::manifest::{MAX_MANIFEST_BYTES, Manifest, WeightsId};
 use crate::model_file::PART_FILE;
 
 pub(super) const MANIFEST: &str = "manifest";
@@ -27,6 +28,18 @@ const MAX_IDENTITY_BYTES: u64 = 4096;
 pub fn stored_identity(folder: &Path) -> Result<Identity, PartError> {
     serde_json::from_slice(&read(folder, IDENTITY, MAX_IDENTITY_BYTES)?)
         .map_err(|_| PartError::damaged(folder, "file identity is damaged"))
+}
+
+/// Manifest in a part's folder, checked against the weights.
+///
+/// # Errors
+/// [`PartError::Damaged`] if it is missing or damaged.
+pub fn stored_manifest(folder: &Path, weights: &WeightsId) -> Result<Manifest, PartError> {
+    let bytes = read(folder, MANIFEST, MAX_MANIFEST_BYTES as u64)?;
+    match WeightsId::of(&bytes) == *weights {
+        true => Ok(Manifest::decode(&bytes)?),
+        false => Err(PartError::damaged(folder, "manifest is damaged")),
+    }
 }
 
 /// Reads a file of at most `most` bytes.

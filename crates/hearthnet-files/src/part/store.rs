@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use hearthnet_platform::files::{inode, names, read_exact_at, write_all_at};
 use hearthnet_platform::whole_file::{self, Access};
@@ -37,13 +37,20 @@ pub struct Part {
     table: PieceTable,
     manifest: Manifest,
     encoded: Vec<u8>,
-    file: File,
+    files: RwLock<Files>,
     sets: Mutex<Sets>,
     /// Held shared while a piece is written, and exclusively while pieces are evicted: a piece that
     /// is written and then punched out must not be claimed.
     writing: RwLock<()>,
     /// Held while the claims change on the disk.
     storing: Mutex<()>,
+}
+
+/// Open files. [`Part::restore`] replaces them.
+#[derive(Debug)]
+struct Files {
+    /// File with the pieces.
+    pieces: File,
     /// `None` if the part is open for reading only.
     lock: Option<File>,
 }
@@ -127,6 +134,16 @@ impl Part {
         manifest: &[u8],
         pieces: &[u8],
     ) -> Result<Self, PartError> {
+        Self::make(parts, identity, (head, manifest, pieces), false)
+    }
+
+    /// As [`Self::create`]. With `holds_all` it holds all pieces, which are not read.
+    pub(super) fn make(
+        parts: &Path,
+        identity: &Identity,
+        (head, manifest, pieces): (&[u8], &[u8], &[u8]),
+        holds_all: bool,
+    ) -> Result<Self, PartError> {
         identity.table(head, manifest, pieces)?;
         let folder = Self::folder_in(parts, &identity.weights);
         let failed = |source| FileError::new("write", &folder, source);
@@ -139,7 +156,17 @@ impl Part {
                 write_objects(&folder, identity, head, manifest, pieces).map_err(failed)?;
             }
         }
-        Self::load(&folder, Some(lock))
+        if !holds_all {
+            return Self::load(&folder, Some(lock));
+        }
+        let part = Self::unclaimed(&folder, Some(lock))?;
+        {
+            let mut sets = locked(&part.sets);
+            part.table.all().for_each(|index| sets.held.insert(index));
+            sets.is_dirty = true;
+        }
+        part.store_claims().map_err(failed)?;
+        Ok(part)
     }
 
     fn load(folder: &Path, lock: Option<File>) -> Result<Self, PartError> {
@@ -203,7 +230,7 @@ impl Part {
             table,
             manifest,
             encoded,
-            file,
+            files: RwLock::new(Files { pieces: file, lock }),
             sets: Mutex::new(Sets {
                 held: PieceSet::none(count),
                 written: PieceSet::none(count),
@@ -211,7 +238,6 @@ impl Part {
             }),
             writing: RwLock::default(),
             storing: Mutex::default(),
-            lock,
         })
     }
 
@@ -227,13 +253,13 @@ impl Part {
     fn rebuild(&mut self) -> io::Result<()> {
         let mut data = Vec::new();
         for piece in self.table.all().filter_map(|index| self.table.piece(index)) {
-            let next = holes::next_data(&self.file, piece.offset)?;
+            let next = holes::next_data(&self.files().pieces, piece.offset)?;
             if next.is_some_and(|at| at < piece.offset + u64::from(piece.len)) {
                 data.push(piece.index);
             }
         }
-        if self.lock.is_some() {
-            self.file.sync_data()?;
+        if self.is_writer() {
+            self.files().pieces.sync_data()?;
         }
         let mut held = PieceSet::none(self.table.len());
         for &(index, genuine) in &self.hash(&data, &mut |_, _| ())? {
@@ -246,9 +272,9 @@ impl Part {
             sets.held = held;
             sets.is_dirty = true;
         }
-        match self.lock {
-            Some(_) => self.store_claims(),
-            None => Ok(()),
+        match self.is_writer() {
+            true => self.store_claims(),
+            false => Ok(()),
         }
     }
 
@@ -288,12 +314,19 @@ impl Part {
     /// Whether the file with the pieces has another name: it is the user's own, and takes no disk
     /// space for the part.
     pub fn is_shared(&self) -> bool {
-        self.file.metadata().is_ok_and(|info| names(&info) > 1)
+        self.files()
+            .pieces
+            .metadata()
+            .is_ok_and(|info| names(&info) > 1)
     }
 
     /// Whether this value has the part open for writing.
     pub(super) fn is_writer(&self) -> bool {
-        self.lock.is_some()
+        self.files().lock.is_some()
+    }
+
+    fn files(&self) -> RwLockReadGuard<'_, Files> {
+        self.files.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn identity(&self) -> &Identity {
@@ -322,7 +355,7 @@ impl Part {
         let left = self.identity.head_bytes.saturating_sub(offset);
         // At most `len`.
         let mut bytes = vec![0; left.min(u64::from(len)) as usize];
-        read_exact_at(&self.file, &mut bytes, offset)?;
+        read_exact_at(&self.files().pieces, &mut bytes, offset)?;
         Ok(bytes)
     }
 
@@ -366,7 +399,7 @@ impl Part {
             let tensor = self.table.tensor_of(index).unwrap_or_default();
             return Err(PartError::Mismatch(format!("piece {index} of {tensor}")));
         }
-        if self.lock.is_none() {
+        if !self.is_writer() {
             return Err(PartError::ReadOnly);
         }
         let _shared = self.writing.read().unwrap_or_else(PoisonError::into_inner);
@@ -378,7 +411,7 @@ impl Part {
         if self.is_shared() {
             return Err(PartError::Shared(self.path()));
         }
-        write_all_at(&self.file, bytes, piece.offset)
+        write_all_at(&self.files().pieces, bytes, piece.offset)
             .map_err(|source| FileError::new("write", &self.path(), source))?;
         locked(&self.sets).written.insert(index);
         Ok(())
@@ -391,7 +424,7 @@ impl Part {
     pub fn sync(&self) -> io::Result<()> {
         let _storing = locked(&self.storing);
         let written = locked(&self.sets).written.clone();
-        let synced = self.file.sync_data();
+        let synced = self.files().pieces.sync_data();
         {
             // After a failed sync the system may have dropped pages, and a second sync succeeds.
             let mut sets = locked(&self.sets);
@@ -427,7 +460,7 @@ impl Part {
     /// this one must not claim pieces.
     fn check_place(&self) -> io::Result<()> {
         let there = fs::symlink_metadata(self.path())?;
-        match inode(&there) == inode(&self.file.metadata()?) {
+        match inode(&there) == inode(&self.files().pieces.metadata()?) {
             true => Ok(()),
             false => Err(io::Error::other("another part is in its folder")),
         }
@@ -443,7 +476,7 @@ impl Part {
             return Ok(None);
         };
         let mut bytes = vec![0; piece.len as usize];
-        read_exact_at(&self.file, &mut bytes, piece.offset)?;
+        read_exact_at(&self.files().pieces, &mut bytes, piece.offset)?;
         if Digest::of(&bytes) == piece.sha256 {
             return Ok(Some(bytes));
         }
@@ -460,7 +493,7 @@ impl Part {
     /// # Errors
     /// The file system's error.
     pub fn evict(&self, pieces: &[Range<u32>]) -> io::Result<()> {
-        if self.lock.is_none() {
+        if !self.is_writer() {
             return Err(io::Error::other(PartError::ReadOnly));
         }
         let _storing = locked(&self.storing);
@@ -487,15 +520,67 @@ impl Part {
                 Some(hole) if hole.end == piece.offset => hole.end = end,
                 _ => {
                     if let Some(done) = hole.replace(piece.offset..end) {
-                        holes::punch(&self.file, done.start, done.end - done.start)?;
+                        holes::punch(&self.files().pieces, done.start, done.end - done.start)?;
                     }
                 }
             }
         }
         match hole {
-            Some(last) => holes::punch(&self.file, last.start, last.end - last.start),
+            Some(last) => holes::punch(&self.files().pieces, last.start, last.end - last.start),
             None => Ok(()),
         }
+    }
+
+    /// Makes what is missing of a part that is open for writing: its folder and files may have been
+    /// removed, cut or damaged since it was opened. If the file with the pieces is another one then,
+    /// no piece is held. Returns whether the part was incomplete.
+    ///
+    /// # Errors
+    /// [`PartError::Damaged`] if the head cannot be read any more; [`PartError::InUse`] if another
+    /// process has made the part again; [`PartError::File`] as [`Self::create`].
+    pub fn restore(&self) -> Result<bool, PartError> {
+        let _storing = locked(&self.storing);
+        let _alone = self.writing.write().unwrap_or_else(PoisonError::into_inner);
+        let is_sound = || {
+            let stored = Self::unclaimed(&self.folder, None);
+            stored.is_ok_and(|stored| stored.identity == self.identity)
+        };
+        if !self.is_writer() || (self.check_place().is_ok() && is_sound()) {
+            return Ok(false);
+        }
+        // Limited by MAX_HEAD_BYTES.
+        let head = self.head(0, self.identity.head_bytes as u32);
+        let head = head.unwrap_or_default();
+        if Digest::of(&head) != self.identity.head {
+            let what = "copy of the head is damaged";
+            return Err(PartError::damaged(&self.folder, what));
+        }
+        let failed = |source| FileError::new("write", &self.folder, source);
+        whole_file::make_folder(&self.folder, Access::Umask).map_err(failed)?;
+        let own = self.files().lock.as_ref().map(File::try_clone).transpose();
+        let own = own.map_err(failed)?;
+        let lock = match own.filter(|own| folder_lock::is_of(own, &self.folder)) {
+            Some(own) => own,
+            None => lock_folder(&self.folder)?,
+        };
+        let list = self.table.list();
+        write_objects(&self.folder, &self.identity, &head, &self.encoded, list).map_err(failed)?;
+        let made = Self::unclaimed(&self.folder, Some(lock))?;
+        let is_same = self.check_place().is_ok();
+        *self.files.write().unwrap_or_else(PoisonError::into_inner) = made
+            .files
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        {
+            let mut sets = locked(&self.sets);
+            if !is_same {
+                sets.held = PieceSet::none(self.table.len());
+                sets.written = PieceSet::none(self.table.len());
+            }
+            sets.is_dirty = true;
+        }
+        self.store_claims().map_err(failed)?;
+        Ok(true)
     }
 
     /// Whether all pieces of a tensor are in `held`.
@@ -508,9 +593,10 @@ impl Part {
     /// writing.
     fn forget(&self, pieces: &[u32]) {
         let _storing = locked(&self.storing);
-        let lock = match self.lock {
-            Some(_) => None,
-            None => folder_lock::lock(&self.folder, || false).ok().flatten(),
+        let is_writer = self.is_writer();
+        let lock = match is_writer {
+            true => None,
+            false => folder_lock::lock(&self.folder, || false).ok().flatten(),
         };
         {
             let mut sets = locked(&self.sets);
@@ -523,7 +609,7 @@ impl Part {
             pieces.iter().for_each(|&index| sets.held.remove(index));
             sets.is_dirty = true;
         }
-        if self.lock.is_none() && lock.is_none() {
+        if !is_writer && lock.is_none() {
             return;
         }
         if let Err(error) = self.store_claims() {

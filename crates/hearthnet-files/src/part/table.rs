@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::error::PartError;
 use super::{MAX_PIECES, PIECE_BYTES};
 use crate::gguf::TensorInfo;
-use crate::manifest::{Digest, Manifest};
+use crate::manifest::{Digest, Manifest, TensorEntry};
 use crate::model_file::ModelFile;
 
 /// Bytes of a piece's entry in the piece list.
@@ -54,15 +54,33 @@ pub(super) struct Tensor {
 /// Number of pieces of a model, at most [`MAX_PIECES`], in a file of `file_bytes` bytes. `None` if
 /// there are more than such a file can have.
 pub fn piece_count(manifest: &Manifest, file_bytes: u64) -> Option<u32> {
-    let count = manifest.tensors().iter().try_fold(0u32, |count, entry| {
-        let (cols, rows) = entry.dims.split_first()?;
-        let row = entry.dtype.row_bytes(*cols)?;
-        let bytes = rows.iter().try_fold(row, |n, dim| n.checked_mul(*dim))?;
-        more_pieces(count, bytes)
-    })?;
+    let count = manifest
+        .tensors()
+        .iter()
+        .try_fold(0u32, |count, entry| more_pieces(count, bytes_of(entry)?))?;
     // Every piece but the last of each tensor has the full length.
     let most = file_bytes / u64::from(PIECE_BYTES) + manifest.tensors().len() as u64;
     (u64::from(count) <= most).then_some(count)
+}
+
+/// Tensor that a piece belongs to, and the piece's offset in the tensor.
+pub fn tensor_at(manifest: &Manifest, piece: u32) -> Option<(&TensorEntry, u64)> {
+    let mut first = 0;
+    for entry in manifest.tensors() {
+        let end = more_pieces(first, bytes_of(entry)?)?;
+        if piece < end {
+            let before = u64::from(piece.checked_sub(first)?);
+            return Some((entry, before * u64::from(PIECE_BYTES)));
+        }
+        first = end;
+    }
+    None
+}
+
+fn bytes_of(entry: &TensorEntry) -> Option<u64> {
+    let (cols, rows) = entry.dims.split_first()?;
+    let row = entry.dtype.row_bytes(*cols)?;
+    rows.iter().try_fold(row, |n, dim| n.checked_mul(*dim))
 }
 
 /// `count`, and the pieces of `bytes` bytes; at most [`MAX_PIECES`].

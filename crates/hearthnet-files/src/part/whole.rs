@@ -12,6 +12,7 @@ use super::identity::Identity;
 use super::objects::{HELD, remove};
 use super::store::{Part, lock_folder};
 use crate::error::FileError;
+use crate::manifest::keep_record;
 use crate::model_file::{ModelFile, PART_FILE, part_folder};
 
 /// Second name of the model file until it replaces the part's file.
@@ -72,22 +73,30 @@ fn whole(
     let lock = lock_folder(&folder)?;
     let (target, link) = (folder.join(PART_FILE), folder.join(LINK));
     remove(&folder, &[LINK]).map_err(failed)?;
-    let linked = fs::hard_link(&source, &link).and_then(|()| match names(&fs::metadata(&link)?) {
-        // Some network file systems do not count names: the part would take the user's file for its own.
-        0 | 1 => fs::remove_file(&link).and(Err(io::ErrorKind::Unsupported.into())),
-        _ => Ok(()),
-    });
-    if let (Err(error), false) = (&linked, may_copy) {
-        let error = io::Error::new(error.kind(), error.to_string());
-        return Err(FileError::new("link", &source, error).into());
-    }
-    // Without claims first, so that an interrupted call leaves none for another file. The file
-    // itself may be another name of `source`, which a copy onto it would empty.
-    remove(&folder, &[HELD, PART_FILE]).map_err(failed)?;
-    match linked {
-        Ok(()) => fs::rename(&link, &target).map_err(failed)?,
-        Err(_) => drop(fs::copy(&source, &target).map_err(failed)?),
-    }
+    let place = || {
+        let linked =
+            fs::hard_link(&source, &link).and_then(|()| match names(&fs::metadata(&link)?) {
+                // Some network file systems do not count names: the part would take the user's file for its own.
+                0 | 1 => fs::remove_file(&link).and(Err(io::ErrorKind::Unsupported.into())),
+                _ => Ok(()),
+            });
+        if let (Err(error), false) = (&linked, may_copy) {
+            let error = io::Error::new(error.kind(), error.to_string());
+            return Err(FileError::new("link", &source, error));
+        }
+        // Without claims first, so that an interrupted call leaves none for another file. The file
+        // itself may be another name of `source`, which a copy onto it would empty.
+        remove(&folder, &[HELD, PART_FILE]).map_err(failed)?;
+        match linked {
+            Ok(()) => fs::rename(&link, &target).map_err(failed)?,
+            Err(_) => drop(fs::copy(&source, &target).map_err(failed)?),
+        }
+        Ok(linked.is_ok())
+    };
+    let is_linked = keep_record(model.path().unwrap_or(&source), place)?;
     drop(lock);
-    Part::create(parts, identity, model.gguf().head(), manifest, pieces)
+    let objects = (model.gguf().head(), manifest, pieces);
+    // `pieces` was made of this very file, which does not have to be hashed again.
+    let holds_all = is_linked && !model.is_replaced();
+    Part::make(parts, identity, objects, holds_all)
 }

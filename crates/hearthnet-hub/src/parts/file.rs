@@ -5,15 +5,18 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use hearthnet_files::manifest::{Digest, WeightsId};
 use hearthnet_files::part::{Identity, Part, Piece, objects_of};
-use hearthnet_platform::files::read_exact_at;
+use hearthnet_platform::files::{changed_ns, inode, read_exact_at};
 use hearthnet_platform::regular_file;
 
+use super::directory::DirectorySource;
 use super::source::{
     MAX_OBJECT_READ, Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces, read_run,
 };
+use crate::source::CONFIG;
 
 /// Most entries of a folder among which a model file is looked for.
 const MAX_ENTRIES: usize = 1000;
@@ -22,19 +25,34 @@ fn unusable(why: impl ToString) -> SourceError {
     SourceError::Unusable(why.to_string())
 }
 
+/// Length, times of change and inode of a file, by which an unchanged file is recognised.
+type State = (u64, Option<SystemTime>, i128, u64);
+
+fn state_of(file: &File) -> io::Result<State> {
+    let info = file.metadata()?;
+    let modified = info.modified().ok();
+    Ok((info.len(), modified, changed_ns(&info), inode(&info)))
+}
+
+/// Manifest and piece list of the file that was hashed last, for as long as it is unchanged.
+type Hashed = Arc<Mutex<Option<(State, (Vec<u8>, Vec<u8>))>>>;
+
 /// Whole model file. It is read and never mapped, because its drive may be pulled out.
 pub struct FileSource {
     path: PathBuf,
     file: File,
     identity: Identity,
-    /// Manifest and piece list, once computed.
-    objects: Mutex<Option<(Vec<u8>, Vec<u8>)>>,
+    hashed: Hashed,
 }
 
 impl FileSource {
     /// # Errors
     /// The file cannot be opened, or has another length or head than the adopted one.
     pub fn open(path: &Path, identity: &Identity) -> Result<Self, SourceError> {
+        Self::open_with(path, identity, Hashed::default())
+    }
+
+    fn open_with(path: &Path, identity: &Identity, hashed: Hashed) -> Result<Self, SourceError> {
         identity.check_lengths().map_err(unusable)?;
         let file = regular_file::open(path)?;
         let found = file.metadata()?.len();
@@ -48,7 +66,7 @@ impl FileSource {
             path: path.to_owned(),
             file,
             identity: *identity,
-            objects: Mutex::default(),
+            hashed,
         };
         match Digest::of(&this.head()?) == identity.head {
             true => Ok(this),
@@ -111,11 +129,13 @@ impl PieceSource for FileSource {
                 .range(offset, u64::from(len.min(MAX_OBJECT_READ)))
                 .map(Some);
         }
-        let mut objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
-        let (manifest, pieces) = match &mut *objects {
-            Some(objects) => objects,
-            none => none.insert(self.compute()?),
-        };
+        let state = state_of(&self.file)?;
+        let mut hashed = self.hashed.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = hashed.take().filter(|(of, _)| *of == state);
+        let (_, (manifest, pieces)) = hashed.insert(match known {
+            Some(known) => known,
+            None => (state, self.compute()?),
+        });
         let bytes = match object {
             Object::Manifest => manifest,
             _ => pieces,
@@ -198,20 +218,39 @@ impl PieceSource for FolderSource {
     }
 }
 
-/// Path of a model file, of a part's folder, or of a folder that holds one of them, such as a drive.
+/// Path of a model file, of a part's folder, of a folder that holds one of them, such as a drive, or
+/// of a Hugging Face directory.
 /// It is opened with its first use.
 pub struct LocalSource {
     path: PathBuf,
     identity: Identity,
+    /// Folder of all parts of this node.
+    parts: PathBuf,
     found: Mutex<Option<Arc<dyn PieceSource>>>,
+    hashed: Hashed,
 }
 
 impl LocalSource {
-    pub fn new(path: &Path, identity: &Identity) -> Self {
+    /// `parts` is the folder of all parts of this node.
+    pub fn new(path: &Path, identity: &Identity, parts: &Path) -> Self {
         Self {
             path: path.to_owned(),
             identity: *identity,
+            parts: parts.to_owned(),
             found: Mutex::default(),
+            hashed: Hashed::default(),
+        }
+    }
+
+    /// The same path, to be opened anew, as its drive may have come back. A whole file that is
+    /// unchanged is not hashed again.
+    pub fn again(&self) -> Self {
+        Self {
+            path: self.path.clone(),
+            identity: self.identity,
+            parts: self.parts.clone(),
+            found: Mutex::default(),
+            hashed: Arc::clone(&self.hashed),
         }
     }
 
@@ -227,39 +266,46 @@ impl LocalSource {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(match &mut *found {
             Some(found) => Arc::clone(found),
-            none => Arc::clone(none.insert(find(&self.path, &self.identity)?)),
+            none => Arc::clone(none.insert(self.find()?)),
         })
     }
-}
 
-/// The part of the model, or its whole file, at a path or in a folder.
-fn find(path: &Path, identity: &Identity) -> Result<Arc<dyn PieceSource>, SourceError> {
-    let id = identity.weights.to_string();
-    // The folder of a part has the name of its model, and its file has holes.
-    let folders = match path.is_dir() {
-        true => vec![
-            path.to_owned(),
-            path.join(&id),
-            path.join("parts").join(&id),
-        ],
-        false => path.parent().map(Path::to_owned).into_iter().collect(),
-    };
-    let is_part = |folder: &PathBuf| folder.ends_with(&id) && folder.is_dir();
-    if let Some(folder) = folders.into_iter().find(is_part) {
-        return Ok(Arc::new(FolderSource::open(&folder, &identity.weights)?));
-    }
-    if !path.is_dir() {
-        return Ok(Arc::new(FileSource::open(path, identity)?));
-    }
-    let entries = fs::read_dir(path)?.take(MAX_ENTRIES).flatten();
-    let files = entries.map(|entry| entry.path());
-    let mut files = files.filter(|file| file.extension().is_some_and(|ext| ext == "gguf"));
-    match files.find_map(|file| FileSource::open(&file, identity).ok()) {
-        Some(file) => Ok(Arc::new(file)),
-        None => Err(unusable(format!(
-            "neither the file of the adopted model ({} bytes) nor a part of it is there",
-            identity.file_bytes
-        ))),
+    /// The part of the model, or its whole file, at the path or in the folder.
+    fn find(&self) -> Result<Arc<dyn PieceSource>, SourceError> {
+        let (path, identity) = (self.path.as_path(), &self.identity);
+        let whole = |file: &Path| FileSource::open_with(file, identity, Arc::clone(&self.hashed));
+        let id = identity.weights.to_string();
+        // The folder of a part has the name of its model, and its file has holes.
+        let folders = match path.is_dir() {
+            true => vec![
+                path.to_owned(),
+                path.join(&id),
+                path.join("parts").join(&id),
+            ],
+            false => path.parent().map(Path::to_owned).into_iter().collect(),
+        };
+        let is_part = |folder: &PathBuf| folder.ends_with(&id) && folder.is_dir();
+        if let Some(folder) = folders.into_iter().find(is_part) {
+            return Ok(Arc::new(FolderSource::open(&folder, &identity.weights)?));
+        }
+        if !path.is_dir() {
+            return Ok(Arc::new(whole(path)?));
+        }
+        let entries = fs::read_dir(path)?.take(MAX_ENTRIES).flatten();
+        let files = entries.map(|entry| entry.path());
+        let mut files = files.filter(|file| file.extension().is_some_and(|ext| ext == "gguf"));
+        match files.find_map(|file| whole(&file).ok()) {
+            Some(file) => Ok(Arc::new(file)),
+            None if path.join(CONFIG).is_file() => {
+                let directory = DirectorySource::in_folder(path, identity, &self.parts);
+                Ok(Arc::new(directory))
+            }
+            None => Err(unusable(format!(
+                "there is neither the file of the adopted model ({} bytes), nor a part of it, nor a \
+                 Hugging Face directory",
+                identity.file_bytes
+            ))),
+        }
     }
 }
 

@@ -11,13 +11,13 @@ use crate::pull::http::{Response, agent, header, parse_range, refused, request, 
 use crate::pull::{PullOptions, SourceError as HttpError};
 use crate::source::Source;
 
+/// Bytes that are asked for with the length of a file: most headers of safetensors are shorter.
+const BEGIN_BYTES: u64 = 16 << 10;
+
 /// Model file on the hub, or at an address.
 pub struct HubSource {
     name: String,
-    url: String,
-    agent: ureq::Agent,
-    options: PullOptions,
-    file_bytes: u64,
+    file: Ranges,
 }
 
 impl HubSource {
@@ -30,12 +30,8 @@ impl HubSource {
         options: &PullOptions,
         file_bytes: u64,
     ) -> Result<Self, SourceError> {
-        if source.is_public() {
-            return Self::new(source, options, file_bytes);
-        }
-        Err(SourceError::Unusable(format!(
-            "the source {source} is not used: it is not a public https address"
-        )))
+        check_public(source)?;
+        Self::new(source, options, file_bytes)
     }
 
     /// `file_bytes` is the length of the adopted file.
@@ -53,14 +49,80 @@ impl HubSource {
         };
         Ok(Self {
             name: source.to_string(),
-            agent: agent(options, &url, 10),
-            url,
-            options: options.clone(),
-            file_bytes,
+            file: Ranges {
+                agent: agent(options, &url, 10),
+                url,
+                options: options.clone(),
+                file_bytes,
+            },
         })
     }
+}
 
-    fn range(&self, from: u64, len: u64) -> Result<Vec<u8>, SourceError> {
+/// Refuses a source that other members named, if it is not public.
+pub(super) fn check_public(source: &Source) -> Result<(), SourceError> {
+    match source.is_public() {
+        true => Ok(()),
+        false => Err(SourceError::Unusable(format!(
+            "the source {source} is not used: it is not a public https address"
+        ))),
+    }
+}
+
+/// File that a server sends in byte ranges.
+pub(super) struct Ranges {
+    url: String,
+    agent: ureq::Agent,
+    options: PullOptions,
+    pub(super) file_bytes: u64,
+}
+
+impl Ranges {
+    /// Finds a file of unknown length; `None` if there is none. Returns its first bytes, too; all of
+    /// them if the server sends it whole, and it has at most `whole` bytes.
+    pub(super) fn find(
+        url: String,
+        options: &PullOptions,
+        whole: u64,
+    ) -> Result<Option<(Self, Vec<u8>)>, SourceError> {
+        let agent = agent(options, &url, 10);
+        let response = request(&agent, options, &url)
+            .header("Range", format!("bytes=0-{}", BEGIN_BYTES - 1))
+            .call()
+            .map_err(|error| unreachable(&url, &error))?;
+        let (file_bytes, begin) = match response.status().as_u16() {
+            404 => return Ok(None),
+            206 => {
+                let range = header(&response, "content-range").unwrap_or_default();
+                let wrong = || answer(&format!("it sends range {range:?}"));
+                let Some((positions, Some(total))) = parse_range(range) else {
+                    return Err(wrong());
+                };
+                let len = total.min(BEGIN_BYTES);
+                if positions != (0..=len.saturating_sub(1)) {
+                    return Err(wrong());
+                }
+                (total, body(response, len)?)
+            }
+            200 => {
+                let len = header(&response, "content-length");
+                match len.and_then(|len| len.parse::<u64>().ok()) {
+                    Some(len) if len <= whole => (len, body(response, len)?),
+                    _ => return Err(SourceError::NoRanges),
+                }
+            }
+            _ => return Err(refused(&response).into()),
+        };
+        let file = Self {
+            url,
+            agent,
+            options: options.clone(),
+            file_bytes,
+        };
+        Ok(Some((file, begin)))
+    }
+
+    pub(super) fn range(&self, from: u64, len: u64) -> Result<Vec<u8>, SourceError> {
         let last = from.saturating_add(len).saturating_sub(1);
         let request = request(&self.agent, &self.options, &self.url);
         let response = request
@@ -68,26 +130,7 @@ impl HubSource {
             .call()
             .map_err(|error| unreachable(&self.url, &error))?;
         self.check(&response, from, last)?;
-        let mut bytes = Vec::new();
-        let mut body = response
-            .into_body()
-            .into_reader()
-            .take(len.saturating_add(1));
-        let read = body.read_to_end(&mut bytes);
-        let done = bytes.len() as u64;
-        let reason = match read {
-            Ok(_) if done == len => return Ok(bytes),
-            Ok(_) if done > len => return Err(answer("it sends more than the range")),
-            Ok(_) => "the answer ended".to_owned(),
-            Err(error) => error.to_string(),
-        };
-        let total = len;
-        let error = HttpError::Interrupted {
-            done,
-            total,
-            reason,
-        };
-        Err(error.into())
+        body(response, len)
     }
 
     /// Checks status, range and length of an answer.
@@ -124,6 +167,27 @@ impl HubSource {
     }
 }
 
+/// Body of an answer, which must have this length.
+fn body(response: Response, len: u64) -> Result<Vec<u8>, SourceError> {
+    let mut bytes = Vec::new();
+    let reader = response.into_body().into_reader();
+    let read = reader.take(len.saturating_add(1)).read_to_end(&mut bytes);
+    let done = bytes.len() as u64;
+    let reason = match read {
+        Ok(_) if done == len => return Ok(bytes),
+        Ok(_) if done > len => return Err(answer("it sends more than the range")),
+        Ok(_) => "the answer ended".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let total = len;
+    let error = HttpError::Interrupted {
+        done,
+        total,
+        reason,
+    };
+    Err(error.into())
+}
+
 fn answer(problem: &str) -> SourceError {
     HttpError::Answer(problem.to_owned()).into()
 }
@@ -150,7 +214,7 @@ impl PieceSource for HubSource {
     }
 
     fn read(&self, run: &[Piece]) -> Result<Option<Vec<u8>>, SourceError> {
-        read_run(run, |from, len| self.range(from, len))
+        read_run(run, |from, len| self.file.range(from, len))
     }
 
     fn object(
@@ -161,6 +225,7 @@ impl PieceSource for HubSource {
     ) -> Result<Option<Vec<u8>>, SourceError> {
         match object {
             Object::Head if len > 0 => self
+                .file
                 .range(offset, u64::from(len.min(MAX_OBJECT_READ)))
                 .map(Some),
             _ => Ok(None),

@@ -7,12 +7,14 @@
 //! |---|---|
 //! | what a source offers; errors of a source | `source.rs` |
 //! | sources: byte ranges over HTTP, files and folders | `http.rs`, `file.rs` |
+//! | sources: Hugging Face directories, over HTTP or in a folder | `directory.rs` |
 //! | head, manifest and piece list of a model that is new here | `contact.rs` |
 //! | choice of the next pieces of each source; pure | `queue.rs` |
 //! | a fetch: threads, retries, its end | `fetch.rs`, `peer.rs` |
 //! | errors of a fetch; dropped sources | `error.rs` |
 
 mod contact;
+mod directory;
 mod error;
 mod fetch;
 mod file;
@@ -22,6 +24,7 @@ mod queue;
 mod source;
 
 pub use contact::first_contact;
+pub use directory::{DirectorySource, stated_source};
 pub use error::{Dropped, FetchError, Why};
 pub use fetch::{FetchOptions, Progress, Report, fetch};
 pub use file::{FileSource, FolderSource, LocalSource};

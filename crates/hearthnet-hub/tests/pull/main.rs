@@ -11,6 +11,7 @@ macro_rules! assert_matches {
     };
 }
 
+mod directory;
 mod parts;
 mod reference;
 mod server;

@@ -44,7 +44,7 @@ struct Adopted {
     parts: TempDir,
 }
 
-type Source = Arc<dyn PieceSource>;
+pub(crate) type Source = Arc<dyn PieceSource>;
 
 impl Adopted {
     fn new() -> Self {
@@ -119,7 +119,11 @@ impl Adopted {
     }
 }
 
-fn get(part: &Part, wanted: &[Range<u32>], sources: Vec<Source>) -> Result<Report, FetchError> {
+pub(crate) fn get(
+    part: &Part,
+    wanted: &[Range<u32>],
+    sources: Vec<Source>,
+) -> Result<Report, FetchError> {
     let options = FetchOptions {
         backoff: Duration::from_millis(1),
         poll: Duration::from_millis(20),
@@ -130,7 +134,7 @@ fn get(part: &Part, wanted: &[Range<u32>], sources: Vec<Source>) -> Result<Repor
     fetch(part, wanted, sources, &options, &|_| {}, &stop)
 }
 
-fn all(part: &Part) -> Vec<Range<u32>> {
+pub(crate) fn all(part: &Part) -> Vec<Range<u32>> {
     vec![part.table().all()]
 }
 
@@ -227,7 +231,7 @@ fn busy(status: &str, retry_after: &str) -> Answer {
 }
 
 /// What a fetch that found no usable source says about its only one.
-fn asked(result: Result<Report, FetchError>) -> String {
+pub(crate) fn asked(result: Result<Report, FetchError>) -> String {
     match result {
         Err(FetchError::NoSource { mut asked, .. }) if asked.len() == 1 => asked.remove(0),
         other => panic!("{other:?}"),
@@ -372,6 +376,26 @@ fn a_model_file_on_a_drive_is_the_only_source_that_is_needed() {
 }
 
 #[test]
+fn another_file_at_the_path_of_a_drive_is_hashed_again() {
+    let adopted = Adopted::new();
+    let path = adopted.on_disk(&adopted.file);
+    let local = LocalSource::new(&path, &adopted.identity, adopted.parts.path());
+    let list = |source: &LocalSource| {
+        let list = source.object(Object::PieceList, 0, u32::MAX);
+        list.unwrap().unwrap()
+    };
+    assert_eq!(list(&local), adopted.pieces);
+    assert_eq!(list(&local.again()), adopted.pieces);
+    let mut changed = adopted.file.clone();
+    let middle = changed.len() / 2;
+    changed[middle] ^= 1;
+    let other = path.with_extension("new");
+    fs::write(&other, &changed).unwrap();
+    fs::rename(&other, &path).unwrap();
+    assert_ne!(list(&local.again()), adopted.pieces);
+}
+
+#[test]
 fn another_file_on_a_drive_is_refused_by_its_length_its_metadata_or_its_contents() {
     let adopted = Adopted::new();
     let path = adopted.on_disk(&tiny(2).bytes());
@@ -421,7 +445,8 @@ fn a_drive_with_a_file_or_a_part_in_any_of_its_places_is_a_source() {
     let adopted = Adopted::new();
     let drive = tempfile::tempdir().unwrap();
     let path = |name: &str| drive.path().join(name);
-    let opens = |name: &str| LocalSource::new(&path(name), &adopted.identity).open();
+    let opens =
+        |name: &str| LocalSource::new(&path(name), &adopted.identity, adopted.parts.path()).open();
     let nothing = opens("").unwrap_err().to_string();
     assert!(nothing.contains("neither the file"), "{nothing}");
     assert_matches!(opens("none"), Err(SourceError::Io(_)));
@@ -441,7 +466,7 @@ fn a_drive_with_a_file_or_a_part_in_any_of_its_places_is_a_source() {
     let layer = part.table().of_layers(1, 1);
     get(&part, &layer, vec![Arc::new(adopted.neighbour())]).unwrap();
     for place in [theirs.path(), &parts, part.folder(), &part.path()] {
-        let source = LocalSource::new(place, identity);
+        let source = LocalSource::new(place, identity, adopted.parts.path());
         assert_eq!(source.pieces().unwrap(), layer, "{}", place.display());
     }
 }
@@ -454,7 +479,7 @@ fn a_fetch_from_a_drive_that_is_pulled_out_goes_on_from_others_or_later() {
     // Its file is open when its second half goes away.
     let pulled = || -> Source {
         fs::write(&path, &adopted.file).unwrap();
-        let local = LocalSource::new(&path, &adopted.identity);
+        let local = LocalSource::new(&path, &adopted.identity, adopted.parts.path());
         local.open().unwrap();
         let file = fs::File::options().write(true).open(&path).unwrap();
         file.set_len(half).unwrap();
@@ -464,7 +489,11 @@ fn a_fetch_from_a_drive_that_is_pulled_out_goes_on_from_others_or_later() {
     let said = asked(get(&part, &all(&part), vec![pulled()]));
     assert!(said.contains("m.gguf: it cannot be read"), "{said}");
     fs::write(&path, &adopted.file).unwrap();
-    let again: Source = Arc::new(LocalSource::new(&path, &adopted.identity));
+    let again: Source = Arc::new(LocalSource::new(
+        &path,
+        &adopted.identity,
+        adopted.parts.path(),
+    ));
     get(&part, &all(&part), vec![again]).unwrap();
     adopted.assert_holds(&part, &all(&part));
 
@@ -480,7 +509,11 @@ fn a_fetch_from_a_drive_that_is_pulled_out_goes_on_from_others_or_later() {
 fn a_file_that_a_person_names_spares_the_neighbours() {
     let adopted = Adopted::new();
     let path = adopted.on_disk(&adopted.file);
-    let local: Source = Arc::new(LocalSource::new(&path, &adopted.identity));
+    let local: Source = Arc::new(LocalSource::new(
+        &path,
+        &adopted.identity,
+        adopted.parts.path(),
+    ));
     let part = adopted.part();
     let neighbour: Source = Arc::new(adopted.neighbour());
     let report = get(&part, &all(&part), vec![neighbour, local]).unwrap();

@@ -1,28 +1,40 @@
-//! OpenAI's API over [`Service`]. `specs/http-api.md` is the normative text.
+//! OpenAI's API over [`Service`], and others. `specs/http-api.md` is the normative text.
 //!
 //! | concept | where |
 //! |---|---|
 //! | request parsing, field by field | `request.rs` (pure) |
 //! | responses, whole and in chunks | `reply.rs` (pure) |
+//! | requests and responses of other APIs: Anthropic's, Ollama's, OpenAI's Responses | `translate/` (pure) |
+//! | stored conversations of responses | `stored.rs` (pure) |
+//! | models in Ollama's form | `ollama_models.rs` (pure) |
+//! | an answer in the objects of its API, and their format | `output.rs` (pure) |
+//! | description of all paths for programs | `openapi.json` |
 //! | request bodies and their memory | `body.rs` |
 //! | limits on concurrent requests, in total and per caller | `permits.rs` |
 //! | paths, streams, errors | here |
 //! | listener, keys, metrics | `hearthnet-http` |
 //!
 //! A client that disconnects cancels its request: dropping a response drops its [`Answer`].
+//!
+//! The handlers of all APIs are in this file: they share the identity of callers, bodies and errors.
 
 mod body;
+mod ollama_models;
+mod output;
 mod permits;
 mod reply;
 mod request;
+mod stored;
+mod translate;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::future::ready;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
@@ -30,10 +42,10 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::IntoResponse as _;
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::sse::{KeepAlive, Sse};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use hearthnet_bus::now_ms;
 use hearthnet_http::{
     Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, hold_until_sent,
@@ -41,13 +53,19 @@ use hearthnet_http::{
 };
 use hearthnet_tokens::grammar::GrammarError;
 use hearthnet_transport::Code;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use self::body::{Bodies, NotRead, Room};
+use self::output::{Format, OtherOutput, Output};
 use self::permits::PermitPool;
 use self::reply::{Header, Reply, Shape};
 use self::request::ApiRequest;
-use crate::chat::Frame;
+use self::stored::StoredResponses;
+use self::translate::anthropic::{self, Purpose};
+use self::translate::ollama::{self, Asked};
+use self::translate::{Part, Stamp, Translated, Translating, responses};
+use crate::chat::{Frame, check};
 use crate::error::ChatError;
 use crate::service::fair_queue::{OWNER, Principal};
 use crate::service::{Answer, Caller, ServedModel, Service};
@@ -71,6 +89,7 @@ struct Api {
     has_key: bool,
     /// Start of the service, Unix seconds.
     since: u64,
+    responses: Arc<Mutex<StoredResponses>>,
 }
 
 /// Starts the HTTP interface of a service and the metrics of this process, with `more` paths for
@@ -90,6 +109,7 @@ pub async fn serve(
         client_deadline: settings.client_deadline,
         has_key: settings.api_key.is_some(),
         since: now_ms() / 1000,
+        responses: Arc::new(Mutex::new(StoredResponses::new(stored::LIMITS))),
     });
     let (permits, has_key) = (PermitPool::new(settings.max_connections, 1), shared.has_key);
     let api = Router::new()
@@ -97,6 +117,22 @@ pub async fn serve(
         .route("/v1/completions", answers(Shape::Text))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
+        .route("/v1/messages", translated(Other::Messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
+        .route("/v1/responses", translated(Other::Responses))
+        .route(
+            "/api/chat",
+            translated(Other::Ollama(ollama::Endpoint::Chat)),
+        )
+        .route(
+            "/api/generate",
+            translated(Other::Ollama(ollama::Endpoint::Generate)),
+        )
+        .route("/api/tags", get(ollama_tags))
+        .route("/api/ps", get(ollama_ps))
+        .route("/api/show", post(ollama_show))
+        .route("/api/version", get(ollama_version))
+        .route("/openapi.json", get(openapi))
         .with_state(Arc::clone(&shared))
         .merge(more)
         .route_layer(middleware::from_fn(
@@ -163,6 +199,86 @@ fn answers(shape: Shape) -> MethodRouter<Arc<Api>> {
             answer.unwrap_or_else(|error| error.response())
         },
     )
+}
+
+/// API that is translated, with the endpoint for answers.
+#[derive(Debug, Clone, Copy)]
+enum Other {
+    /// `/v1/messages` of Anthropic's.
+    Messages,
+    /// Of Ollama's.
+    Ollama(ollama::Endpoint),
+    /// `/v1/responses` of OpenAI's.
+    Responses,
+}
+
+/// Handler of an endpoint that is translated.
+fn translated(other: Other) -> MethodRouter<Arc<Api>> {
+    post(
+        async move |State(api): State<Arc<Api>>,
+                    Extension(client): Extension<Client>,
+                    request: Request| {
+            let answer = api.translated(other, client, request).await;
+            answer.unwrap_or_else(|error| error.response())
+        },
+    )
+}
+
+/// Number of tokens of the prompt of Anthropic's messages.
+async fn count_tokens(
+    State(api): State<Arc<Api>>,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Response<Body> {
+    match api.count_tokens(client, request).await {
+        Ok(count) => json_response(StatusCode::OK, &json!({"input_tokens": count})),
+        Err(error) => error.response(),
+    }
+}
+
+async fn ollama_tags(State(api): State<Arc<Api>>) -> Response<Body> {
+    let models = api.service.models();
+    let models: Vec<Value> = models.iter().map(|m| ollama_models::tag(m)).collect();
+    json_response(StatusCode::OK, &json!({"models": models}))
+}
+
+async fn ollama_ps(State(api): State<Arc<Api>>) -> Response<Body> {
+    let models = api.service.models();
+    let models: Vec<Value> = models.iter().map(|m| ollama_models::running(m)).collect();
+    json_response(StatusCode::OK, &json!({"models": models}))
+}
+
+async fn ollama_show(
+    State(api): State<Arc<Api>>,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Response<Body> {
+    let shown = async {
+        let (body, _room) = api.body(request, &who(&client, api.has_key)).await?;
+        let model = ollama::shown(&body)?;
+        match api.service.model(&model) {
+            Some(model) => Ok(json_response(StatusCode::OK, &ollama_models::show(&model))),
+            None => Err(no_model(&model)),
+        }
+    };
+    shown
+        .await
+        .unwrap_or_else(|error: ApiError| error.response())
+}
+
+async fn ollama_version() -> Response<Body> {
+    let version = json!({
+        "version": ollama_models::VERSION, "hearthnet_version": env!("CARGO_PKG_VERSION"),
+    });
+    json_response(StatusCode::OK, &version)
+}
+
+/// Description of every path, for programs.
+async fn openapi() -> Response<Body> {
+    let mut response = Response::new(Body::from(include_str!("openapi.json")));
+    let kind = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
 }
 
 /// Verified identity of a client: a user of this machine, or an address (an IPv6 network). A local
@@ -246,7 +362,119 @@ impl Api {
         let traced = request.headers().contains_key(TRACE);
         // The text of a chat that waits counts as that of a body that arrives.
         let (body, room) = self.body(request, &who(&client, self.has_key)).await?;
-        let random = random()?;
+        let plan = Plan {
+            shape,
+            traced,
+            random: random()?,
+            other: None,
+        };
+        self.run(client, body, room, plan).await
+    }
+
+    /// Answers a request of another API: it becomes one of OpenAI's, and its answer is translated
+    /// back.
+    async fn translated(
+        &self,
+        other: Other,
+        client: Client,
+        request: Request,
+    ) -> Result<Response<Body>, ApiError> {
+        let (began, traced) = (Instant::now(), request.headers().contains_key(TRACE));
+        let identity = who(&client, self.has_key);
+        let (body, room) = self.body(request, &identity).await?;
+        let stamp = Stamp {
+            random: random()?,
+            created_ms: now_ms(),
+        };
+        let asked = match other {
+            Other::Messages => anthropic::request(&body, Purpose::Answer, stamp)?,
+            Other::Responses => responses::request(&body, stamp, &|user, id| {
+                let held_by = caller(&client, self.has_key, user).held_by;
+                self.responses.lock().get(&held_by, id)
+            })?,
+            Other::Ollama(endpoint) => match ollama::request(&body, endpoint, stamp)? {
+                Asked::Answer(asked) => asked,
+                Asked::Load(model, value) => match self.service.model(&model) {
+                    Some(_) => return Ok(json_response(StatusCode::OK, &value)),
+                    None => return Err(no_model(&model)),
+                },
+            },
+        };
+        let Translated {
+            shape,
+            request,
+            stops,
+            names,
+            translation,
+        } = asked;
+        let user = request["user"].as_str().unwrap_or_default();
+        let held_by = caller(&client, self.has_key, user).held_by;
+        let format = match other {
+            Other::Ollama(_) => Format::Lines,
+            Other::Messages | Other::Responses => Format::Events,
+        };
+        let plan = Plan {
+            shape,
+            traced,
+            random: stamp.random,
+            other: Some(OtherOutput {
+                translating: Translating::new(translation, stops, began),
+                format,
+                responses: Arc::clone(&self.responses),
+                client: identity,
+                held_by,
+                id: responses::id(stamp.random),
+            }),
+        };
+        let translated = request.to_string().into_bytes();
+        drop((body, request));
+        let answer = self.run(client, translated, room, plan).await;
+        answer.map_err(|error| {
+            let rename =
+                |error: ApiError, (ours, theirs): &(&str, &str)| error.renamed(ours, theirs);
+            names.iter().fold(error, rename)
+        })
+    }
+
+    /// Counts the tokens of the prompt of Anthropic's messages.
+    async fn count_tokens(&self, client: Client, request: Request) -> Result<usize, ApiError> {
+        let (body, _room) = self.body(request, &who(&client, self.has_key)).await?;
+        let stamp = Stamp {
+            random: 0,
+            created_ms: 0,
+        };
+        let asked = anthropic::request(&body, Purpose::Count, stamp)?;
+        let ApiRequest {
+            model, mut chat, ..
+        } = request::chat(asked.request.to_string().as_bytes(), 0)?;
+        // A grammar adds nothing to the prompt.
+        chat.grammar = None;
+        let Some(served) = self.service.model(&model) else {
+            return Err(no_model(&model));
+        };
+        let counted = tokio::task::spawn_blocking(move || check(&served.text, &chat)).await;
+        match counted {
+            Ok(Ok(prompt)) => Ok(prompt.len()),
+            Ok(Err(ChatError::TooLong { tokens, .. })) => Ok(tokens),
+            Ok(Err(error)) => Err(failed(&error, None)),
+            Err(error) => Err(failed(&ChatError::Engine(error.to_string()), None)),
+        }
+    }
+
+    /// Runs the chat of a body in the form of OpenAI's.
+    async fn run(
+        &self,
+        client: Client,
+        body: Vec<u8>,
+        room: Room,
+        plan: Plan,
+    ) -> Result<Response<Body>, ApiError> {
+        let Plan {
+            shape,
+            traced,
+            random,
+            other,
+        } = plan;
         // JSON readers represent integers exactly up to 53 bits.
         let seed = (random as u64) >> 11;
         let ApiRequest {
@@ -292,17 +520,22 @@ impl Api {
             weights: served.weights,
         };
         let tokenizer = served.text.tokenizer.clone();
-        let mut reply = Reply::new(header, tokenizer, include_usage, wants_logprobs);
+        let mut reply = Reply::new(header, tokenizer.clone(), include_usage, wants_logprobs);
         if has_parts {
             reply.expect_parts();
         }
+        let mut output = Output {
+            reply,
+            tokenizer,
+            other,
+        };
         if stream {
-            return Ok(Events::response(answer, &frame, reply, traced));
+            return Ok(Events::response(answer, &frame, output, traced));
         }
         let mut alone = false;
         let whole = loop {
             alone |= answers_alone(&frame);
-            if let Some(whole) = reply.whole(&frame) {
+            if let Some(whole) = output.whole(&frame) {
                 break whole;
             }
             frame = next(&mut answer).await.map_err(|error| ended(&error))?;
@@ -387,72 +620,88 @@ fn answers_alone(frame: &Frame) -> bool {
     matches!(frame, Frame::ShardFailover { host: None, .. })
 }
 
-/// Answer as server-sent events.
-struct Events {
-    answer: Answer,
-    reply: Reply,
+/// How the request of a body is run and answered.
+struct Plan {
+    shape: Shape,
     /// Whether comments tell which hosts answer.
     traced: bool,
-    /// Events to send before the next frame is awaited.
-    ready: VecDeque<Event>,
+    /// Random number of the answer.
+    random: u128,
+    /// Of another API than OpenAI's completions.
+    other: Option<OtherOutput>,
+}
+
+/// Answer as a stream.
+struct Events {
+    answer: Answer,
+    output: Output,
+    /// Whether comments tell which hosts answer.
+    traced: bool,
+    /// Parts to send before the next frame is awaited.
+    ready: VecDeque<Part>,
     over: bool,
 }
 
 impl Events {
-    fn response(answer: Answer, first: &Frame, reply: Reply, traced: bool) -> Response<Body> {
+    fn response(answer: Answer, first: &Frame, output: Output, traced: bool) -> Response<Body> {
+        let format = output.format();
         let mut events = Self {
             ready: VecDeque::new(),
             answer,
-            reply,
+            output,
             traced,
             over: false,
         };
         events.on_frame(first);
-        let stream = stream::unfold(events, async |mut events| {
-            Some((Ok::<_, Infallible>(events.next().await?), events))
+        let parts = stream::unfold(events, async |mut events| {
+            Some((events.next().await?, events))
         });
-        let alive = KeepAlive::new().interval(KEEP_ALIVE).text("keep-alive");
-        Sse::new(stream).keep_alive(alive).into_response()
+        match format {
+            Format::Events => {
+                let events = parts.map(|part| Ok::<_, Infallible>(output::event(part)));
+                let alive = KeepAlive::new().interval(KEEP_ALIVE).text("keep-alive");
+                Sse::new(events).keep_alive(alive).into_response()
+            }
+            Format::Lines => {
+                let lines = parts.filter_map(|part| ready(output::line(part)));
+                let mut response = Response::new(Body::from_stream(lines));
+                let kind = HeaderValue::from_static("application/x-ndjson");
+                response.headers_mut().insert(header::CONTENT_TYPE, kind);
+                response
+            }
+        }
     }
 
-    /// Next event; `None` at the end. Cancel-safe.
-    async fn next(&mut self) -> Option<Event> {
+    /// Next part; `None` at the end. Cancel-safe.
+    async fn next(&mut self) -> Option<Part> {
         while self.ready.is_empty() && !self.over {
             match next(&mut self.answer).await {
                 Ok(frame) => self.on_frame(&frame),
-                // An unfinished stream ends with an error event and without `[DONE]`.
+                // An unfinished stream ends with an error, and without the mark of its end.
                 Err(error) => {
                     self.over = true;
-                    self.ready.push_back(event(&failed(&error, None).body()));
+                    let part = self.output.failed(&failed(&error, None));
+                    self.ready.push_back(part);
                 }
             }
         }
         self.ready.pop_front()
     }
 
-    /// Queues the events of a frame. Other host events have no place in this API.
+    /// Queues the parts of a frame. Other host events have no place in these APIs.
     fn on_frame(&mut self, frame: &Frame) {
         if answers_alone(frame) {
-            self.ready.push_back(Event::default().comment(ALONE));
+            self.ready.push_back(Part::Comment(ALONE.to_owned()));
         }
         if self.traced
             && let Some(trace) = reply::trace(frame)
         {
-            let comment = format!("hearthnet {trace}");
-            self.ready.push_back(Event::default().comment(comment));
+            self.ready
+                .push_back(Part::Comment(format!("hearthnet {trace}")));
         }
-        self.ready
-            .extend(self.reply.chunks(frame).iter().map(event));
-        if let Frame::Done(_) = frame {
-            self.over = true;
-            self.ready.push_back(Event::default().data("[DONE]"));
-        }
+        self.ready.extend(self.output.parts(frame));
+        self.over |= matches!(frame, Frame::Done(_));
     }
-}
-
-/// `Value::to_string` has no line breaks, so a value is one SSE line.
-fn event(value: &Value) -> Event {
-    Event::default().data(value.to_string())
 }
 
 fn random() -> Result<u128, ApiError> {

@@ -1,6 +1,7 @@
 //! HTTP interface over a tiny real model, tested through a socket.
 
 mod answers;
+mod apis;
 mod exact;
 
 use std::collections::BTreeMap;

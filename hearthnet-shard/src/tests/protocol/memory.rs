@@ -454,3 +454,38 @@ fn a_caller_gets_the_cause_of_a_streams_end_before_stream_ended() {
     assert_eq!(first.code, "preempted");
     assert_eq!(second.code, "stream_ended");
 }
+
+#[test]
+fn a_smaller_budget_takes_no_page_from_a_stream_and_holds_when_streams_end() {
+    let budget = |pages: u32| Command::KvBudget(u64::from(pages * PAGE) * KV_BYTES);
+    let pages = |host: &Host| {
+        let stats = host.stats();
+        (stats.kv_pages_used, stats.kv_pages_left)
+    };
+    let mut host = host_with(6, 100);
+    let mut caller = host.caller(1);
+    for stream in 1..=2 {
+        caller.ask(&mut host, open_up_to(stream, 1, 6 * PAGE));
+    }
+    fill(&mut caller, &mut host, 1, 3);
+    fill(&mut caller, &mut host, 2, 2);
+    host.scheduler.handle(budget(2));
+    assert_eq!(pages(&host), (5, 0));
+    // A stream grows by the pages of another one only.
+    let answers = caller.ask(&mut host, next(1, 3));
+    match &answers[..] {
+        [Message::StreamError(error), Message::StepResult(result)] => {
+            assert_eq!((error.stream, error.code.as_str()), (2, "preempted"));
+            assert_eq!(result.stream, 1);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(pages(&host), (4, 0));
+    assert_eq!(caller.refusal(&mut host, open_up_to(3, 1, PAGE)), "kv_full");
+    caller.ask(&mut host, close(1, 1));
+    let open = |epoch, pages| open_up_to(3, epoch, pages * PAGE);
+    assert_eq!(caller.refusal(&mut host, open(2, 3)), "kv_too_small");
+    assert_eq!(caller.ask(&mut host, open(3, 2)), [opened(3, 3)]);
+    host.scheduler.handle(budget(6));
+    assert_eq!(pages(&host), (0, 6));
+}

@@ -78,6 +78,7 @@ impl Host {
             endpoint: "127.0.0.1:1".into(),
             served: served(),
             slots: Slots::new(owner(), &config, Arc::clone(&events)),
+            kv_budget: config.kv_budget_bytes.into(),
             config,
             weight_bytes: 1,
             inbox,

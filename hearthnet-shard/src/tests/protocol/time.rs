@@ -53,5 +53,8 @@ fn a_failed_reload_refuses_the_stream_and_is_retried() {
     assert!(matches!(&answers[..], [Message::StreamError(e)]
         if e.code == "weights_unavailable" && e.message.contains("the file is gone")));
     host.assert_empty();
+    let unavailable = host.host_state.events.unavailable();
+    assert_eq!(unavailable.borrow().as_deref(), Some("the file is gone"));
     caller.open(&mut host, 2);
+    assert_eq!(*unavailable.borrow(), None);
 }

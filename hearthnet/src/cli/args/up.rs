@@ -26,7 +26,7 @@ pub(crate) struct UpArgs {
     #[arg(long, value_name = "MODEL", value_parser = model_ref())]
     pub(crate) model: Option<ModelRef>,
     /// In this run, take pieces of adopted models first from this model file, part, or folder with
-    /// one of them, such as a drive.
+    /// one of them, such as a drive, or Hugging Face directory.
     #[arg(long, value_name = "PATH", value_parser = home_path())]
     pub(crate) from: Option<PathBuf>,
     /// Address to listen on; port 0 takes a free one [default: node.listen].

@@ -19,7 +19,9 @@ use crate::commands::backup::NODE_KEY;
 use crate::config::{Config, Context};
 use crate::home::key_status::{CLOCK_FILE, KeyStatus};
 use crate::home::{Home, LOG_FILE, Lock, OnDisk, ROOT_KEY, first_free, membership, now_ms};
-use crate::models::adopted::{leave_parts, name_in_parts, node_in_parts, parts_dir};
+use crate::models::adopted::{
+    UsedPart, first_digits, leave_parts, name_in_parts, node_in_parts, parts_dir, used_parts,
+};
 use crate::node::{sync_log, transient};
 
 pub(super) fn run(args: &LeaveArgs, cx: &Context) -> Result<(), Failure> {
@@ -28,21 +30,22 @@ pub(super) fn run(args: &LeaveArgs, cx: &Context) -> Result<(), Failure> {
         OnDisk::Here(home) => leave(args, home, &cx.config),
         // Without the log no event can be signed, and nothing needs to be kept.
         OnDisk::Lost(noted) => {
-            let question = format!(
-                "Leave {:?}? Its log is lost on this machine, so no other member can be told.",
-                noted.name
-            );
-            confirm(args.yes, &question)?;
-            let _lock = lock(&dir)?;
             // The key is made on first use.
             let key = match dir.join(NODE_KEY).exists() {
                 true => cx.global.node_key().ok(),
                 false => None,
             };
+            let in_parts = key.map(|key| node_in_parts(noted.community, key.id()));
+            let parts = in_parts.as_ref().map(|own| what_goes(own, None));
+            let question = format!(
+                "Leave {:?}? Its log is lost on this machine, so no other member can be told.{}",
+                noted.name,
+                parts.unwrap_or_default()
+            );
+            confirm(args.yes, &question)?;
+            let _lock = lock(&dir)?;
             let aside = put_aside(&dir, noted.community, true)?;
-            let removed = key.map_or_else(Vec::new, |key| {
-                end_parts(&node_in_parts(noted.community, key.id()), None)
-            });
+            let removed = in_parts.map_or_else(Vec::new, |own| end_parts(&own, None));
             done(args.json, &noted.name, (None, true), &aside, &removed)
         }
         OnDisk::Nothing => Err(
@@ -74,7 +77,8 @@ fn leave(args: &LeaveArgs, home: Home, config: &Config) -> Result<(), Failure> {
             "Put the key and the log of {name:?} aside? A new key is made when this home joins again."
         ),
     };
-    confirm(args.yes, &question)?;
+    let parts = what_goes(&name_in_parts(&home), Some(&home.state()));
+    confirm(args.yes, &(question + &parts))?;
     let told = match member && others {
         true => say_goodbye(args, &home, config)?,
         false => None,
@@ -101,8 +105,42 @@ struct Removed {
     /// Name of the model, or the first digits of its weights id.
     model: String,
     weights: WeightsId,
-    /// Freed bytes; 0 if the part was a second name of the user's own file.
+    /// Freed bytes.
     bytes: u64,
+    /// The part was a second name of a file of the user, which stays.
+    is_own_file: bool,
+}
+
+fn model_name(weights: &WeightsId, state: Option<&Community>) -> String {
+    let known = state.and_then(|state| state.model(&weights.0));
+    known.map_or_else(|| first_digits(weights), |model| model.name.clone())
+}
+
+/// Sentences about the parts of the home with this name in them, before it leaves.
+fn what_goes(own: &str, state: Option<&Community>) -> String {
+    let Ok(parts) = parts_dir() else {
+        return String::new();
+    };
+    let used = used_parts(&parts, own).into_iter();
+    let (stay, go): (Vec<_>, Vec<_>) = used.partition(|part| part.has_other_homes);
+    let names = |parts: &[UsedPart]| {
+        let names = parts.iter().map(|part| model_name(&part.weights, state));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let mut text = String::new();
+    if !go.is_empty() {
+        let freed: u64 = go.iter().map(|part| part.bytes).sum();
+        let (names, freed) = (names(&go), cli::bytes(freed));
+        text += &format!(" The parts of models here ({names}) are removed; that frees {freed}.");
+    }
+    if go.iter().any(|part| part.is_shared) {
+        text += " Whole files of yours stay.";
+    }
+    if !stay.is_empty() {
+        let names = names(&stay);
+        text += &format!(" Another home of this user uses parts, which stay: {names}.");
+    }
+    text
 }
 
 /// Ends the use of all parts by the home with this name in them.
@@ -112,14 +150,11 @@ fn end_parts(own: &str, state: Option<&Community>) -> Vec<Removed> {
     };
     let stays = |why: PartError| note(format!("a part of a model stays: {why}"));
     let removed = leave_parts(&parts, own, |_| false, stays);
-    let named = removed.into_iter().map(|(weights, bytes)| {
-        let known = state.and_then(|state| state.model(&weights.0));
-        let digits = || weights.to_string().chars().take(8).collect();
-        Removed {
-            model: known.map_or_else(digits, |model| model.name.clone()),
-            weights,
-            bytes,
-        }
+    let named = removed.into_iter().map(|part| Removed {
+        model: model_name(&part.weights, state),
+        weights: part.weights,
+        bytes: part.bytes,
+        is_own_file: part.is_shared,
     });
     named.collect()
 }
@@ -254,14 +289,15 @@ fn done(
         "left {name:?}{heard}\n{what} in {}\n",
         aside.display()
     ))?;
-    for Removed { model, bytes, .. } in removed {
-        note(match bytes {
-            0 => format!(
+    for part in removed {
+        let model = &part.model;
+        note(match part.is_own_file {
+            true => format!(
                 "neighbours can no longer fetch {model} from here; your own file of it stays"
             ),
-            bytes => format!(
+            false => format!(
                 "removed this machine's part of {model} ({})",
-                cli::bytes(*bytes)
+                cli::bytes(part.bytes)
             ),
         });
     }

@@ -1,11 +1,15 @@
 //! `hearthnet model adopt` and `hearthnet model drop`: which models the community runs together.
 
+use std::path::Path;
+
 use hearthnet_bus::invite::MAX_NAME_BYTES;
 use hearthnet_bus::log::{Adoption, Community};
 use hearthnet_files::WeightsId;
+use hearthnet_files::hugging_face::repository_of;
 use hearthnet_files::part::{Part, PartError, folder, identity_of};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::{ModelEntry, Source};
+use hearthnet_hub::reference::directory_on_hub;
 use serde_json::json;
 
 use crate::cli::{Failure, Progress, bytes, failure, note, print_result};
@@ -152,12 +156,27 @@ fn sources(model: &ModelRef, entry: Option<&ModelEntry>) -> Vec<String> {
             ));
             None
         }
+        ModelRef::Path(path) if path.is_dir() => {
+            let found = directory_source(path);
+            if found.is_none() {
+                note(format!(
+                    "other nodes are told no address of {model}: it is not in the cache of the Hugging Face programs, which has the name of the repository; they fetch the model from this node, or with --from from a copy of the directory"
+                ));
+            }
+            found
+        }
         _ => None,
     };
     let mut all: Vec<String> = named.into_iter().chain(of_entry).collect();
     all.dedup();
     all.truncate(hearthnet_bus::log::MAX_SOURCES);
     all
+}
+
+/// Repository on the hub of a directory that the hub's own programs have fetched.
+fn directory_source(path: &Path) -> Option<String> {
+    let (repository, revision) = repository_of(&path.canonicalize().ok()?)?;
+    directory_on_hub(&repository, &revision)
 }
 
 pub(super) fn drop_model(

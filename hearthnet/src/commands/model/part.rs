@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hearthnet_bus::log::Adoption;
 use hearthnet_bus::node::Node;
@@ -28,6 +29,9 @@ use crate::models::adopted::{
 use crate::models::capacity::community;
 use crate::models::open_file::model_failure;
 use crate::node::{open_home, sync_log, transient};
+
+/// Time without a new link after which no other one is expected.
+const SETTLES: Duration = Duration::from_secs(1);
 
 /// Fetches layers of an adopted model, with a node for the duration of the command.
 pub(super) fn pull(
@@ -72,6 +76,7 @@ async fn fetch(
     cx: &Context,
 ) -> Result<(String, String), Failure> {
     sync_log(node, home).await;
+    until_links_settle(node, home).await;
     let adopted = find(&model.to_string(), &home.state())?;
     let fetcher = Fetcher::of_command(home, node, &cx.config, adopted, from);
     fetcher.check_from().await?;
@@ -88,6 +93,17 @@ async fn fetch(
     fetcher.fetch(&part, wanted).await?;
     let path = part.path().display().to_string();
     Ok((path, runs_text(&[(lo, hi)])))
+}
+
+/// Waits while further members get linked: the member that the log came from may not have the model.
+async fn until_links_settle(node: &Node, home: &Home) {
+    let others = home.state().members().count().saturating_sub(1);
+    let linked = || node.peers().iter().filter(|it| it.link.is_some()).count();
+    let mut before = 0;
+    while before < linked() && linked() < others {
+        before = linked();
+        tokio::time::sleep(SETTLES).await;
+    }
 }
 
 /// Layers that this node would serve.
@@ -204,20 +220,26 @@ pub(super) fn remove(model: &Adoption, cx: &Context, yes: bool) -> Result<(), Fa
         Err(error @ PartError::InUse(_)) => return Err(unusable(&name, &error)),
         opened => opened.ok(),
     };
-    let size = bytes(part.as_ref().map_or(0, Part::disk_bytes));
+    let size = bytes(folder::disk_bytes(&folder));
+    let freed = match folder::is_shared(&folder) {
+        true => {
+            format!("{size} are freed: its file is another name of a file of yours, which stays")
+        }
+        false => format!("{size} are freed"),
+    };
     let is_used = |home: Home| folder::is_used_beside(&folder, &name_in_parts(&home));
     let others = match community(&cx.global).map(is_used) {
         Some(Ok(true)) => ", which another home of this user uses as well",
         _ => "",
     };
-    let question = format!("Remove this machine's part of {name} ({size}){others}?");
+    let question = format!("Remove this machine's part of {name}{others}? {freed}.");
     if !yes && !ask(&question, None)? {
         return Err(Failure::new(Kind::Interrupted, "nothing was removed"));
     }
     // Locked until the folder is gone, so that no other process fetches into it.
     fs::remove_dir_all(&folder).map_err(|e| Failure::file("remove", &folder, &e))?;
     drop(part);
-    note(format!("removed {} ({size})", folder.display()));
+    note(format!("removed {} ({freed})", folder.display()));
     note("the community has adopted the model: `hearthnet up` fetches a part of it again");
     Ok(())
 }

@@ -3,14 +3,14 @@
 use std::fs;
 use std::path::PathBuf;
 
-use hearthnet_files::manifest::record_path;
+use hearthnet_files::manifest::{pieces_path, record_path};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Catalogue;
 
 use crate::cli::{Failure, Kind, ask, bytes, failure, note};
 use crate::home::remove_file;
 use crate::models::catalogue::{models_dir, not_resolved};
-use crate::models::local_files::{bytes_here, part_of};
+use crate::models::local_files::{bytes_here, has_other_name, part_of};
 
 pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Result<(), Failure> {
     let models = models_dir()?;
@@ -41,13 +41,21 @@ pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
         .hint("remove the file yourself, and NAME.gguf.hearthnet beside it"));
     }
     let size = bytes(bytes_here(&path));
-    if !yes && !ask(&format!("Remove {} ({size})?", path.display()), None)? {
+    let freed = match has_other_name(&path) {
+        // The part of a model that was adopted by this file.
+        true => "no space is freed: the file has another name, such as that of the part of an adopted model, \
+                 which `hearthnet model rm` removes by the name of that model"
+            .to_owned(),
+        false => format!("{size} are freed"),
+    };
+    if !yes && !ask(&format!("Remove {}? {freed}.", path.display()), None)? {
         return Err(Failure::new(Kind::Interrupted, "nothing was removed"));
     }
     let etag = PathBuf::from(format!("{}.etag", part.display()));
     for file in [
         &path,
         &record_path(&path),
+        &pieces_path(&path),
         &part,
         &etag,
         &path.with_file_name(".lock"),
@@ -59,6 +67,6 @@ pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
     while let Some(empty) = folder.filter(|f| *f != models && fs::remove_dir(f).is_ok()) {
         folder = empty.parent();
     }
-    note(format!("removed {} ({size})", path.display()));
+    note(format!("removed {} ({freed})", path.display()));
     Ok(())
 }

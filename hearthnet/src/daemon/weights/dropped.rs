@@ -90,10 +90,10 @@ pub(in crate::daemon) async fn remove_dropped(home: Home, node: Arc<DaemonNode>,
             |why| tracing::info!("the part of a dropped model stays: {why}"),
         )
     });
-    for (weights, _) in removed.await.unwrap_or_default() {
+    for part in removed.await.unwrap_or_default() {
         note(format!(
             "removed the part of a model that was dropped meanwhile ({})",
-            first_digits(&weights)
+            first_digits(&part.weights)
         ));
     }
 }

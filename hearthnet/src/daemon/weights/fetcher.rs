@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -12,9 +12,9 @@ use futures_util::future::join_all;
 use hearthnet_bus::log::Adoption;
 use hearthnet_bus::node::Node;
 use hearthnet_files::part::{Part, PartError, folder};
-use hearthnet_hub::ModelRef;
 use hearthnet_hub::parts::{
-    FetchError, FetchOptions, HubSource, LocalSource, PieceSource, Progress, fetch, first_contact,
+    FetchError, FetchOptions, LocalSource, PieceSource, Progress, fetch, first_contact,
+    stated_source,
 };
 use hearthnet_hub::pull::PullOptions;
 use hearthnet_orchestrator::placement::room;
@@ -58,7 +58,13 @@ pub(crate) struct Fetcher {
     /// Addresses of the whole file, as the community states them at present.
     addresses: watch::Receiver<Vec<String>>,
     /// Path of `--from`. It is opened again with each attempt, because it may be a drive.
-    from: Option<PathBuf>,
+    from: Option<Arc<LocalSource>>,
+}
+
+/// The path of `--from` as a source of a model.
+pub(super) fn local_source(path: Option<&Path>, model: &Adoption) -> Option<Arc<LocalSource>> {
+    let local = LocalSource::new(path?, &identity(model), &parts_dir().ok()?);
+    Some(Arc::new(local))
 }
 
 /// Remedy for an error, beyond the error's own words.
@@ -101,7 +107,7 @@ impl Fetcher {
         config: &Config,
         model: &Arc<Adoption>,
         addresses: watch::Receiver<Vec<String>>,
-        from: Option<PathBuf>,
+        from: Option<Arc<LocalSource>>,
     ) -> Self {
         Self {
             home: home.clone(),
@@ -130,15 +136,14 @@ impl Fetcher {
             parts: Arc::default(),
             disk_limit: disk_limit(config),
             addresses: watch::channel(model.sources.clone()).1,
+            from: local_source(from.as_deref(), &model),
             model: Arc::new(model),
-            from,
         }
     }
 
     /// The path of `--from` as a source.
     fn local(&self) -> Option<LocalSource> {
-        let path = self.from.as_ref()?;
-        Some(LocalSource::new(path, &identity(&self.model)))
+        Some(self.from.as_ref()?.again())
     }
 
     /// Checks that there is something of this model at the path of `--from`.
@@ -373,21 +378,30 @@ impl Fetcher {
         matches!(keeps.await, Ok(Ok(true)))
     }
 
-    /// Reads held pieces that could not be loaded. Those that the disk has damaged are no longer
-    /// held. Returns whether pieces have to be fetched again.
+    /// Reads held pieces that could not be loaded. Those that the disk has damaged, or whose file was
+    /// removed, are no longer held. Returns whether pieces have to be fetched again.
     pub(crate) async fn finds_damage(
         &self,
         part: &Arc<Part>,
         pieces: &[Range<u32>],
     ) -> Result<bool, Failure> {
         let (part, pieces) = (Arc::clone(part), pieces.to_vec());
+        let (name, home) = (self.model.name.clone(), name_in_parts(&self.home));
         let read = tokio::task::spawn_blocking(move || {
+            let unreadable = |error| Failure::file("read", &part.path(), error);
+            let restored = part.restore();
+            let is_restored =
+                restored.map_err(|error| failure!(Model, "{name}: {error}").code(error.code()))?;
+            if is_restored {
+                // The file of this home was in the folder, too.
+                folder::enter(part.folder(), &home).map_err(unreadable)?;
+            }
             let mut each = pieces.iter().cloned().flatten();
-            each.try_for_each(|index| part.read(index).map(drop))?;
-            Ok(!part.missing(&pieces).is_empty())
+            each.try_for_each(|index| part.read(index).map(drop))
+                .map_err(unreadable)?;
+            Ok::<_, Failure>(!part.missing(&pieces).is_empty())
         });
-        let read: std::io::Result<bool> = read.await.map_err(Failure::internal)?;
-        read.map_err(Failure::internal)
+        read.await.map_err(Failure::internal)?
     }
 
     /// Differs from node to node, so that nodes that begin together fetch different pieces first.
@@ -498,18 +512,18 @@ impl Fetcher {
                 runtime: Handle::current(),
             }));
         }
-        let Ok(options) = PullOptions::from_environment() else {
+        let (Ok(options), Ok(parts)) = (PullOptions::from_environment(), parts_dir()) else {
             return sources;
         };
         let addresses = self.addresses.borrow().clone();
         for text in &addresses {
-            let Ok(ModelRef::Remote(source)) = text.parse() else {
-                continue;
-            };
-            match HubSource::adopted(&source, &options, self.model.file_bytes) {
-                Ok(hub) => sources.push(Arc::new(hub)),
+            match stated_source(text, &options, &identity(&self.model), &parts) {
+                None => {}
+                Some(Ok(hub)) => sources.push(hub),
                 // Sources are looked for again and again.
-                Err(why) => UNUSABLE.call_once(|| note(format!("{}: {why}", self.model.name))),
+                Some(Err(why)) => {
+                    UNUSABLE.call_once(|| note(format!("{}: {why}", self.model.name)));
+                }
             }
         }
         sources

@@ -16,6 +16,7 @@ use std::time::Duration;
 use futures_util::future::{FutureExt, select_all};
 use hearthnet_bus::log::Adoption;
 use hearthnet_files::part::Part;
+use hearthnet_hub::parts::LocalSource;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::service::ServedModel;
 use tokio::sync::watch;
@@ -24,6 +25,7 @@ use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 
 use super::dropped::{Drops, end_use};
+use super::fetcher::local_source;
 use super::retry::{Retry, until};
 use super::shares::Shares;
 use super::{Fetcher, Parts};
@@ -70,6 +72,8 @@ struct Followed {
     model: Arc<Adoption>,
     /// Its sources, for the fetches that run.
     addresses: watch::Sender<Vec<String>>,
+    /// Path of `--from`, for all attempts: a whole file is hashed once.
+    from: Option<Arc<LocalSource>>,
     /// Task of the attempt to open it, while that runs.
     opening: Option<AbortHandle>,
     retry: Retry,
@@ -192,9 +196,12 @@ impl Follower {
                 Some(it) => it.take_sources(&model.sources),
                 None => {
                     let opens_at = models.drops.opens_at(Instant::now(), &weights);
-                    models
-                        .followed
-                        .insert(weights, Followed::new(model, opens_at));
+                    let from = local_source(self.from.as_deref(), &model);
+                    let new = Followed {
+                        from,
+                        ..Followed::new(model, opens_at)
+                    };
+                    models.followed.insert(weights, new);
                     true
                 }
             };
@@ -299,7 +306,7 @@ impl Follower {
             &self.cx.config,
             &it.model,
             it.addresses.subscribe(),
-            self.from.clone(),
+            it.from.clone(),
         )
     }
 
@@ -450,6 +457,7 @@ impl Followed {
         }
         Self {
             addresses: watch::Sender::new(model.sources.clone()),
+            from: None,
             model: Arc::new(model),
             opening: None,
             retry: Retry::default(),

@@ -310,11 +310,14 @@ impl Full {
 mod tests {
     use std::path::Path;
 
+    use hearthnet_bus::NodeKey;
+    use hearthnet_bus::log::{EventLog, Policy};
     use hearthnet_files::Manifest;
     use hearthnet_files::part::identity_of;
     use hearthnet_testkit::{TinyLlama, assert_matches};
 
     use super::*;
+    use crate::home::now_ms;
 
     fn stored(n: u8, taken: u64, awaited: u64, idle: u64, last_use_ms: u64) -> Stored {
         Stored {
@@ -433,6 +436,41 @@ mod tests {
         assert_matches!(&error, Err(NoRoom::Full(full)) if full.over > 0 && full.needed > 0 && full.kept.len() == 1);
         let open = parts.open(&id(&two).0).unwrap();
         assert!(open.for_others.is_empty(), "the use is recorded");
+    }
+
+    #[test]
+    fn a_full_disk_is_told_with_what_other_parts_keep_and_what_helps() {
+        let dir = tempfile::tempdir().unwrap();
+        let [root, own] = [(); 2].map(|()| NodeKey::generate().unwrap());
+        let policy = Policy::default();
+        let log = EventLog::create(dir.path(), &root, own.id(), "Elm", policy, now_ms()).unwrap();
+        let model = Adoption {
+            head: [1; 32],
+            name: "tiny".to_owned(),
+            layers: 2,
+            pieces: [2; 32],
+            sources: Vec::new(),
+            weights: [3; 32],
+            file_bytes: 4096,
+            head_bytes: 1024,
+            manifest_bytes: 512,
+        };
+        let full = Full {
+            needed: 30 << 20,
+            budget: 20 << 20,
+            over: 15 << 20,
+            kept: vec![(WeightsId([7; 32]), 5 << 20)],
+        };
+        let said = full.failure(&model, &log.state());
+        let text = said.to_string();
+        for part in [
+            "tiny needs 30.0 MiB on the disk, 15.0 MiB more than there is room for",
+            "may take 20.0 MiB; another part (07070707) keeps 5.0 MiB",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let hint = said.hint_text().unwrap();
+        assert!(hint.contains("manners.disk_gb") && hint.contains("model drop tiny"));
     }
 
     #[test]

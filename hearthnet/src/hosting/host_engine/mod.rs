@@ -146,9 +146,23 @@ pub(crate) fn no_layer_fits(
     is_shared: bool,
 ) -> Failure {
     let layer = layer_bytes.iter().copied().max().unwrap_or_default();
-    let beside = match is_shared {
-        true => " beside other models",
-        false => "",
+    let needed_mb = layer.div_ceil(1 << 20);
+    let (beside, hint) = match is_shared {
+        true => (
+            " beside other models",
+            format!(
+                "the models share this memory equally: raise manners.memory_percent, or \
+                 research.distributed_inference.host.memory_budget_mb to {needed_mb} for each model, or \
+                 let an anchor drop one: `hearthnet model drop`"
+            ),
+        ),
+        false => (
+            "",
+            format!(
+                "set research.distributed_inference.host.memory_budget_mb to {needed_mb} or more, or \
+                 raise manners.memory_percent"
+            ),
+        ),
     };
     failure!(
         Host,
@@ -157,7 +171,7 @@ pub(crate) fn no_layer_fits(
         bytes(budget),
         bytes(layer.saturating_sub(budget)),
     )
-    .hint("manners.memory_percent, or research.distributed_inference.host.memory_budget_mb, sets this memory")
+    .hint(hint)
 }
 
 /// Checks that explicitly named layers fit into `budget`, the part of `memory_budget_mb` that other
@@ -269,6 +283,18 @@ mod tests {
             asked(&args(Some(EngineKind::Torch), None), &plain),
             EngineKind::Torch
         );
+    }
+
+    #[test]
+    fn memory_for_no_layer_is_told_with_what_is_missing_and_what_helps() {
+        let layers = [2 << 20, (3 << 20) + 1];
+        let alone = no_layer_fits("tiny", &layers, 1 << 20, false);
+        assert!(alone.to_string().contains("2.0 MiB are missing"), "{alone}");
+        assert!(alone.hint_text().unwrap().contains("memory_budget_mb to 4"));
+        let beside = no_layer_fits("tiny", &layers, 1 << 20, true);
+        assert!(beside.to_string().contains("beside other models"));
+        let hint = beside.hint_text().unwrap();
+        assert!(hint.contains("to 4 for each model") && hint.contains("model drop"));
     }
 
     #[test]

@@ -543,6 +543,30 @@ fn an_advertisement_is_seen_replaced_and_withdrawn() {
 }
 
 #[test]
+fn an_advertisement_by_a_clock_that_was_set_back_a_day_does_no_harm_once_it_is_right() {
+    let (home, me, other) = (Home::new(), key(1), Home::joining());
+    let append = |body, now| home.log.append(&me, body, now).unwrap();
+    let depths = |log: &EventLog, now: u64| -> Vec<u32> {
+        let state = log.state();
+        let shards = state.shards(now).map(|shard| shard.descriptor.queue_depth);
+        shards.collect()
+    };
+    let (right, back) = (NOW + DAY, NOW);
+    append(advert(&me, 1), right);
+    sync(&home.log, &other.log, right);
+    // Others refuse the next one as expired, and keep the earlier one for its life.
+    append(advert(&me, 2), back);
+    sync(&home.log, &other.log, right + 1);
+    assert_eq!(depths(&home.log, back), [2]);
+    assert_eq!(depths(&other.log, right + 1), [1]);
+    let later = right + ADVERT_LIFE_MS;
+    assert!(depths(&other.log, later).is_empty());
+    append(advert(&me, 3), later);
+    sync(&home.log, &other.log, later);
+    assert_eq!(depths(&other.log, later), [3]);
+}
+
+#[test]
 fn announcements_of_neighbours_reveal_a_wrong_clock() {
     let home = Home::new();
     (2..=4).for_each(|seed| home.admit(seed, Level::Member));

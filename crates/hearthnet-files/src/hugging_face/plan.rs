@@ -1,0 +1,87 @@
+//! Tensors of a model as its directory's `config.json` and headers imply them.
+
+use super::config::Config;
+use super::directory::{Files, read};
+use super::error::ImportError;
+use super::finder::Finder;
+use super::planned::Planned;
+use super::rope::Rope;
+use super::shards::Shards;
+use crate::families::{Family, OUTPUT};
+use crate::gguf::writer::{WriteError, Writer};
+use crate::gguf::{Gguf, TensorType, Value};
+
+pub(super) const CONFIG: &str = "config.json";
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+
+/// Checked hyperparameters and tensor shapes of a directory.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) config: Config,
+    pub(super) rope: Rope,
+    pub(super) shards: Shards,
+    /// In the order of the family.
+    pub(super) tensors: Vec<Planned>,
+}
+
+impl Plan {
+    /// Reads `config.json` and the headers of the weights. `compares_output`: whether an output matrix
+    /// that is tied to the embedding is read and compared with it.
+    pub(super) fn read(
+        files: &(impl Files + ?Sized),
+        compares_output: bool,
+    ) -> Result<Self, ImportError> {
+        let none = || {
+            let path = files.path().display();
+            ImportError::Unsound(format!("{path} is no model: it has no config.json"))
+        };
+        let config = read(files, CONFIG, MAX_CONFIG_BYTES)?;
+        let config = Config::parse(&config.ok_or_else(none)?)?;
+        let rope = Rope::read(&config)?;
+        let shards = Shards::open(files)?;
+        let finder = Finder::new(&shards, config.class)?;
+        let (family, spec) = {
+            let gguf = probe(&config, &rope, &finder)?;
+            let family = Family::of(&gguf)?;
+            (family, family.spec(&gguf)?)
+        };
+        config.check_layers(&spec)?;
+        if compares_output {
+            finder.check_output(&config)?;
+        }
+        let tensors = finder.plan(family, &spec, &rope.tensors)?;
+        Ok(Self {
+            config,
+            rope,
+            shards,
+            tensors,
+        })
+    }
+}
+
+/// GGUF header with the metadata, and with the names that distinguish variants of the family, so
+/// that the family reads the hyperparameters as from a model file.
+fn probe(config: &Config, rope: &Rope, finder: &Finder<'_>) -> Result<Gguf, ImportError> {
+    let mut writer = Writer::new();
+    config.write(&mut writer)?;
+    rope.write(config, &mut writer)?;
+    if !config.class.vocab_size {
+        let key = format!("{}.vocab_size", config.class.architecture);
+        writer.set(&key, Value::U32(config.vocab()?))?;
+    }
+    let bias = "blk.0.attn_q.bias";
+    let names = (rope.tensors.iter().map(|(name, _)| *name))
+        .chain(Some(OUTPUT).filter(|_| finder.has_output()))
+        .chain(Some(bias).filter(|_| finder.has(bias)));
+    let mut count = 0;
+    for name in names {
+        writer.tensor(name, &[1], TensorType::I8)?;
+        count += 1;
+    }
+    let mut bytes = Vec::new();
+    writer.write(&mut bytes, |_, out| {
+        out.write_all(&[0]).map_err(WriteError::Io)
+    })?;
+    debug_assert!(count <= 4);
+    Gguf::from_bytes(bytes).map_err(|error| ImportError::Model(error.into()))
+}

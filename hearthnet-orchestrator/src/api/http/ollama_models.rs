@@ -1,0 +1,94 @@
+//! Models in the form of Ollama's API. Pure.
+
+use std::collections::BTreeMap;
+use std::time::UNIX_EPOCH;
+
+use serde_json::{Value, json};
+
+use super::translate::date::rfc3339;
+use crate::service::ServedModel;
+
+/// Version of Ollama's API that this server follows. Clients compare it with what they need.
+pub(super) const VERSION: &str = "0.12.0";
+
+/// Model in `/api/tags`.
+pub(super) fn tag(model: &ServedModel) -> Value {
+    json!({
+        "name": model.id, "model": model.id, "modified_at": modified(model),
+        "size": model.file.gguf().file_bytes(), "digest": model.weights.to_string(),
+        "details": details(model),
+    })
+}
+
+/// Model in `/api/ps`. A served model is always loaded, and holds no memory of a graphics card here.
+pub(super) fn running(model: &ServedModel) -> Value {
+    let mut running = tag(model);
+    running["size_vram"] = json!(0);
+    running["context_length"] = json!(model.text.context);
+    // It does not expire.
+    running["expires_at"] = json!("9999-12-31T23:59:59.000Z");
+    running
+}
+
+/// Answer of `/api/show`.
+pub(super) fn show(model: &ServedModel) -> Value {
+    let spec = model.file.spec();
+    let architecture = &spec.architecture;
+    let mut info = json!({
+        "general.architecture": architecture, "general.parameter_count": parameters(model),
+    });
+    for (name, value) in [
+        ("context_length", model.text.context),
+        ("embedding_length", spec.width),
+        ("block_count", spec.layers),
+        ("attention.head_count", spec.heads),
+        ("attention.head_count_kv", spec.kv_heads),
+        ("vocab_size", spec.vocab),
+    ] {
+        info[format!("{architecture}.{name}")] = json!(value);
+    }
+    json!({
+        "modelfile": "", "parameters": "", "template": "", "license": "",
+        "details": details(model), "model_info": info, "capabilities": ["completion"],
+        "modified_at": modified(model),
+    })
+}
+
+fn details(model: &ServedModel) -> Value {
+    let family = &model.file.spec().architecture;
+    let count = parameters(model) as f64;
+    let size = match count >= 1e9 {
+        true => format!("{:.1}B", count / 1e9),
+        false => format!("{:.0}M", count / 1e6),
+    };
+    json!({
+        "parent_model": "", "format": "gguf", "family": family, "families": [family],
+        "parameter_size": size, "quantization_level": main_type(model),
+    })
+}
+
+/// Type of most of the model's bytes, for example `Q4_K`.
+fn main_type(model: &ServedModel) -> String {
+    let mut bytes = BTreeMap::<String, u64>::new();
+    for tensor in model.file.gguf().tensors() {
+        *bytes.entry(tensor.dtype.to_string()).or_default() += tensor.bytes;
+    }
+    let main = bytes.into_iter().max_by_key(|&(_, bytes)| bytes);
+    main.map(|(name, _)| name.to_uppercase())
+        .unwrap_or_default()
+}
+
+/// Number of the model's parameters.
+fn parameters(model: &ServedModel) -> u64 {
+    let tensors = model.file.gguf().tensors().iter();
+    let values = tensors.map(|tensor| tensor.dims.iter().product::<u64>());
+    values.fold(0, u64::saturating_add)
+}
+
+/// Time at which the model's file was written.
+fn modified(model: &ServedModel) -> String {
+    let time = model.file.gguf().modified();
+    let since = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let ms = since.map_or(0, |since| since.as_millis());
+    rfc3339(u64::try_from(ms).unwrap_or(0))
+}

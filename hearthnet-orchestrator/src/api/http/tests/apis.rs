@@ -1,0 +1,422 @@
+//! APIs other than OpenAI's completions, and the description of all of them.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Description of all paths.
+fn document() -> Value {
+    serde_json::from_str(include_str!("../openapi.json")).unwrap()
+}
+
+/// Paths and methods of the description.
+fn operations(document: &Value) -> Vec<(String, Vec<String>)> {
+    let paths = document["paths"].as_object().unwrap();
+    let methods = |path: &Value| {
+        let names = path.as_object().unwrap().keys();
+        let names = names.filter(|name| *name != "parameters");
+        names.map(|name| name.to_uppercase()).collect()
+    };
+    paths
+        .iter()
+        .map(|(path, about)| (path.clone(), methods(about)))
+        .collect()
+}
+
+/// Objects of a stream in lines.
+fn lines(reply: &Reply) -> Vec<Value> {
+    assert_eq!(reply.headers["content-type"], "application/x-ndjson");
+    let lines = reply.body.lines().map(serde_json::from_str);
+    lines.collect::<Result<_, _>>().unwrap()
+}
+
+/// Events of a stream, whose names are those of their objects.
+fn named_events(reply: &Reply) -> Vec<Value> {
+    assert_eq!(reply.headers["content-type"], "text/event-stream");
+    let events = reply.body.split("\n\n").filter(|event| !event.is_empty());
+    events
+        .map(|event| {
+            let (name, data) = event.split_once('\n').unwrap();
+            let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+            assert_eq!(name.strip_prefix("event: "), data["type"].as_str());
+            data
+        })
+        .collect()
+}
+
+/// Texts at a place of objects, together.
+fn texts<'a>(objects: &'a [Value], at: impl Fn(&'a Value) -> &'a Value) -> String {
+    objects
+        .iter()
+        .filter_map(|object| at(object).as_str())
+        .collect()
+}
+
+#[test]
+fn every_api_gives_the_same_text() {
+    let house = open();
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    let whole = house.chat(json!({})).json();
+    let text = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(!text.is_empty());
+    let tokens = &whole["usage"]["completion_tokens"];
+
+    let anthropics = |stream: bool| {
+        let body = json!({"model": "tiny", "messages": messages, "max_tokens": 12,
+                          "temperature": 0, "stream": stream});
+        house.post("/v1/messages", &body)
+    };
+    let message = anthropics(false).json();
+    assert_eq!(message["content"][0]["text"], text);
+    assert_eq!(&message["usage"]["output_tokens"], tokens);
+    let events = named_events(&anthropics(true));
+    assert_eq!(texts(&events, |event| &event["delta"]["text"]), text);
+    let counted = house.post(
+        "/v1/messages/count_tokens",
+        &json!({"model": "tiny", "messages": messages}),
+    );
+    assert_eq!(
+        counted.json()["input_tokens"],
+        whole["usage"]["prompt_tokens"]
+    );
+
+    let options = json!({"temperature": 0, "num_predict": 12});
+    let ollamas = |stream: bool| {
+        let body = json!({"model": "tiny:latest", "messages": messages, "options": options,
+                          "stream": stream});
+        house.post("/api/chat", &body)
+    };
+    assert_eq!(ollamas(false).json()["message"]["content"], text);
+    let objects = lines(&ollamas(true));
+    assert_eq!(
+        texts(&objects, |object| &object["message"]["content"]),
+        text
+    );
+    let last = objects.last().unwrap();
+    assert_eq!(&last["eval_count"], tokens);
+    assert!(last["total_duration"].as_u64().unwrap() >= last["eval_duration"].as_u64().unwrap());
+    let body = json!({"model": "tiny", "prompt": "hello", "options": options});
+    let objects = lines(&house.post("/api/generate", &body));
+    assert_eq!(texts(&objects, |object| &object["response"]), text);
+
+    let newer = |stream: bool| {
+        let body = json!({"model": "tiny", "input": "hello", "max_output_tokens": 12,
+                          "temperature": 0, "stream": stream});
+        house.post("/v1/responses", &body)
+    };
+    let response = newer(false).json();
+    assert_eq!(response["output"][0]["content"][0]["text"], text);
+    assert_eq!(&response["usage"]["output_tokens"], tokens);
+    let events = named_events(&newer(true));
+    assert_eq!(texts(&events, |event| &event["delta"]), text);
+}
+
+#[test]
+fn a_raw_prompt_is_continued_as_by_the_completions() {
+    let house = open();
+    let body = json!({"model": "tiny", "prompt": "hello", "max_tokens": 8, "temperature": 0});
+    let whole = house.post("/v1/completions", &body).json();
+    let body = json!({"model": "tiny", "prompt": "hello", "raw": true, "stream": false,
+                      "options": {"temperature": 0, "num_predict": 8}});
+    let raw = house.post("/api/generate", &body).json();
+    assert_eq!(raw["response"], whole["choices"][0]["text"]);
+}
+
+#[test]
+fn anthropics_answer_names_the_stop_text_that_ended_it() {
+    let house = open();
+    let ask = |stops: Value| {
+        let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hello"}],
+                          "max_tokens": 12, "temperature": 0, "stop_sequences": stops});
+        house.post("/v1/messages", &body).json()
+    };
+    let text = ask(json!([]))["content"][0]["text"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    // The last character that is not in the text before.
+    let (at, stop) = text
+        .char_indices()
+        .rev()
+        .find(|(at, c)| !text[..*at].contains(*c))
+        .unwrap();
+    let stop = stop.to_string();
+    let message = ask(json!(["not there", stop]));
+    assert_eq!(message["stop_reason"], "stop_sequence");
+    assert_eq!(message["stop_sequence"], stop);
+    let before = message["content"][0]["text"].as_str().unwrap_or_default();
+    assert_eq!(before, &text[..at]);
+}
+
+#[test]
+fn a_response_continues_one_of_the_same_caller() {
+    let key = ApiKey::new("0123456789abcdef").unwrap();
+    let house = house_with(settings(2, 4, 4), |http| http.api_key = Some(key));
+    let head = "Connection: close\r\nAuthorization: Bearer 0123456789abcdef\r\n";
+    let send = |path: &str, body: Value| house.raw(&super::post(path, &body.to_string(), head));
+    let base = json!({"model": "tiny", "max_output_tokens": 8, "temperature": 0});
+    let ask = |extra: Value| {
+        let mut body = base.clone();
+        for (name, value) in extra.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        send("/v1/responses", body)
+    };
+    let text = |response: &Value| {
+        let text = response["output"][0]["content"][0]["text"].as_str();
+        text.unwrap_or_default().to_owned()
+    };
+    let first = ask(json!({"input": "hello", "user": "a"})).json();
+    let next = json!({"input": "go on", "previous_response_id": first["id"], "user": "a"});
+    let second = ask(next.clone()).json();
+    assert_eq!(second["previous_response_id"], first["id"]);
+    let whole = send(
+        "/v1/chat/completions",
+        json!({"model": "tiny", "max_tokens": 8, "temperature": 0, "messages": [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": text(&first)},
+            {"role": "user", "content": "go on"},
+        ]}),
+    );
+    let content = &whole.json()["choices"][0]["message"]["content"];
+    assert_eq!(*content, text(&second));
+
+    let mut of_another = next;
+    of_another["user"] = json!("b");
+    let (status, code, param) = ask(of_another).error();
+    assert_eq!(
+        (status, code.as_str()),
+        (400, "previous_response_not_found")
+    );
+    assert_eq!(param, "previous_response_id");
+    let unstored = ask(json!({"input": "hello", "user": "a", "store": false})).json();
+    let next = json!({"input": "x", "user": "a", "previous_response_id": unstored["id"]});
+    assert_eq!(ask(next).error().0, 400);
+}
+
+#[test]
+fn errors_have_the_format_of_their_api() {
+    let house = open();
+    let body = json!({"model": "none", "max_tokens": 1,
+                      "messages": [{"role": "user", "content": "x"}]});
+    let anthropics = house.post("/v1/messages", &body);
+    assert_eq!(anthropics.status, 404);
+    let error = anthropics.json();
+    assert_eq!(
+        (&error["type"], &error["error"]["type"]),
+        (&json!("error"), &json!("not_found_error"))
+    );
+    let ollamas = house.post("/api/chat", &body);
+    assert_eq!(ollamas.status, 400, "max_tokens is no field of Ollama's");
+    let missing = house.post("/api/show", &json!({"model": "none"}));
+    assert_eq!(missing.status, 404);
+    assert!(missing.json()["error"].is_string());
+    // Errors of every layer: the method, and the type of the body.
+    let method = house.get("/v1/messages", "");
+    assert_eq!(
+        (method.status, &method.json()["type"]),
+        (405, &json!("error"))
+    );
+    let bare = "POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\
+                Connection: close\r\n\r\n";
+    let kind = house.raw(bare);
+    assert_eq!(kind.status, 415);
+    assert!(kind.json()["error"].is_string());
+    // Fields have the names that the client used.
+    let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "x"}],
+                      "options": {"temperature": 9}});
+    let said = house.post("/api/chat", &body).json();
+    let said = said["error"].as_str().unwrap();
+    assert!(said.contains("`options.temperature`"), "{said}");
+    let long = "long ".repeat(300);
+    let body = json!({"model": "tiny", "max_tokens": 1,
+                      "messages": [{"role": "user", "content": long}]});
+    let said = house.post("/v1/messages", &body).json();
+    let said = said["error"]["message"].as_str().unwrap();
+    assert!(said.starts_with("prompt is too long: "), "{said}");
+    // A prompt that is too long still has a number of tokens.
+    let counted = house.post("/v1/messages/count_tokens", &body).json();
+    let context = house.fixture.service.models()[0].text.context;
+    assert!(counted["input_tokens"].as_u64().unwrap() > u64::from(context));
+}
+
+#[test]
+fn ollamas_models_are_those_of_the_service() {
+    let house = open();
+    let served = &house.fixture.service.models()[0];
+    for path in ["/api/tags", "/api/ps"] {
+        let models = house.get(path, "").json();
+        assert_eq!(models["models"][0]["name"], "tiny", "{path}");
+        assert_eq!(models["models"][0]["digest"], served.weights.to_string());
+    }
+    let shown = house.post("/api/show", &json!({"model": "tiny"})).json();
+    let architecture = shown["model_info"]["general.architecture"]
+        .as_str()
+        .unwrap();
+    let context = &shown["model_info"][format!("{architecture}.context_length")];
+    assert_eq!(*context, served.text.context);
+    let loaded = house
+        .post("/api/generate", &json!({"model": "tiny"}))
+        .json();
+    assert_eq!(loaded["done_reason"], "load");
+    assert!(house.get("/api/version", "").json()["version"].is_string());
+}
+
+#[test]
+fn the_description_lists_every_path_and_every_method() {
+    let house = open();
+    let document = house.get("/openapi.json", "").json();
+    assert_eq!(document, self::document());
+    for (path, methods) in operations(&document) {
+        // Paths of the page belong to the program, which tests them.
+        if path.starts_with("/hearthnet/") {
+            continue;
+        }
+        let at = path.replace("{id}", "tiny");
+        for method in ["GET", "POST", "DELETE"] {
+            let status = match method {
+                "GET" => house.get(&at, "").status,
+                "POST" => house.post(&at, &json!({})).status,
+                _ => {
+                    let head = format!(
+                        "{method} {at} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+                    );
+                    house.raw(&head).status
+                }
+            };
+            let expected = match (methods.contains(&method.to_owned()), method) {
+                (false, _) => 405,
+                (true, "GET") => 200,
+                // A body without fields.
+                (true, _) => 400,
+            };
+            assert_eq!(status, expected, "{method} {path}");
+        }
+    }
+    // Paths in the sources.
+    let listed: Vec<String> = operations(&document)
+        .into_iter()
+        .map(|(path, _)| path)
+        .collect();
+    for source in [
+        include_str!("../mod.rs"),
+        include_str!("../../../../../hearthnet/src/page/mod.rs"),
+        include_str!("../../../../../crates/hearthnet-http/src/auth.rs"),
+    ] {
+        let routes = source.split(".route(").skip(1);
+        let paths =
+            routes.filter_map(|route| route.trim_start().strip_prefix('"')?.split('"').next());
+        let paths: Vec<&str> = paths.collect();
+        assert!(!paths.is_empty());
+        for path in paths {
+            assert!(
+                listed.iter().any(|listed| listed == path),
+                "{path} is not in openapi.json"
+            );
+        }
+    }
+}
+
+/// Reads the body of a request as the endpoint does.
+fn read(path: &str, body: &Value) -> Result<(), ApiError> {
+    let body = body.to_string();
+    let body = body.as_bytes();
+    let stamp = Stamp {
+        random: 1,
+        created_ms: 0,
+    };
+    let translated = match path {
+        "/v1/chat/completions" => return request::chat(body, 1).map(drop),
+        "/v1/completions" => return request::completion(body, 1).map(drop),
+        "/api/show" => return ollama::shown(body).map(drop),
+        "/v1/messages" => anthropic::request(body, Purpose::Answer, stamp)?,
+        "/v1/messages/count_tokens" => anthropic::request(body, Purpose::Count, stamp)?,
+        "/v1/responses" => responses::request(body, stamp, &|_, _| None)?,
+        "/api/chat" | "/api/generate" => {
+            let endpoint = match path {
+                "/api/chat" => ollama::Endpoint::Chat,
+                _ => ollama::Endpoint::Generate,
+            };
+            match ollama::request(body, endpoint, stamp)? {
+                Asked::Answer(translated) => translated,
+                Asked::Load(..) => return Ok(()),
+            }
+        }
+        _ => panic!("{path} is not read here"),
+    };
+    let body = translated.request.to_string();
+    match translated.shape {
+        Shape::Chat => request::chat(body.as_bytes(), 1).map(drop),
+        Shape::Text => request::completion(body.as_bytes(), 1).map(drop),
+    }
+}
+
+#[test]
+fn every_example_of_the_description_is_read() {
+    let document = document();
+    let mut read_fields = 0;
+    for (path, _) in operations(&document) {
+        let post = &document["paths"][&path]["post"];
+        let schema = &post["requestBody"]["content"]["application/json"]["schema"]["$ref"];
+        let Some(name) = schema.as_str().and_then(|name| name.rsplit('/').next()) else {
+            continue;
+        };
+        if path.starts_with("/hearthnet/") {
+            continue;
+        }
+        let schema = &document["components"]["schemas"][name];
+        let needed = schema["required"].as_array().unwrap();
+        let mut base = json!({});
+        for name in needed {
+            let name = name.as_str().unwrap();
+            base[name] = schema["properties"][name]["examples"][0].clone();
+        }
+        for (name, property) in schema["properties"].as_object().unwrap() {
+            let Some(example) = property["examples"].get(0) else {
+                continue;
+            };
+            let mut body = base.clone();
+            body[name] = example.clone();
+            let refused = read(&path, &body).err().map(|error| error.body());
+            assert_eq!(refused, None, "{path}: {name}");
+            read_fields += 1;
+        }
+        // What is not listed is refused.
+        let mut body = base.clone();
+        body["temprature"] = json!(1);
+        assert!(read(&path, &body).is_err(), "{path}");
+    }
+    assert!(read_fields > 60, "{read_fields}");
+}
+
+proptest! {
+    #[test]
+    fn no_value_of_any_field_makes_a_translation_panic(
+        path in prop::sample::select(&[
+            "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/api/chat",
+            "/api/generate", "/api/show",
+        ][..]),
+        name in prop::sample::select(&[
+            "model", "messages", "system", "tools", "tool_choice", "thinking", "output_config",
+            "metadata", "stop_sequences", "stream", "input", "instructions", "text", "reasoning",
+            "previous_response_id", "store", "options", "format", "think", "prompt", "raw",
+            "context", "images", "keep_alive", "user",
+        ][..]),
+        value in prop::sample::select(vec![
+            json!(null), json!(true), json!(-1), json!(1e300), json!(u64::MAX), json!(""),
+            json!([]), json!({}), json!([[]]), json!([{}]), json!({"type": {}}), json!("\u{0}"),
+            json!([{"type": "function_call", "call_id": "c", "name": "n", "arguments": "{"}]),
+            json!([{"type": "message", "role": "assistant", "content": []}]),
+            json!([{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]}]),
+            json!([{"role": "tool", "content": ""}, {"role": "assistant", "tool_calls": [{}]}]),
+            json!({"format": {"type": "json_schema"}}), json!({"effort": []}),
+            json!({"stop": {}, "num_predict": "all", "mirostat": "off"}),
+        ]),
+    ) {
+        let mut body = json!({
+            "model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}],
+        });
+        body[name] = value;
+        let _ = read(path, &body);
+    }
+}

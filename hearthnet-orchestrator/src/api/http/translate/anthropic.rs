@@ -1,0 +1,607 @@
+//! Anthropic's Messages API: requests to OpenAI's, answers back. Pure.
+
+use hearthnet_http::{ApiError, ErrorFormat};
+use serde_json::{Value, json};
+
+use super::super::reply::Shape;
+use super::common::{
+    End, Fields, Part, Piece, Stamp, Translated, Translation, function, set_stream, unsupported,
+    wrong,
+};
+
+/// Fields that do not change the answer.
+const IGNORED: &[&str] = &[
+    "cache_control",
+    "container",
+    "context_management",
+    "inference_geo",
+    "mcp_servers",
+    "service_tier",
+];
+
+/// Fields of a block of content that do not change the answer.
+const IGNORED_IN_BLOCKS: &[&str] = &["cache_control", "citations"];
+
+/// Fields with another name in OpenAI's API: that name, and Anthropic's.
+const NAMES: &[(&str, &str)] = &[
+    ("stop", "stop_sequences"),
+    ("response_format", "output_config"),
+];
+
+/// What a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::api::http) enum Purpose {
+    /// `/v1/messages`.
+    Answer,
+    /// `/v1/messages/count_tokens`, which needs no `max_tokens`.
+    Count,
+}
+
+/// Translates a request.
+pub(in crate::api::http) fn request(
+    body: &[u8],
+    purpose: Purpose,
+    stamp: Stamp,
+) -> Result<Translated, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let mut request = json!({});
+    fields.move_to(
+        &mut request,
+        &[
+            ("model", "model"),
+            ("max_tokens", "max_tokens"),
+            ("temperature", "temperature"),
+            ("top_p", "top_p"),
+            ("top_k", "top_k"),
+            ("stop_sequences", "stop"),
+            // Not fields of Anthropic's.
+            ("seed", "seed"),
+            ("exact", "exact"),
+        ],
+    );
+    if purpose == Purpose::Answer && request.get("max_tokens").is_none() {
+        return Err(wrong("max_tokens", "a whole number, and is needed"));
+    }
+    let mut messages = Vec::new();
+    if let Some(system) = fields.take("system") {
+        messages.push(json!({"role": "system", "content": text("system", system)?}));
+    }
+    for (index, value) in fields.list("messages")?.into_iter().enumerate() {
+        message(&format!("messages[{index}]"), value, &mut messages)?;
+    }
+    match messages.last().map(|last| last["role"].as_str()) {
+        None | Some(Some("system")) => {
+            return Err(wrong("messages", "a list that is not empty"));
+        }
+        Some(Some("assistant")) => {
+            let problem = "an answer cannot be begun in `messages`: end with a user's message";
+            return Err(unsupported("messages", problem));
+        }
+        Some(_) => {}
+    }
+    request["messages"] = json!(messages);
+    tools(&mut fields, &mut request)?;
+    thinking(&mut fields, &mut request)?;
+    if let Some(config) = fields.take("output_config") {
+        let mut config = Fields::object("output_config", config)?;
+        if let Some(format) = config.take("format") {
+            request["response_format"] = output_format("output_config.format", format)?;
+        }
+        config.move_to(&mut request, &[("effort", "reasoning_effort")]);
+        config.nothing_left(&[])?;
+    }
+    if let Some(format) = fields.take("output_format") {
+        request["response_format"] = output_format("output_format", format)?;
+    }
+    if let Some(metadata) = fields.take("metadata") {
+        let mut metadata = Fields::object("metadata", metadata)?;
+        metadata.move_to(&mut request, &[("user_id", "user")]);
+    }
+    let stream = fields.bool("stream")?.unwrap_or(false);
+    set_stream(&mut request, stream);
+    fields.nothing_left(IGNORED)?;
+    let stops = request["stop"].as_array().into_iter().flatten();
+    let stops = stops.filter_map(|stop| stop.as_str().map(str::to_owned));
+    let model = request["model"].as_str().unwrap_or_default().to_owned();
+    Ok(Translated {
+        shape: Shape::Chat,
+        stops: stops.collect(),
+        request,
+        names: NAMES,
+        translation: Box::new(Messages {
+            id: format!("msg_{:032x}", stamp.random),
+            model,
+            open: None,
+            blocks: 0,
+        }),
+    })
+}
+
+/// Text given as one text, or in blocks. Blocks are separated by a line feed, as Anthropic's models
+/// read them apart.
+fn text(at: &str, value: Value) -> Result<String, ApiError> {
+    let blocks = match value {
+        Value::String(text) => return Ok(text),
+        Value::Array(blocks) => blocks,
+        _ => return Err(wrong(at, "a text, or a list of text blocks")),
+    };
+    let texts = blocks.into_iter().enumerate().map(|(index, block)| {
+        let mut block = Fields::object(&format!("{at}[{index}]"), block)?;
+        match block.needed("type")?.as_str() {
+            "text" => {}
+            _ => {
+                return Err(unsupported(
+                    &block.path("type"),
+                    "this server reads text only",
+                ));
+            }
+        }
+        let text = block.needed("text")?;
+        block.nothing_left(IGNORED_IN_BLOCKS)?;
+        Ok(text)
+    });
+    Ok(texts.collect::<Result<Vec<String>, _>>()?.join("\n"))
+}
+
+/// Translates a message into one or several.
+fn message(at: &str, value: Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+    let mut fields = Fields::object(at, value)?;
+    let role = fields.needed("role")?;
+    if role != "user" && role != "assistant" {
+        return Err(wrong(&fields.path("role"), "user or assistant"));
+    }
+    let at = fields.path("content");
+    let content = fields.take("content");
+    fields.nothing_left(&[])?;
+    let blocks = match content {
+        Some(Value::String(text)) => vec![json!({"type": "text", "text": text})],
+        Some(Value::Array(blocks)) => blocks,
+        _ => return Err(wrong(&at, "a text, or a list of blocks")),
+    };
+    let (mut texts, mut calls) = (Vec::new(), Vec::new());
+    for (index, block) in blocks.into_iter().enumerate() {
+        let mut block = Fields::object(&format!("{at}[{index}]"), block)?;
+        let kind = block.needed("type")?;
+        match (role.as_str(), kind.as_str()) {
+            (_, "text") => texts.push(block.needed("text")?),
+            ("assistant", "tool_use") => {
+                let input = block.take("input").unwrap_or_else(|| json!({}));
+                let function =
+                    json!({"name": block.needed("name")?, "arguments": input.to_string()});
+                calls.push(json!({
+                    "id": block.needed("id")?, "type": "function", "function": function,
+                }));
+            }
+            // Reasoning of earlier turns is not part of the prompt.
+            ("assistant", "thinking" | "redacted_thinking") => continue,
+            ("user", "tool_result") => {
+                let at = block.path("content");
+                let content = match block.take("content") {
+                    Some(content) => text(&at, content)?,
+                    None => String::new(),
+                };
+                // Whether a tool failed is in its words.
+                block.bool("is_error")?;
+                let id = block.needed("tool_use_id")?;
+                messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+            }
+            _ => {
+                let problem = "this server reads text, and calls of tools and their results";
+                return Err(unsupported(&block.path("type"), problem));
+            }
+        }
+        block.nothing_left(IGNORED_IN_BLOCKS)?;
+    }
+    let has_text = !texts.is_empty();
+    if has_text || !calls.is_empty() {
+        let mut message = json!({"role": role, "content": texts.join("\n")});
+        if !calls.is_empty() {
+            message["tool_calls"] = json!(calls);
+        }
+        messages.push(message);
+    }
+    Ok(())
+}
+
+/// Translates `tools` and `tool_choice`.
+fn tools(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
+    let mut tools = Vec::new();
+    for (index, tool) in fields.list("tools")?.into_iter().enumerate() {
+        let mut tool = Fields::object(&format!("tools[{index}]"), tool)?;
+        if let Some(kind) = tool.text("type")?
+            && kind != "custom"
+        {
+            let problem = "tools of Anthropic's servers are not supported: describe your own";
+            return Err(unsupported(&tool.path("type"), problem));
+        }
+        let (name, description) = (tool.needed("name")?, tool.take("description"));
+        let mut function = function(name, description, tool.take("input_schema"));
+        if let Some(strict) = tool.bool("strict")? {
+            function["function"]["strict"] = json!(strict);
+        }
+        tool.nothing_left(&[
+            "cache_control",
+            "input_examples",
+            "eager_input_streaming",
+            "defer_loading",
+            "allowed_callers",
+        ])?;
+        tools.push(function);
+    }
+    let has_tools = !tools.is_empty();
+    if has_tools {
+        request["tools"] = json!(tools);
+    }
+    let Some(choice) = fields.take("tool_choice") else {
+        return Ok(());
+    };
+    let mut choice = Fields::object("tool_choice", choice)?;
+    request["tool_choice"] = match choice.needed("type")?.as_str() {
+        "auto" => json!("auto"),
+        "none" => json!("none"),
+        "any" => json!("required"),
+        "tool" => json!({"type": "function", "function": {"name": choice.needed("name")?}}),
+        _ => return Err(wrong("tool_choice.type", "auto, any, tool or none")),
+    };
+    if choice.bool("disable_parallel_tool_use")? == Some(true) {
+        request["parallel_tool_calls"] = json!(false);
+    }
+    choice.nothing_left(&[])
+}
+
+/// Translates `thinking`. Models that reason do so by default; only `disabled` changes something.
+fn thinking(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
+    let Some(thinking) = fields.take("thinking") else {
+        return Ok(());
+    };
+    let mut thinking = Fields::object("thinking", thinking)?;
+    match thinking.needed("type")?.as_str() {
+        "disabled" => request["reasoning_effort"] = json!("none"),
+        "enabled" | "adaptive" => {}
+        _ => return Err(wrong("thinking.type", "enabled, adaptive or disabled")),
+    }
+    // The budget is the model's own.
+    thinking.nothing_left(&["budget_tokens", "display"])
+}
+
+/// Translates the format of an answer.
+fn output_format(at: &str, format: Value) -> Result<Value, ApiError> {
+    let mut format = Fields::object(at, format)?;
+    if format.needed("type")? != "json_schema" {
+        return Err(wrong(&format.path("type"), "json_schema"));
+    }
+    let schema = format.take("schema");
+    let schema = schema.ok_or_else(|| wrong(&format.path("schema"), "a JSON schema"))?;
+    format.nothing_left(&[])?;
+    Ok(json!({"type": "json_schema", "json_schema": {"schema": schema}}))
+}
+
+/// Kind of a block of content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Block {
+    Thinking,
+    Text,
+    ToolUse,
+}
+
+/// Answer of `/v1/messages`.
+struct Messages {
+    id: String,
+    model: String,
+    /// Block that is being sent.
+    open: Option<Block>,
+    /// Number of blocks that have begun.
+    blocks: usize,
+}
+
+impl Messages {
+    /// The message, without what is known at its end only.
+    fn message(&self, content: &[Value]) -> Value {
+        json!({
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model,
+            "content": content, "stop_reason": null, "stop_sequence": null,
+            "usage": {"input_tokens": 0, "output_tokens": 0},
+        })
+    }
+
+    /// Ends the open block.
+    fn close(&mut self) -> Option<Part> {
+        let block = self.open.take()?;
+        debug_assert!(self.blocks > 0, "{block:?} has begun");
+        let index = self.blocks.saturating_sub(1);
+        Some(Part::event("content_block_stop", json!({"index": index})))
+    }
+
+    /// Begins a block, after the end of another one.
+    fn begin_block(&mut self, block: Block, value: Value) -> Vec<Part> {
+        let mut parts = Vec::from_iter(self.close());
+        let event = json!({"index": self.blocks, "content_block": value});
+        parts.push(Part::event("content_block_start", event));
+        self.blocks += 1;
+        self.open = Some(block);
+        parts
+    }
+
+    /// More of the open block.
+    fn delta(&self, delta: Value) -> Part {
+        let index = self.blocks.saturating_sub(1);
+        Part::event(
+            "content_block_delta",
+            json!({"index": index, "delta": delta}),
+        )
+    }
+}
+
+impl Translation for Messages {
+    fn begin(&mut self) -> Vec<Part> {
+        let started = json!({"message": self.message(&[])});
+        vec![
+            Part::event("message_start", started),
+            Part::event("ping", json!({})),
+        ]
+    }
+
+    fn piece(&mut self, piece: &Piece) -> Vec<Part> {
+        let (block, empty, delta) = match piece {
+            Piece::Reasoning(text) => (
+                Block::Thinking,
+                json!({"type": "thinking", "thinking": "", "signature": ""}),
+                json!({"type": "thinking_delta", "thinking": text}),
+            ),
+            Piece::Text(text) => (
+                Block::Text,
+                json!({"type": "text", "text": ""}),
+                json!({"type": "text_delta", "text": text}),
+            ),
+            Piece::Call { id, name } => {
+                let call = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+                return self.begin_block(Block::ToolUse, call);
+            }
+            Piece::Arguments(text) => {
+                let delta = json!({"type": "input_json_delta", "partial_json": text});
+                return vec![self.delta(delta)];
+            }
+        };
+        let mut parts = match self.open {
+            Some(open) if open == block => Vec::new(),
+            _ => self.begin_block(block, empty),
+        };
+        parts.push(self.delta(delta));
+        parts
+    }
+
+    fn end(&mut self, end: &End) -> Vec<Part> {
+        let mut parts = Vec::from_iter(self.close());
+        let delta = json!({"stop_reason": stop_reason(end), "stop_sequence": end.stop});
+        let event = json!({"delta": delta, "usage": usage(end)});
+        parts.push(Part::event("message_delta", event));
+        parts.push(Part::event("message_stop", json!({})));
+        parts
+    }
+
+    fn failed(&mut self, error: &ApiError) -> Part {
+        Part::event("error", error.body_in(ErrorFormat::Anthropic))
+    }
+
+    fn whole(&mut self, end: &End) -> Value {
+        let answered = &end.answered;
+        let mut content = Vec::new();
+        if !answered.reasoning.is_empty() {
+            content.push(json!({
+                "type": "thinking", "thinking": answered.reasoning, "signature": "",
+            }));
+        }
+        if !answered.text.is_empty() {
+            content.push(json!({"type": "text", "text": answered.text}));
+        }
+        content.extend(answered.calls.iter().map(|call| {
+            json!({"type": "tool_use", "id": call.id, "name": call.name, "input": call.input()})
+        }));
+        let mut message = self.message(&content);
+        message["stop_reason"] = json!(stop_reason(end));
+        message["stop_sequence"] = json!(end.stop);
+        message["usage"] = usage(end);
+        message
+    }
+}
+
+fn stop_reason(end: &End) -> &'static str {
+    match end.reason.as_str() {
+        "length" => "max_tokens",
+        "tool_calls" => "tool_use",
+        _ if end.stop.is_some() => "stop_sequence",
+        _ => "end_turn",
+    }
+}
+
+/// Anthropic counts cached tokens apart from the others.
+fn usage(end: &End) -> Value {
+    let (prompt, cached) = end.prompt_tokens();
+    json!({
+        "input_tokens": prompt.saturating_sub(cached),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": end.completion_tokens(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::common::Answered;
+    use super::super::common::tests::{end, stream, text_and_call};
+    use super::*;
+
+    fn read(body: Value) -> Result<Translated, ApiError> {
+        let stamp = Stamp {
+            random: 1,
+            created_ms: 0,
+        };
+        request(body.to_string().as_bytes(), Purpose::Answer, stamp)
+    }
+
+    fn base(extra: Value) -> Value {
+        let mut body = json!({
+            "model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}],
+        });
+        for (name, value) in extra.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        body
+    }
+
+    fn translation() -> Box<dyn Translation> {
+        read(base(json!({}))).unwrap().translation
+    }
+
+    #[test]
+    fn a_request_becomes_one_of_openais() {
+        let asked = read(base(json!({
+            "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}},
+                       {"type": "text", "text": "b"}],
+            "temperature": 0.5, "top_k": 3, "stop_sequences": ["x"], "stream": true,
+            "metadata": {"user_id": "u"}, "service_tier": "auto",
+            "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+        })));
+        let asked = asked.unwrap();
+        assert_eq!(asked.stops, ["x"]);
+        assert_eq!(
+            asked.request,
+            json!({
+                "model": "m", "max_tokens": 9, "temperature": 0.5, "top_k": 3, "stop": ["x"],
+                "messages": [{"role": "system", "content": "a\nb"}, {"role": "user", "content": "hi"}],
+                "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+                "user": "u", "stream": true, "stream_options": {"include_usage": true},
+            })
+        );
+    }
+
+    #[test]
+    fn tools_and_their_results_become_openais() {
+        let asked = read(base(json!({
+            "tools": [{"name": "weather", "description": "d", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "tool", "name": "weather", "disable_parallel_tool_use": true},
+            "messages": [
+                {"role": "user", "content": "Rome?"},
+                {"role": "assistant", "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": ""},
+                    {"type": "text", "text": "Let me look."},
+                    {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Rome"}},
+                ]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "call_1",
+                     "content": [{"type": "text", "text": "sun"}], "is_error": false},
+                    {"type": "text", "text": "Well?"},
+                ]},
+            ],
+        })));
+        let request = asked.unwrap().request;
+        let named = json!({"type": "function", "function": {"name": "weather"}});
+        assert_eq!(request["tool_choice"], named);
+        assert_eq!(request["parallel_tool_calls"], false);
+        let function =
+            json!({"name": "weather", "description": "d", "parameters": {"type": "object"}});
+        assert_eq!(
+            request["tools"],
+            json!([{"type": "function", "function": function}])
+        );
+        let function = json!({"name": "weather", "arguments": "{\"city\":\"Rome\"}"});
+        assert_eq!(
+            request["messages"],
+            json!([
+                {"role": "user", "content": "Rome?"},
+                {"role": "assistant", "content": "Let me look.",
+                 "tool_calls": [{"id": "call_1", "type": "function", "function": function}]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "sun"},
+                {"role": "user", "content": "Well?"},
+            ])
+        );
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        let image = json!([{"type": "image", "source": {}}]);
+        for (extra, param) in [
+            (json!({"max_tokens": null}), "max_tokens"),
+            (json!({"messages": []}), "messages"),
+            (
+                json!({"messages": [{"role": "assistant", "content": "Once"}]}),
+                "messages",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": image}]}),
+                "messages[0].content[0].type",
+            ),
+            (
+                json!({"messages": [{"role": "tool", "content": "x"}]}),
+                "messages[0].role",
+            ),
+            (json!({"system": 5}), "system"),
+            (
+                json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+                "tools[0].type",
+            ),
+            (json!({"tool_choice": {"type": "some"}}), "tool_choice.type"),
+            (json!({"thinking": {"type": "deep"}}), "thinking.type"),
+            (json!({"temprature": 1}), "temprature"),
+        ] {
+            let refused = read(base(extra)).err().unwrap().body();
+            assert_eq!(refused["error"]["param"], param);
+        }
+    }
+
+    #[test]
+    fn a_stream_has_blocks_that_begin_and_end() {
+        let events = stream(&mut *translation(), &text_and_call(), "tool_calls");
+        let names: Vec<&str> = events.iter().filter_map(|(name, _)| *name).collect();
+        assert_eq!(
+            names.join(" "),
+            "message_start ping \
+             content_block_start content_block_delta content_block_delta content_block_stop \
+             content_block_start content_block_delta content_block_delta content_block_stop \
+             message_delta message_stop"
+        );
+        for (name, event) in &events {
+            assert_eq!(event["type"].as_str(), *name);
+        }
+        assert_eq!(events[6].1["index"], 1);
+        assert_eq!(events[6].1["content_block"]["name"], "weather");
+        let partial = json!({"type": "input_json_delta", "partial_json": "{\"city\":"});
+        assert_eq!(events[7].1["delta"], partial);
+        let (_, last) = &events[10];
+        assert_eq!(last["delta"]["stop_reason"], "tool_use");
+        assert_eq!(last["usage"]["input_tokens"], 15);
+        assert_eq!(last["usage"]["cache_read_input_tokens"], 5);
+        assert_eq!(last["usage"]["output_tokens"], 7);
+    }
+
+    #[test]
+    fn an_answer_in_one_piece_has_the_same_blocks() {
+        let mut answered = Answered::default();
+        answered.add(&Piece::Reasoning("Hm.".into()));
+        for piece in text_and_call() {
+            answered.add(&piece);
+        }
+        let whole = translation().whole(&end(answered, "tool_calls"));
+        assert_eq!(
+            whole["content"],
+            json!([
+                {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                {"type": "text", "text": "Let me look."},
+                {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Rome"}},
+            ])
+        );
+        assert_eq!(whole["stop_reason"], "tool_use");
+        for (reason, stop, is) in [
+            ("stop", None, "end_turn"),
+            ("stop", Some("x"), "stop_sequence"),
+            ("length", None, "max_tokens"),
+        ] {
+            let mut end = end(Answered::default(), reason);
+            end.stop = stop.map(str::to_owned);
+            let whole = translation().whole(&end);
+            assert_eq!(whole["stop_reason"], is);
+            assert_eq!(whole["stop_sequence"], json!(stop));
+            assert_eq!(whole["content"], json!([]));
+        }
+    }
+}

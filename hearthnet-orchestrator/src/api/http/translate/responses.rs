@@ -1,0 +1,775 @@
+//! OpenAI's Responses API: requests to the chat completions, answers back. Pure.
+
+use axum::http::StatusCode;
+use hearthnet_http::ApiError;
+use serde_json::{Value, json};
+
+use super::super::reply::Shape;
+use super::common::{
+    End, Fields, Part, Piece, Stamp, Translated, Translation, function, set_stream, unsupported,
+    wrong,
+};
+
+/// Fields that do not change the answer.
+const IGNORED: &[&str] = &[
+    "include",
+    "max_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "stream_options",
+    "client_metadata",
+];
+
+/// Fields with another name in the chat completions: that name, and the one here.
+const NAMES: &[(&str, &str)] = &[
+    ("max_completion_tokens", "max_output_tokens"),
+    ("messages", "input"),
+    ("response_format", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+];
+
+/// Prefix of the ids of responses.
+const PREFIX: &str = "resp_";
+
+/// Translates a request. `earlier` has the messages of the response that a user's request
+/// continues, if it is stored: its arguments are the user and the response's id.
+pub(in crate::api::http) fn request(
+    body: &[u8],
+    stamp: Stamp,
+    earlier: &dyn Fn(&str, &str) -> Option<Vec<Value>>,
+) -> Result<Translated, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let mut request = json!({});
+    let mut echo = echo(&fields);
+    fields.move_to(
+        &mut request,
+        &[
+            ("model", "model"),
+            ("max_output_tokens", "max_completion_tokens"),
+            ("temperature", "temperature"),
+            ("top_p", "top_p"),
+            ("parallel_tool_calls", "parallel_tool_calls"),
+            ("user", "user"),
+            // Not fields of OpenAI's here.
+            ("top_k", "top_k"),
+            ("min_p", "min_p"),
+            ("repetition_penalty", "repetition_penalty"),
+            ("seed", "seed"),
+            ("stop", "stop"),
+            ("exact", "exact"),
+        ],
+    );
+    let user = request["user"].as_str().unwrap_or_default();
+    let mut conversation = match fields.text("previous_response_id")? {
+        None => Vec::new(),
+        Some(id) => earlier(user, &id).ok_or_else(|| unknown(&id))?,
+    };
+    input(&mut fields, &mut conversation)?;
+    let mut messages = Vec::new();
+    if let Some(instructions) = fields.text("instructions")? {
+        messages.push(json!({"role": "system", "content": instructions}));
+    }
+    messages.extend(conversation.iter().cloned());
+    request["messages"] = json!(messages);
+    tools(&mut fields, &mut request)?;
+    if let Some(text) = fields.take("text") {
+        let mut text = Fields::object("text", text)?;
+        if let Some(format) = text.take("format") {
+            request["response_format"] = response_format(format)?;
+        }
+        text.nothing_left(&["verbosity"])?;
+    }
+    if let Some(reasoning) = fields.take("reasoning") {
+        let mut reasoning = Fields::object("reasoning", reasoning)?;
+        reasoning.move_to(&mut request, &[("effort", "reasoning_effort")]);
+        reasoning.nothing_left(&["summary", "generate_summary", "context"])?;
+    }
+    for (name, value) in [
+        ("background", json!(false)),
+        ("truncation", json!("disabled")),
+        ("top_logprobs", json!(0)),
+    ] {
+        if fields.take(name).is_some_and(|given| given != value) {
+            let problem = format!("`{name}` other than {value} is not supported here");
+            return Err(unsupported(name, &problem));
+        }
+    }
+    fields.take("metadata");
+    let store = fields.bool("store")?.unwrap_or(true);
+    echo["store"] = json!(store);
+    let stream = fields.bool("stream")?.unwrap_or(false);
+    set_stream(&mut request, stream);
+    fields.nothing_left(IGNORED)?;
+    let stored = store.then_some(conversation);
+    Ok(Translated {
+        shape: Shape::Chat,
+        stops: Vec::new(),
+        request,
+        names: NAMES,
+        translation: Box::new(Responses {
+            stamp,
+            echo,
+            conversation: stored,
+            open: None,
+            output: Vec::new(),
+            events: 0,
+        }),
+    })
+}
+
+/// Id of the response with this number.
+pub(in crate::api::http) fn id(random: u128) -> String {
+    format!("{PREFIX}{random:032x}")
+}
+
+/// 400: a response that is not stored.
+fn unknown(id: &str) -> ApiError {
+    let id: String = id.chars().take(100).collect();
+    let text = format!(
+        "there is no response {id:?} here: responses are kept in memory, for the client that asked; \
+         send the conversation in `input`"
+    );
+    ApiError::new(StatusCode::BAD_REQUEST, "previous_response_not_found", text)
+        .about("previous_response_id")
+}
+
+/// Fields of the request that the response repeats.
+fn echo(fields: &Fields) -> Value {
+    let mut echo = json!({
+        "model": "", "instructions": null, "max_output_tokens": null, "metadata": {},
+        "parallel_tool_calls": true, "previous_response_id": null,
+        "reasoning": {"effort": null, "summary": null}, "store": true, "temperature": null,
+        "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": null,
+        "truncation": "disabled", "background": false, "user": null,
+    });
+    if let Value::Object(members) = &mut echo {
+        for (name, member) in members {
+            if let Some(value) = fields.get(name) {
+                *member = value.clone();
+            }
+        }
+    }
+    echo
+}
+
+/// Reads `input` behind the messages of earlier responses.
+fn input(fields: &mut Fields, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+    let items = match fields.take("input") {
+        Some(Value::String(text)) => {
+            messages.push(json!({"role": "user", "content": text}));
+            return Ok(());
+        }
+        Some(Value::Array(items)) if !items.is_empty() => items,
+        _ => {
+            return Err(wrong(
+                "input",
+                "a text, or a list of items that is not empty",
+            ));
+        }
+    };
+    for (index, value) in items.into_iter().enumerate() {
+        item(&format!("input[{index}]"), value, messages)?;
+    }
+    Ok(())
+}
+
+fn item(at: &str, value: Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+    let mut item = Fields::object(at, value)?;
+    let kind = item.text("type")?;
+    match kind.as_deref() {
+        None | Some("message") => {
+            let role = item.needed("role")?;
+            let at = item.path("content");
+            let content = text(&at, item.take("content").unwrap_or_default())?;
+            messages.push(json!({"role": role, "content": content}));
+        }
+        Some("function_call") => {
+            let function =
+                json!({"name": item.needed("name")?, "arguments": item.needed("arguments")?});
+            let call = json!({
+                "id": item.needed("call_id")?, "type": "function", "function": function,
+            });
+            // Calls of one turn are one message, with the text before them.
+            match messages.last_mut() {
+                Some(last) if last["role"] == "assistant" => match &mut last["tool_calls"] {
+                    Value::Array(calls) => calls.push(call),
+                    none => *none = json!([call]),
+                },
+                _ => messages.push(json!({
+                    "role": "assistant", "content": "", "tool_calls": [call],
+                })),
+            }
+        }
+        Some("function_call_output") => {
+            let at = item.path("output");
+            let content = text(&at, item.take("output").unwrap_or_default())?;
+            let id = item.needed("call_id")?;
+            messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+        }
+        // Reasoning of earlier turns is not part of the prompt.
+        Some("reasoning") => return Ok(()),
+        Some(_) => {
+            let problem = "this server reads messages, and calls of functions and their results";
+            return Err(unsupported(&item.path("type"), problem));
+        }
+    }
+    item.nothing_left(&["id", "status", "phase", "namespace"])
+}
+
+/// Text given as one text or in parts.
+fn text(at: &str, value: Value) -> Result<String, ApiError> {
+    let parts = match value {
+        Value::String(text) => return Ok(text),
+        Value::Array(parts) => parts,
+        _ => return Err(wrong(at, "a text, or a list of text parts")),
+    };
+    let mut whole = String::new();
+    for (index, part) in parts.into_iter().enumerate() {
+        let mut part = Fields::object(&format!("{at}[{index}]"), part)?;
+        match part.needed("type")?.as_str() {
+            "input_text" | "output_text" | "text" => {}
+            _ => {
+                return Err(unsupported(
+                    &part.path("type"),
+                    "this server reads text only",
+                ));
+            }
+        }
+        whole.push_str(&part.needed("text")?);
+        part.nothing_left(&["annotations", "logprobs"])?;
+    }
+    Ok(whole)
+}
+
+/// Translates `tools` and `tool_choice`.
+fn tools(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
+    let mut tools = Vec::new();
+    for (index, tool) in fields.list("tools")?.into_iter().enumerate() {
+        let mut tool = Fields::object(&format!("tools[{index}]"), tool)?;
+        if tool.needed("type")? != "function" {
+            let problem = "this server has no tools of its own: describe functions";
+            return Err(unsupported(&tool.path("type"), problem));
+        }
+        let (name, description) = (tool.needed("name")?, tool.take("description"));
+        let mut function = function(name, description, tool.take("parameters"));
+        if let Some(strict) = tool.bool("strict")? {
+            function["function"]["strict"] = json!(strict);
+        }
+        tool.nothing_left(&[])?;
+        tools.push(function);
+    }
+    let has_tools = !tools.is_empty();
+    if has_tools {
+        request["tools"] = json!(tools);
+    }
+    match fields.take("tool_choice") {
+        None => {}
+        Some(choice @ Value::String(_)) => request["tool_choice"] = choice,
+        Some(choice) => {
+            let mut choice = Fields::object("tool_choice", choice)?;
+            if choice.needed("type")? != "function" {
+                let problem = "`tool_choice` can name a function only";
+                return Err(unsupported("tool_choice.type", problem));
+            }
+            let function = json!({"name": choice.needed("name")?});
+            request["tool_choice"] = json!({"type": "function", "function": function});
+        }
+    }
+    Ok(())
+}
+
+/// Translates `text.format`: members of a schema stand beside its type.
+fn response_format(format: Value) -> Result<Value, ApiError> {
+    let mut format = Fields::object("text.format", format)?;
+    let kind = format.needed("type")?;
+    let mut translated = json!({"type": kind});
+    if kind == "json_schema" {
+        let mut schema = json!({});
+        let names = ["name", "description", "schema", "strict"].map(|name| (name, name));
+        format.move_to(&mut schema, &names);
+        translated["json_schema"] = schema;
+    }
+    format.nothing_left(&[])?;
+    Ok(translated)
+}
+
+/// Item of the output that is being sent.
+enum Item {
+    Reasoning(String),
+    Message(String),
+    Call {
+        id: String,
+        name: String,
+        arguments: String,
+    },
+}
+
+impl Item {
+    /// The item in the API's form; without its content if it is not `done`.
+    fn value(&self, id: &str, done: bool) -> Value {
+        let status = if done { "completed" } else { "in_progress" };
+        let content = || {
+            if done {
+                json!([self.part()])
+            } else {
+                json!([])
+            }
+        };
+        match self {
+            Self::Reasoning(_) => json!({
+                "id": id, "type": "reasoning", "summary": [], "content": content(),
+                "status": status,
+            }),
+            Self::Message(_) => json!({
+                "id": id, "type": "message", "status": status, "role": "assistant",
+                "content": content(),
+            }),
+            Self::Call {
+                id: call,
+                name,
+                arguments,
+            } => json!({
+                "id": id, "type": "function_call", "status": status, "call_id": call,
+                "name": name, "arguments": arguments,
+            }),
+        }
+    }
+
+    /// Its part of content so far; null for a call.
+    fn part(&self) -> Value {
+        match self {
+            Self::Reasoning(text) => json!({"type": "reasoning_text", "text": text}),
+            Self::Message(text) => {
+                json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+            }
+            Self::Call { .. } => Value::Null,
+        }
+    }
+
+    /// Prefix of ids.
+    fn prefix(&self) -> &'static str {
+        match self {
+            Self::Reasoning(_) => "rs",
+            Self::Message(_) => "msg",
+            Self::Call { .. } => "fc",
+        }
+    }
+}
+
+/// Answer of `/v1/responses`.
+struct Responses {
+    stamp: Stamp,
+    /// Fields of the request that the response repeats.
+    echo: Value,
+    /// Messages before the answer, if it is to be stored.
+    conversation: Option<Vec<Value>>,
+    open: Option<Item>,
+    /// Complete items.
+    output: Vec<Value>,
+    /// Events sent so far.
+    events: u64,
+}
+
+impl Responses {
+    fn event(&mut self, kind: &'static str, mut value: Value) -> Part {
+        value["sequence_number"] = json!(self.events);
+        self.events += 1;
+        Part::event(kind, value)
+    }
+
+    /// The response so far.
+    fn response(&self, status: &str) -> Value {
+        let mut response = json!({
+            "id": id(self.stamp.random), "object": "response",
+            "created_at": self.stamp.created_ms / 1000, "status": status, "error": null,
+            "incomplete_details": null, "output": self.output, "usage": null,
+        });
+        if let Value::Object(echo) = &self.echo {
+            for (name, value) in echo {
+                response[name] = value.clone();
+            }
+        }
+        response
+    }
+
+    /// The whole response.
+    fn ended(&self, end: &End) -> (&'static str, Value) {
+        let is_cut = end.reason == "length";
+        let (event, status) = match is_cut {
+            true => ("response.incomplete", "incomplete"),
+            false => ("response.completed", "completed"),
+        };
+        let mut response = self.response(status);
+        if is_cut {
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
+        let ((prompt, cached), completion) = (end.prompt_tokens(), end.completion_tokens());
+        let reasoning = &end.usage["completion_tokens_details"]["reasoning_tokens"];
+        response["usage"] = json!({
+            "input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": reasoning.as_u64().unwrap_or_default()},
+            "total_tokens": prompt + completion,
+        });
+        (event, response)
+    }
+
+    /// Id of the item that is being sent.
+    fn item_id(&self, item: &Item) -> String {
+        let (random, index) = (self.stamp.random, self.output.len());
+        format!("{}_{random:032x}{index:02}", item.prefix())
+    }
+
+    /// Begins an item, after the end of another one.
+    fn begin_item(&mut self, item: Item) -> Vec<Part> {
+        let mut parts = self.close();
+        let (id, index) = (self.item_id(&item), self.output.len());
+        let event = json!({"output_index": index, "item": item.value(&id, false)});
+        parts.push(self.event("response.output_item.added", event));
+        let part = item.part();
+        if !part.is_null() {
+            let event = json!({
+                "item_id": id, "output_index": index, "content_index": 0, "part": part,
+            });
+            parts.push(self.event("response.content_part.added", event));
+        }
+        self.open = Some(item);
+        parts
+    }
+
+    /// Ends the open item.
+    fn close(&mut self) -> Vec<Part> {
+        let Some(item) = self.open.take() else {
+            return Vec::new();
+        };
+        let (id, index) = (self.item_id(&item), self.output.len());
+        let about = json!({"item_id": id, "output_index": index});
+        let with = |more: Value| {
+            let mut event = about.clone();
+            if let Value::Object(more) = more {
+                for (name, value) in more {
+                    event[name] = value;
+                }
+            }
+            event
+        };
+        let mut parts = Vec::new();
+        match &item {
+            Item::Reasoning(text) => {
+                let event = with(json!({"content_index": 0, "text": text}));
+                parts.push(self.event("response.reasoning_text.done", event));
+            }
+            Item::Message(text) => {
+                let event = with(json!({"content_index": 0, "text": text, "logprobs": []}));
+                parts.push(self.event("response.output_text.done", event));
+            }
+            Item::Call {
+                name, arguments, ..
+            } => {
+                let event = with(json!({"name": name, "arguments": arguments}));
+                parts.push(self.event("response.function_call_arguments.done", event));
+            }
+        }
+        let part = item.part();
+        if !part.is_null() {
+            let event = with(json!({"content_index": 0, "part": part}));
+            parts.push(self.event("response.content_part.done", event));
+        }
+        let value = item.value(&id, true);
+        let event = json!({"output_index": index, "item": value});
+        parts.push(self.event("response.output_item.done", event));
+        self.output.push(value);
+        parts
+    }
+
+    /// More of the open item.
+    fn delta(&mut self, kind: &'static str, delta: &str) -> Part {
+        let id = self.open.as_ref().map(|item| self.item_id(item));
+        let mut event = json!({"item_id": id, "output_index": self.output.len(), "delta": delta});
+        if !matches!(self.open, Some(Item::Call { .. })) {
+            event["content_index"] = json!(0);
+        }
+        if matches!(self.open, Some(Item::Message(_))) {
+            event["logprobs"] = json!([]);
+        }
+        self.event(kind, event)
+    }
+}
+
+impl Translation for Responses {
+    fn begin(&mut self) -> Vec<Part> {
+        let response = json!({"response": self.response("in_progress")});
+        vec![
+            self.event("response.created", response.clone()),
+            self.event("response.in_progress", response),
+        ]
+    }
+
+    fn piece(&mut self, piece: &Piece) -> Vec<Part> {
+        let begin = match (piece, &self.open) {
+            (Piece::Reasoning(_), Some(Item::Reasoning(_)))
+            | (Piece::Text(_), Some(Item::Message(_)))
+            | (Piece::Arguments(_), _) => None,
+            (Piece::Reasoning(_), _) => Some(Item::Reasoning(String::new())),
+            (Piece::Text(_), _) => Some(Item::Message(String::new())),
+            (Piece::Call { id, name }, _) => Some(Item::Call {
+                id: id.clone(),
+                name: name.clone(),
+                arguments: String::new(),
+            }),
+        };
+        let mut parts = match begin {
+            Some(item) => self.begin_item(item),
+            None => Vec::new(),
+        };
+        let kind = match (piece, &mut self.open) {
+            (Piece::Reasoning(text), Some(Item::Reasoning(whole))) => {
+                whole.push_str(text);
+                Some(("response.reasoning_text.delta", text))
+            }
+            (Piece::Text(text), Some(Item::Message(whole))) => {
+                whole.push_str(text);
+                Some(("response.output_text.delta", text))
+            }
+            (Piece::Arguments(text), Some(Item::Call { arguments, .. })) => {
+                arguments.push_str(text);
+                Some(("response.function_call_arguments.delta", text))
+            }
+            _ => None,
+        };
+        if let Some((kind, text)) = kind {
+            parts.push(self.delta(kind, text));
+        }
+        parts
+    }
+
+    fn end(&mut self, end: &End) -> Vec<Part> {
+        let mut parts = self.close();
+        let (kind, response) = self.ended(end);
+        parts.push(self.event(kind, json!({"response": response})));
+        parts
+    }
+
+    fn failed(&mut self, error: &ApiError) -> Part {
+        let mut response = self.response("failed");
+        let body = error.body();
+        response["error"] =
+            json!({"code": body["error"]["code"], "message": body["error"]["message"]});
+        self.event("response.failed", json!({"response": response}))
+    }
+
+    fn whole(&mut self, end: &End) -> Value {
+        let answered = &end.answered;
+        let mut pieces = Vec::new();
+        if !answered.reasoning.is_empty() {
+            pieces.push(Piece::Reasoning(answered.reasoning.clone()));
+        }
+        if !answered.text.is_empty() {
+            pieces.push(Piece::Text(answered.text.clone()));
+        }
+        for call in &answered.calls {
+            pieces.push(Piece::Call {
+                id: call.id.clone(),
+                name: call.name.clone(),
+            });
+            pieces.push(Piece::Arguments(call.arguments.clone()));
+        }
+        for piece in &pieces {
+            self.piece(piece);
+        }
+        self.close();
+        self.ended(end).1
+    }
+
+    fn conversation(&mut self, end: &End) -> Option<Vec<Value>> {
+        let mut messages = self.conversation.take()?;
+        messages.push(end.answered.message());
+        Some(messages)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::common::Answered;
+    use super::super::common::tests::{end, stream, text_and_call};
+    use super::*;
+
+    fn read(body: Value) -> Result<Translated, ApiError> {
+        let stamp = Stamp {
+            random: 1,
+            created_ms: 5000,
+        };
+        let earlier = |user: &str, id: &str| {
+            let messages = vec![
+                json!({"role": "user", "content": "one"}),
+                json!({"role": "assistant", "content": "two"}),
+            ];
+            (user == "u" && id == "resp_known").then_some(messages)
+        };
+        request(body.to_string().as_bytes(), stamp, &earlier)
+    }
+
+    fn translation() -> Box<dyn Translation> {
+        read(json!({"model": "m", "input": "hi"}))
+            .unwrap()
+            .translation
+    }
+
+    #[test]
+    fn a_request_becomes_a_chat_completion() {
+        let asked = read(json!({
+            "model": "m", "instructions": "Be short.", "max_output_tokens": 9, "temperature": 0,
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "three"}]}],
+            "previous_response_id": "resp_known", "user": "u", "metadata": {"a": "b"},
+            "text": {"format": {"type": "json_schema", "name": "n", "strict": true,
+                                "schema": {"type": "object"}}},
+            "store": true, "stream": true, "truncation": "disabled", "include": [],
+        }));
+        let mut asked = asked.unwrap();
+        let schema = json!({"name": "n", "strict": true, "schema": {"type": "object"}});
+        assert_eq!(
+            asked.request,
+            json!({
+                "model": "m", "max_completion_tokens": 9, "temperature": 0, "user": "u",
+                "messages": [
+                    {"role": "system", "content": "Be short."},
+                    {"role": "user", "content": "one"},
+                    {"role": "assistant", "content": "two"},
+                    {"role": "user", "content": "three"},
+                ],
+                "response_format": {"type": "json_schema", "json_schema": schema},
+                "stream": true, "stream_options": {"include_usage": true},
+            })
+        );
+        // Instructions do not carry over to the next response.
+        let mut answered = Answered::default();
+        answered.add(&Piece::Text("four".into()));
+        let conversation = asked
+            .translation
+            .conversation(&end(answered, "stop"))
+            .unwrap();
+        let texts: Vec<&str> = conversation
+            .iter()
+            .filter_map(|message| message["content"].as_str())
+            .collect();
+        assert_eq!(texts, ["one", "two", "three", "four"]);
+    }
+
+    #[test]
+    fn a_response_that_is_not_to_be_stored_is_not() {
+        let body = json!({"model": "m", "input": "hi", "store": false});
+        let mut asked = read(body).unwrap();
+        let ended = end(Answered::default(), "stop");
+        assert!(asked.translation.conversation(&ended).is_none());
+    }
+
+    #[test]
+    fn calls_of_functions_and_results_become_messages() {
+        let asked = read(json!({
+            "model": "m",
+            "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"},
+                       "strict": true}],
+            "tool_choice": {"type": "function", "name": "weather"},
+            "input": [
+                {"role": "user", "content": "Rome?"},
+                {"type": "reasoning", "id": "rs_1", "summary": []},
+                {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
+                 "content": [{"type": "output_text", "text": "Let me look.", "annotations": []}]},
+                {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "weather",
+                 "arguments": "{\"city\":\"Rome\"}", "status": "completed"},
+                {"type": "function_call_output", "call_id": "call_1", "output": "sun"},
+            ],
+        }));
+        let request = asked.unwrap().request;
+        let named = json!({"type": "function", "function": {"name": "weather"}});
+        assert_eq!(request["tool_choice"], named);
+        assert_eq!(request["tools"][0]["function"]["strict"], true);
+        let function = json!({"name": "weather", "arguments": "{\"city\":\"Rome\"}"});
+        assert_eq!(
+            request["messages"],
+            json!([
+                {"role": "user", "content": "Rome?"},
+                {"role": "assistant", "content": "Let me look.",
+                 "tool_calls": [{"id": "call_1", "type": "function", "function": function}]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "sun"},
+            ])
+        );
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        for (extra, param) in [
+            (json!({"input": null}), "input"),
+            (
+                json!({"input": [{"type": "item_reference", "id": "x"}]}),
+                "input[0].type",
+            ),
+            (
+                json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+                "input[0].content[0].type",
+            ),
+            (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+            (json!({"background": true}), "background"),
+            (json!({"conversation": "c"}), "conversation"),
+            (
+                json!({"previous_response_id": "resp_other"}),
+                "previous_response_id",
+            ),
+            (json!({"temprature": 1}), "temprature"),
+        ] {
+            let mut body = json!({"model": "m", "input": "hi"});
+            for (name, value) in extra.as_object().unwrap() {
+                body[name] = value.clone();
+            }
+            let refused = read(body).err().unwrap().body();
+            assert_eq!(refused["error"]["param"], param);
+        }
+    }
+
+    #[test]
+    fn a_stream_has_items_that_begin_and_end() {
+        let events = stream(&mut *translation(), &text_and_call(), "tool_calls");
+        let names: Vec<&str> = events
+            .iter()
+            .filter_map(|(name, _)| name.and_then(|name| name.strip_prefix("response.")))
+            .collect();
+        assert_eq!(
+            names.join(" "),
+            "created in_progress \
+             output_item.added content_part.added output_text.delta output_text.delta \
+             output_text.done content_part.done output_item.done \
+             output_item.added function_call_arguments.delta function_call_arguments.delta \
+             function_call_arguments.done output_item.done completed"
+        );
+        for (index, (name, event)) in events.iter().enumerate() {
+            assert_eq!(event["sequence_number"], index);
+            assert_eq!(event["type"].as_str(), *name);
+        }
+        let response = &events[14].1["response"];
+        let mut answered = Answered::default();
+        for piece in text_and_call() {
+            answered.add(&piece);
+        }
+        // The same object as without a stream.
+        assert_eq!(*response, translation().whole(&end(answered, "tool_calls")));
+        let text = &response["output"][0]["content"][0]["text"];
+        assert_eq!(text, "Let me look.");
+        assert_eq!(response["output"][1]["arguments"], "{\"city\":\"Rome\"}");
+        assert_eq!(
+            response["usage"]["input_tokens_details"]["cached_tokens"],
+            5
+        );
+        assert_eq!(response["created_at"], 5);
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_is_incomplete() {
+        let whole = translation().whole(&end(Answered::default(), "length"));
+        assert_eq!(whole["status"], "incomplete");
+        let reason = json!({"reason": "max_output_tokens"});
+        assert_eq!(whole["incomplete_details"], reason);
+    }
+}
