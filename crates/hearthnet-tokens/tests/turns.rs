@@ -67,6 +67,12 @@ const FAMILIES: &[(&str, &str, bool, &str)] = &[
         false,
         "<｜tool▁calls▁begin｜>",
     ),
+    (
+        "openai-gpt-oss-120b",
+        "gpt-2",
+        true,
+        "<|channel|>commentary to=functions.",
+    ),
     ("google-gemma-2-2b-it", "llama-spm", false, "<tool_call>"),
     (
         "microsoft-Phi-3.5-mini-instruct",
@@ -261,14 +267,17 @@ fn no_random_turn_of_any_family_has_a_malformed_call_or_a_mark_in_its_text() {
             assert!(written.contains("get_weather"), "{name}: {written}");
             assert!(written.contains(&format!("Oslo {n}")), "{name}: {written}");
             assert_eq!(written.contains("You may call these"), !native, "{name}");
+            // A random text would not end its reasoning.
+            let must = tools.must_call();
             let thought = match (prompt.thinking, format.thinks()) {
                 (true, _) => Thought::Begun,
-                (false, true) => Thought::May,
+                (false, true) if !must => Thought::May,
+                (false, true) => Thought::None,
                 (false, false) => Thought::None,
             };
-            // Llama's calls are the whole answer.
-            let before = if begins.starts_with('{') { 0 } else { 3 };
-            let must = tools.must_call();
+            // The calls of Llama and gpt-oss are the whole answer.
+            let whole = begins.starts_with('{') || begins.starts_with("<|channel");
+            let before = if whole { 0 } else { 3 };
             let begins = (!must && n % 8 != 7).then_some((before, *begins));
             let text = random_turn(&tokenizer, format, thought, &tools, begins, n);
             let (said, _, calls) = read(format, thought, &tools, &text, usize::MAX);
@@ -337,6 +346,12 @@ fn each_family_writes_calls_in_its_own_way() {
             ),
         ),
         (
+            "openai-gpt-oss-120b",
+            format!(
+                "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{town}"
+            ),
+        ),
+        (
             "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
             format!(
                 "<|START_ACTION|>[\n    {{\"tool_call_id\": \"0\", \"tool_name\": \"{name}\", \"parameters\": {town}}}\n]<|END_ACTION|>"
@@ -386,6 +401,22 @@ fn reasoning_is_separated_from_the_answer() {
                 "{text:?}"
             );
         }
+    }
+}
+
+#[test]
+fn the_channels_of_gpt_oss_are_separated() {
+    let format = TurnFormat::of(&source("openai-gpt-oss-120b"));
+    let head = "<|start|>assistant<|channel|>final<|message|>";
+    let text = format!("<|channel|>analysis<|message|>a b<|end|>{head}Yes.");
+    for cut in [1, 4, 200] {
+        for tools in [Tools::default(), tools(ToolChoice::Auto)] {
+            let read = read(format, Thought::May, &tools, &text, cut);
+            assert_eq!((read.0.as_str(), read.1.as_str()), ("Yes.", "a b"));
+        }
+        let short = "<|channel|>final<|message|>Yes.";
+        let read = read(format, Thought::May, &Tools::default(), short, cut);
+        assert_eq!(read.0, "Yes.");
     }
 }
 

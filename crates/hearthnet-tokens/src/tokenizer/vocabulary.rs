@@ -193,6 +193,12 @@ pub(super) fn ends(
             ends.push(id);
         }
     }
+    // In gpt-oss a message ends with `<|end|>`, and the turn may continue with another one.
+    let harmony = ["<|end|>", "<|return|>", "<|call|>"].map(|text| ids.get(text).copied());
+    if let [Some(end), Some(returns), Some(call)] = harmony {
+        ends.retain(|id| *id != end);
+        ends.extend([returns, call]);
+    }
     let leave_file = named(LEAVE_FILE_TEXTS);
     ends.extend(leave_file.filter(|id| kind_of(kinds, *id) == TokenKind::Control));
     ends.sort_unstable();

@@ -23,7 +23,7 @@ pub(super) struct CallFormat {
     pub(super) next: &'static [&'static str],
     /// Texts behind the last call.
     pub(super) end: &'static [&'static str],
-    /// Marks that no text has. One of them may stand before a mark that is `first_only`.
+    /// Marks that no text has. The first may stand before a mark that is `first_only`.
     pub(super) marks: &'static [&'static str],
 }
 
@@ -119,6 +119,24 @@ const FAMILIES: &[CallFormat] = &[
         end: &["]", "<|END_ACTION|>"],
         marks: &["<|START_ACTION|>", "<|END_ACTION|>"],
     },
+    // gpt-oss: a call is a message of its own, to a recipient.
+    CallFormat {
+        known_by: &["<|channel|>analysis<|message|>"],
+        mark: "<|channel|>commentary to=functions.",
+        first_only: true,
+        open: &[],
+        arguments: " <|constrain|>json<|message|>",
+        close: &[],
+        next: &[],
+        end: &[],
+        marks: &[
+            "<|start|>assistant",
+            "<|channel|>",
+            "<|constrain|>",
+            "<|message|>",
+            "<|end|>",
+        ],
+    },
     // Llama 3: the whole answer is `{"name": ..., "parameters": ...}`.
     CallFormat {
         known_by: &["\"parameters\": dictionary of argument name and its value"],
@@ -144,8 +162,17 @@ const DEEPSEEK: &[&str] = &[
 /// Texts in the `<tool_call>` of families whose arguments are not JSON.
 const NOT_JSON: &[&str] = &["<arg_key>", "<function=", "<parameter="];
 
-/// Beginning and end of reasoning.
-const THOUGHTS: &[(&str, &str)] = &[("<think>", "</think>"), ("[THINK]", "[/THINK]")];
+/// Beginning and end of reasoning, behind the text by which a template is known.
+const THOUGHTS: &[(&str, (&str, &str))] = &[
+    (ANALYSIS, (ANALYSIS, "<|end|>")),
+    ("</think>", ("<think>", "</think>")),
+    ("[/THINK]", ("[THINK]", "[/THINK]")),
+];
+
+const ANALYSIS: &str = "<|channel|>analysis<|message|>";
+
+/// Header of the text in gpt-oss.
+const FINAL: &str = "<|channel|>final<|message|>";
 
 /// All marks that may be control tokens. In a turn with tools or reasoning, such a token is text.
 pub(crate) const MARKS: &[&str] = &[
@@ -167,6 +194,11 @@ pub(crate) const MARKS: &[&str] = &[
     "</think>",
     "[THINK]",
     "[/THINK]",
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
 ];
 
 /// How a model writes its turn.
@@ -179,6 +211,8 @@ pub struct TurnFormat {
     pub(crate) writes: bool,
     /// Beginning and end of reasoning, if the model reasons.
     pub(super) thought: Option<(&'static str, &'static str)>,
+    /// Header of the text. The first of the calls' marks may stand before it.
+    pub(super) header: Option<&'static str>,
 }
 
 impl TurnFormat {
@@ -193,7 +227,10 @@ impl TurnFormat {
             calls: known.unwrap_or(&HERMES),
             describes: known.is_some() && has(&"tools"),
             writes: known.is_some() && has(&"tool_calls"),
-            thought: thoughts.find(|(_, end)| template.contains(*end)),
+            thought: thoughts
+                .find(|(known, _)| template.contains(*known))
+                .map(|(_, marks)| marks),
+            header: Some(FINAL).filter(|_| has(&ANALYSIS)),
         }
     }
 
@@ -208,7 +245,11 @@ impl TurnFormat {
 
     /// Text that ends reasoning, and that stands between it and the answer.
     pub fn end_of_thought(&self) -> Option<String> {
-        self.thought.map(|(_, end)| format!("{end}\n\n"))
+        let (_, end) = self.thought?;
+        Some(match (self.header, self.calls.marks.first()) {
+            (Some(header), Some(before)) => format!("{end}{before}{header}"),
+            _ => format!("{end}\n\n"),
+        })
     }
 
     /// Whether a prompt ends within reasoning.
@@ -227,7 +268,8 @@ impl TurnFormat {
     /// calls.
     pub fn marks(&self, calls: bool) -> Vec<&'static str> {
         let thought = self.thought.iter().flat_map(|(begin, end)| [*begin, *end]);
-        let calls = self.calls.marks.iter().copied().filter(|_| calls);
-        thought.chain(calls).collect()
+        let shown = calls || self.header.is_some();
+        let marks = self.calls.marks.iter().copied().filter(|_| shown);
+        thought.chain(marks).collect()
     }
 }

@@ -186,6 +186,8 @@ impl TurnReader {
         let held = std::mem::take(&mut self.held);
         match self.state {
             State::Thought => out.reasoning = held,
+            // An incomplete header is no text.
+            State::Start | State::First if self.format.header.is_some() => {}
             State::Start | State::First | State::Text => out.text = held,
             // White space, or an incomplete mark.
             _ => {}
@@ -299,15 +301,28 @@ impl TurnReader {
     /// At the beginning of the text, where the calls of some families begin.
     fn first(&mut self) -> bool {
         let calls = self.format.calls;
-        if self.names.is_empty() || !calls.first_only {
+        let (has_calls, header) = (!self.names.is_empty(), self.format.header);
+        if header.is_none() && !(has_calls && calls.first_only) {
             return self.go(State::Text, true);
         }
         let mut text = self.held.trim_start_matches(is_space);
-        for mark in calls.marks {
-            match begins(text, mark) {
-                Begins::With => text = text.get(mark.len()..).unwrap_or_default(),
+        if let Some(before) = calls.marks.first() {
+            match begins(text, before) {
+                Begins::With => text = text.get(before.len()..).unwrap_or_default(),
                 Begins::May => return false,
                 Begins::No => {}
+            }
+        }
+        if let Some(header) = header {
+            match begins(text, header) {
+                Begins::With => {
+                    let to = self.held.len() - text.len() + header.len();
+                    self.held.drain(..to);
+                    return self.go(State::Text, true);
+                }
+                Begins::May => return false,
+                Begins::No if has_calls => {}
+                Begins::No => return self.go(State::Text, true),
             }
         }
         match begins(text, calls.mark) {

@@ -51,13 +51,24 @@ pub fn turn_grammar(
         (false, false, Some(_)) => "(@text | BEGIN calls)",
         (false, false, None) => "(TEXT | LEAD calls)?",
     };
+    // Where the text has a header, no text is without one.
+    let body = match (format.header, body) {
+        (Some(_), "@text") => "HEADER @text",
+        (Some(_), "(TEXT)?") => "HEADER TEXT?",
+        (Some(_), "(@text | BEGIN calls)") => "(HEADER @text | BEGIN calls)",
+        (Some(_), "(TEXT | LEAD calls)?") => "(HEADER TEXT? | LEAD calls)",
+        (_, body) => body,
+    };
     let _ = writeln!(lark, "start: {first}{body}");
+    if let (Some(header), Some(before)) = (format.header, calls.marks.first()) {
+        let _ = writeln!(lark, "HEADER: ({})? {}", text(before), text(header));
+    }
     let mut never: Vec<String> = calls.marks.iter().map(|mark| contains(mark)).collect();
     if let Some(((begin, end), thought)) = thought {
         let optional = if thought == Thought::May { "?" } else { "" };
         let before = match thought {
             Thought::Begun => String::new(),
-            _ => format!("/[ \\n]*{}/ ", escape(begin)),
+            _ => format!("/{SPACE}{}/ ", escape(begin)),
         };
         let _ = writeln!(lark, "thought: THOUGHT{optional}");
         let _ = writeln!(
@@ -73,10 +84,10 @@ pub fn turn_grammar(
             (true, Some(before)) => format!("({})? {}", text(before), text(calls.mark)),
             _ => text(calls.mark),
         };
-        let _ = writeln!(lark, "BEGIN: /[ \\n]*/ {mark}");
+        let _ = writeln!(lark, "BEGIN: /{SPACE}/ {mark}");
         if calls.first_only {
             never.push(format!("/[ \\n]*{}(?s:.*)/", escape(calls.mark)));
-            let _ = writeln!(lark, "LEAD: /[ \\n]*/ {mark}");
+            let _ = writeln!(lark, "LEAD: /{SPACE}/ {mark}");
         } else {
             let before = without("/(?s:.*)/", &never);
             let _ = writeln!(lark, "LEAD: ({before}) {mark}");
