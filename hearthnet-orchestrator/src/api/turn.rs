@@ -48,17 +48,6 @@ pub(super) struct TurnFields {
 }
 
 impl TurnFields {
-    /// Names of the fields.
-    pub(super) const NAMES: [&str; 7] = [
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "reasoning_effort",
-        "reasoning",
-        "thinking_budget",
-        "chat_template_kwargs",
-    ];
-
     /// Fields with the same meaning.
     pub(super) fn of(options: &TurnOptions) -> Self {
         let tools = &options.tools;

@@ -215,7 +215,12 @@ fn only_text(text: String) -> TurnPiece {
 }
 
 /// Whether the model reasons in this turn.
-fn thought_of(format: TurnFormat, thinking: bool, tokenizer: &Tokenizer, prompt: &[u32]) -> Thought {
+fn thought_of(
+    format: TurnFormat,
+    thinking: bool,
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+) -> Thought {
     // A prompt that ends behind reasoning has an empty one, which the template wrote.
     let end = format.end_of_thought().unwrap_or_default();
     let over = ["", "\n", "\n\n"].iter().any(|space| {
