@@ -1,6 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearthnet_tokens::Detokenizer;
 use parking_lot::Mutex;
 
 use super::*;
