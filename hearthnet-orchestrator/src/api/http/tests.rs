@@ -274,7 +274,7 @@ fn every_refusal_has_its_status_code_and_param() {
             "invalid_value",
             "temperature",
         ),
-        (json!({"tools": [1]}), 400, "unsupported_parameter", "tools"),
+        (json!({"tools": [1]}), 400, "invalid_value", "tools[0]"),
         (json!({"n": 2}), 400, "unsupported_parameter", "n"),
         (json!({"top_k": -2}), 400, "invalid_value", "top_k"),
         // Refused by the compiler, for a chat that had its turn.
