@@ -49,7 +49,7 @@ pub(super) fn show(model: &ServedModel) -> Value {
     }
     json!({
         "modelfile": "", "parameters": "", "template": "", "license": "",
-        "details": details(model), "model_info": info, "capabilities": ["completion"],
+        "details": details(model), "model_info": info, "capabilities": ["completion", "tools"],
         "modified_at": modified(model),
     })
 }

@@ -26,6 +26,7 @@ const IGNORED_IN_BLOCKS: &[&str] = &["cache_control", "citations"];
 const NAMES: &[(&str, &str)] = &[
     ("stop", "stop_sequences"),
     ("response_format", "output_config"),
+    ("thinking_budget", "thinking.budget_tokens"),
 ];
 
 /// What a request is for.
@@ -249,7 +250,7 @@ fn tools(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
     choice.nothing_left(&[])
 }
 
-/// Translates `thinking`. Models that reason do so by default; only `disabled` changes something.
+/// Translates `thinking`. Models that reason do so by default, and `adaptive` changes nothing.
 fn thinking(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
     let Some(thinking) = fields.take("thinking") else {
         return Ok(());
@@ -257,10 +258,10 @@ fn thinking(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
     let mut thinking = Fields::object("thinking", thinking)?;
     match thinking.needed("type")?.as_str() {
         "disabled" => request["reasoning_effort"] = json!("none"),
-        "enabled" | "adaptive" => {}
+        "enabled" => thinking.move_to(request, &[("budget_tokens", "thinking_budget")]),
+        "adaptive" => {}
         _ => return Err(wrong("thinking.type", "enabled, adaptive or disabled")),
     }
-    // The budget is the model's own.
     thinking.nothing_left(&["budget_tokens", "display"])
 }
 
@@ -460,6 +461,7 @@ mod tests {
                        {"type": "text", "text": "b"}],
             "temperature": 0.5, "top_k": 3, "stop_sequences": ["x"], "stream": true,
             "metadata": {"user_id": "u"}, "service_tier": "auto",
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
             "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
         })));
         let asked = asked.unwrap();
@@ -470,6 +472,7 @@ mod tests {
                 "model": "m", "max_tokens": 9, "temperature": 0.5, "top_k": 3, "stop": ["x"],
                 "messages": [{"role": "system", "content": "a\nb"}, {"role": "user", "content": "hi"}],
                 "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+                "thinking_budget": 1024,
                 "user": "u", "stream": true, "stream_options": {"include_usage": true},
             })
         );
