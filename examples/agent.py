@@ -23,7 +23,7 @@ TASK = "Answer from the files. List them, then read what you need, then answer i
 ROUNDS = 4
 
 
-def tool(name, description, **properties):
+def tool(name, description, /, **properties):
     schema = {
         "type": "object",
         "properties": properties,

@@ -47,30 +47,6 @@ const HERMES: CallFormat = CallFormat {
 
 /// Families, the more special ones first.
 const FAMILIES: &[CallFormat] = &[
-    // DeepSeek R1 and its distilled models.
-    CallFormat {
-        known_by: &["<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json"],
-        mark: "<｜tool▁calls▁begin｜>",
-        first_only: false,
-        open: &["<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>"],
-        arguments: "\n```json\n",
-        close: &["\n```<｜tool▁call▁end｜>"],
-        next: &["\n<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>"],
-        end: &["<｜tool▁calls▁end｜>"],
-        marks: DEEPSEEK,
-    },
-    // DeepSeek V3.1: the arguments follow the name.
-    CallFormat {
-        known_by: &["<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"],
-        mark: "<｜tool▁calls▁begin｜>",
-        first_only: false,
-        open: &["<｜tool▁call▁begin｜>"],
-        arguments: "<｜tool▁sep｜>",
-        close: &["<｜tool▁call▁end｜>"],
-        next: &["<｜tool▁call▁begin｜>"],
-        end: &["<｜tool▁calls▁end｜>"],
-        marks: DEEPSEEK,
-    },
     // Mistral since 2025-06: `[TOOL_CALLS]f[ARGS]{...}`.
     CallFormat {
         known_by: &["[TOOL_CALLS]", "[ARGS]"],
@@ -151,14 +127,6 @@ const FAMILIES: &[CallFormat] = &[
     },
 ];
 
-const DEEPSEEK: &[&str] = &[
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁sep｜>",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>",
-];
-
 /// Texts in the `<tool_call>` of families whose arguments are not JSON.
 const NOT_JSON: &[&str] = &["<arg_key>", "<function=", "<parameter="];
 
@@ -178,11 +146,6 @@ const FINAL: &str = "<|channel|>final<|message|>";
 pub(crate) const MARKS: &[&str] = &[
     "<tool_call>",
     "</tool_call>",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁sep｜>",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>",
     "[TOOL_CALLS]",
     "[ARGS]",
     "[CALL_ID]",

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::format::TurnFormat;
+use super::tool::{ToolCall, Tools, call_id};
 use super::turn_grammar::Thought;
-use super::{ToolCall, Tools, call_id};
 
 /// New part of a call.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,8 +5,8 @@
 
 use std::fmt::Write as _;
 
-use super::Tools;
 use super::format::{CallFormat, TurnFormat};
+use super::tool::Tools;
 use crate::grammar::{Grammar, Part};
 
 /// White space between two texts of a call.

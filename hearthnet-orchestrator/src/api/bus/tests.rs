@@ -143,7 +143,7 @@ async fn invalid_requests_are_refused_before_anything_runs() {
         ),
         (json!({"messages": []}), "messages: must have at least one"),
         (
-            json!({"messages": [{"role": "tool", "content": ""}]}),
+            json!({"messages": [{"role": "robot", "content": ""}]}),
             "messages[0].role: must be one of system, user, assistant, tool",
         ),
         (
