@@ -17,6 +17,8 @@ use tokio::runtime::Runtime;
 use crate::support::community::Street;
 use crate::support::*;
 
+/// Difference between the clocks of two nodes in one timeline.
+const CLOCKS_MS: f64 = 2.0;
 /// Words that occur by chance in no answer.
 const PROMPT: &str = "Tell me about zyzzyva, quokka and umbrella, at length.";
 const RARE: [&str; 3] = ["zyzzyva", "quokka", "umbrella"];
@@ -63,7 +65,10 @@ fn assert_order<'a>(line: &'a [Value], pipeline: &str, order: &[(&str, &str, &st
         found.unwrap_or_else(|| panic!("{node} has no {kind} {about}: {line:#?}"))
     };
     let places: Vec<usize> = order.iter().map(place).collect();
-    assert!(places.is_sorted(), "{places:?}: {line:#?}");
+    // Nodes compare their clocks over messages, which a busy machine delays.
+    let time = |place: &usize| line[*place]["unix_ms"].as_f64().expect("a time");
+    let in_order = |before: &usize, after: &usize| time(before) < time(after) + CLOCKS_MS;
+    assert!(places.is_sorted_by(in_order), "{places:?}: {line:#?}");
     for place in &places {
         assert_eq!(line[*place]["pipeline"], pipeline, "{:#}", line[*place]);
     }
