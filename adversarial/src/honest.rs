@@ -154,6 +154,7 @@ impl Call {
             lo,
             hi,
             max_positions: positions,
+            fork: None,
         };
         match self.ask(Message::StreamOpen(open)).await? {
             Message::StreamOpened(_) => Ok(()),

@@ -126,6 +126,7 @@ fn read(bytes: &[u8]) -> Option<Message> {
             lo: number("lo")?,
             hi: number("hi")?,
             max_positions: number("max_positions")?,
+            fork: None,
         }),
         kind::STREAM_CLOSE => Message::StreamClose(StreamClose {
             stream: number("stream")?,

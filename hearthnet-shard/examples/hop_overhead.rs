@@ -39,6 +39,11 @@ impl LayerEngine for Nothing {
         Ok(self.0.len() - 1)
     }
 
+    fn fork(&mut self, _seq: usize, length: u32) -> Result<usize, StreamFault> {
+        self.0.push(length);
+        Ok(self.0.len() - 1)
+    }
+
     fn close(&mut self, seq: usize) {
         self.0[seq] = 0;
     }
@@ -106,6 +111,7 @@ async fn measure(connection: &mut Connection, width: u32, steps: u32) -> Vec<u64
         lo: 0,
         hi: 0,
         max_positions: steps,
+        fork: None,
     };
     connection
         .sender()

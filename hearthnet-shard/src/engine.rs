@@ -18,6 +18,13 @@ pub trait LayerEngine: 'static {
     /// If the engine cannot hold another one.
     fn open(&mut self) -> Result<Self::Seq, StreamFault>;
 
+    /// Begins a sequence with the first `length` positions of another one.
+    ///
+    /// # Errors
+    /// [`StreamFault::PositionGap`] if the other is shorter, or cannot be cut there; otherwise if the
+    /// engine cannot hold another one.
+    fn fork(&mut self, seq: Self::Seq, length: u32) -> Result<Self::Seq, StreamFault>;
+
     /// Ends a sequence and frees its KV at once. An unknown sequence is ignored.
     fn close(&mut self, seq: Self::Seq);
 
@@ -60,7 +67,7 @@ pub trait LayerEngine: 'static {
     /// Bytes of weights in memory.
     fn weight_bytes(&self) -> u64;
 
-    /// Memory of a sequence. Here no two share a page.
+    /// Memory of a sequence that shares no page with another one.
     fn footprint(&self) -> Footprint;
 
     /// Bytes of KV in use by all sequences.

@@ -103,7 +103,8 @@ pub(crate) async fn start<S: EngineSource>(
 ) -> Result<RunningHost, StartError> {
     config.validate()?;
     let width = served.width;
-    config.software.push_str(&format!(" width/{width}"));
+    let forks = Descriptor::FORKS;
+    config.software.push_str(&format!(" width/{width} {forks}"));
     let events = Arc::new(HostEvents::default());
     let (node, admitted, transport) = match place {
         Place::Alone(key) => (key.id(), config.admitted.as_slice(), &config.transport),

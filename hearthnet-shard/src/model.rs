@@ -289,6 +289,15 @@ impl<B: Backend + 'static> LayerEngine for EngineOn<B> {
         Ok(Self::open(self)?)
     }
 
+    fn fork(&mut self, seq: SeqId, length: u32) -> Result<SeqId, StreamFault> {
+        let fork = Self::fork(self, seq)?;
+        if let Err(fault) = self.truncate_to(fork, length) {
+            Self::close(self, fork);
+            return Err(fault);
+        }
+        Ok(fork)
+    }
+
     fn close(&mut self, seq: SeqId) {
         Self::close(self, seq);
     }

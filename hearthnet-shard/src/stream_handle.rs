@@ -335,7 +335,8 @@ impl StreamHandle {
                     rows: 0,
                     active: now,
                     rests: false,
-                    used: false,
+                    // A fork has rows to replay.
+                    used: open.fork.is_some(),
                     opened: false,
                     work: Usage::default(),
                 }),

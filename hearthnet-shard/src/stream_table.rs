@@ -22,7 +22,7 @@ use std::sync::{Arc, mpsc};
 
 use hearthnet_bus::{Descriptor, NodeId, now_ms};
 use hearthnet_transport::{
-    CloseCode, DType, Handler, Message, Step, StreamClose, StreamOpen, Truncate,
+    CloseCode, DType, Fork, Handler, Message, Step, StreamClose, StreamOpen, Truncate,
 };
 
 use crate::batch::{all_finite, wipe};
@@ -31,7 +31,7 @@ use crate::config::ServeConfig;
 use crate::engine::Served;
 use crate::events::{Caller, HostEvents};
 use crate::fault::StreamFault;
-use crate::sched::Command;
+use crate::sched::{Command, ForkSource};
 use crate::stream::{Job, Work};
 use crate::stream_handle::{ResponseSink, Slots, StreamHandle};
 
@@ -218,6 +218,24 @@ impl StreamTable {
         Ok(())
     }
 
+    /// The stream that a new one is forked off.
+    fn source(&self, open: &StreamOpen, fork: Fork) -> Result<ForkSource, StreamFault> {
+        let max = open.max_positions;
+        if fork.position > max {
+            return Err(StreamFault::ContextFull { max });
+        }
+        let handle = self.handles.get(&fork.stream).filter(|handle| {
+            handle.name.epoch == fork.epoch
+                && handle.layers == (open.lo, open.hi)
+                && !handle.has_ended()
+        });
+        let handle = handle.ok_or(StreamFault::UnknownStream)?;
+        Ok(ForkSource {
+            handle: handle.id,
+            position: fork.position,
+        })
+    }
+
     fn begin(&mut self, open: &StreamOpen) -> Result<(), StreamFault> {
         let now = self.host_state.clock.now();
         // All checks come before `supersede`: a refused open must not end an earlier epoch.
@@ -225,6 +243,7 @@ impl StreamTable {
             return Err(StreamFault::ShuttingDown);
         }
         self.check_open(open)?;
+        let source = open.fork.map(|fork| self.source(open, fork)).transpose()?;
         if !self.host_state.slots.may_open(self.caller.party, now) {
             return Err(StreamFault::StreamChurn);
         }
@@ -234,7 +253,11 @@ impl StreamTable {
         let handle = StreamHandle::begin(slots, self.caller, open, sink, now, |resting| {
             self.fail(resting, None, &StreamFault::Preempted);
         })?;
-        if !self.host_state.tell(Command::Open(Arc::clone(&handle))) {
+        let begin = Command::Open {
+            handle: Arc::clone(&handle),
+            source,
+        };
+        if !self.host_state.tell(begin) {
             handle.end(|| ());
             return Err(StreamFault::ShuttingDown);
         }

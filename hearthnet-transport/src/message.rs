@@ -132,6 +132,19 @@ pub struct StreamOpen {
     pub hi: u32,
     /// Limit of positions of the stream.
     pub max_positions: u32,
+    /// Stream whose first positions the new one begins with. Only for a host that announces it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fork: Option<Fork>,
+}
+
+/// Beginning of a stream: a copy of the first `position` positions of another one of the session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fork {
+    pub stream: u32,
+    pub epoch: u32,
+    /// Number of positions to begin with.
+    pub position: u32,
 }
 
 /// Answer to [`StreamOpen`]: the host is ready for steps.

@@ -11,7 +11,9 @@
 //! use hearthnet_transport::{Config, Message, StreamOpen};
 //!
 //! let mut pair = Pair::open(&Config::default(), &Config::default());
-//! let open = StreamOpen { stream: 1, epoch: 0, weights: [0; 32], lo: 0, hi: 7, max_positions: 64 };
+//! let open = StreamOpen {
+//!     stream: 1, epoch: 0, weights: [0; 32], lo: 0, hi: 7, max_positions: 64, fork: None,
+//! };
 //! pair.caller.send_message(&Message::StreamOpen(open.clone())).unwrap();
 //! pair.run();
 //! assert_eq!(pair.host.poll_event(), Some(Event::Message(Message::StreamOpen(open))));

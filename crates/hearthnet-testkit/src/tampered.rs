@@ -60,6 +60,9 @@ impl LayerEngine for Tampered {
     fn open(&mut self) -> Result<SeqId, StreamFault> {
         LayerEngine::open(&mut self.engine)
     }
+    fn fork(&mut self, seq: SeqId, length: u32) -> Result<SeqId, StreamFault> {
+        LayerEngine::fork(&mut self.engine, seq, length)
+    }
     fn close(&mut self, seq: SeqId) {
         LayerEngine::close(&mut self.engine, seq);
     }

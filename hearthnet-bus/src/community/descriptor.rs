@@ -128,6 +128,17 @@ impl Descriptor {
         width.parse().ok().filter(|width| *width > 0)
     }
 
+    /// Product of `software` of a host that forks streams.
+    pub const FORKS: &'static str = "fork/1";
+
+    /// Returns whether the host opens streams with `fork`, a copy of another stream. An earlier
+    /// host would close the session.
+    pub fn forks(&self) -> bool {
+        self.software
+            .split(' ')
+            .any(|product| product == Self::FORKS)
+    }
+
     /// Encodes as CBOR.
     ///
     /// # Errors
@@ -228,6 +239,9 @@ mod tests {
         assert_eq!(d.width(), None);
         d.software.push_str(" width/576");
         assert_eq!((d.text_id(), d.width()), (Some(&*text), Some(576)));
+        assert!(!d.forks());
+        d.software.push_str(" fork/1");
+        assert!(d.forks());
         d.validate().unwrap();
     }
 

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `LOAD` | see [`Load`] | `LOADED` or `NOT_LOADED` |
 //! | `OPEN` | | `DONE` with the id of the sequence |
+//! | `FORK` | sequence u64, length u32 | `DONE` with the id of the new sequence |
 //! | `CLOSE` | sequence u64 | `DONE` |
 //! | `TRUNCATE` | sequence u64, length u32 | `DONE` with the length that is left |
 //! | `FORWARD` | first and last layer u32, number of spans u32; for each span sequence u64, position u32, rows u32; all rows | `DONE`, then all rows |
@@ -34,6 +35,7 @@ pub(super) const OPEN: u8 = 2;
 pub(super) const CLOSE: u8 = 3;
 pub(super) const TRUNCATE: u8 = 4;
 pub(super) const FORWARD: u8 = 5;
+pub(super) const FORK: u8 = 6;
 
 pub(super) const PROGRESS: u8 = 17;
 pub(super) const LOADED: u8 = 18;

@@ -9,8 +9,8 @@ use hearthnet_platform::pipe::Pipe;
 use hearthnet_platform::regular_file;
 
 use super::message::{
-    CLOSE, DONE, FAULT, FORWARD, LOADED, Load, Malformed, Message, NOT_LOADED, OPEN, PROGRESS,
-    REPLY_LIMIT, TRUNCATE, read_fault, read_load_fault, read_loaded, read_progress,
+    CLOSE, DONE, FAULT, FORK, FORWARD, LOADED, Load, Malformed, Message, NOT_LOADED, OPEN,
+    PROGRESS, REPLY_LIMIT, TRUNCATE, read_fault, read_load_fault, read_loaded, read_progress,
 };
 use crate::engine::{EngineSource, Footprint, LayerEngine, LoadFault, Span, StartProgress};
 use crate::fault::StreamFault;
@@ -176,6 +176,13 @@ impl LayerEngine for RemoteEngine {
         let seq = self.ask(&[], &mut [])?;
         self.lengths.insert(seq, 0);
         Ok(seq)
+    }
+
+    fn fork(&mut self, seq: u64, length: u32) -> Result<u64, StreamFault> {
+        self.message.start(FORK).u64(seq).u32(length);
+        let fork = self.ask(&[], &mut [])?;
+        self.lengths.insert(fork, length);
+        Ok(fork)
     }
 
     fn close(&mut self, seq: u64) {

@@ -11,8 +11,8 @@ use hearthnet_platform::machine::stand_back;
 use hearthnet_platform::pipe::Pipe;
 
 use super::message::{
-    CLOSE, DONE, FAULT, FORWARD, Fields, LOAD, LOADED, Load, Malformed, Message, OPEN, TRUNCATE,
-    wipe, write_fault, write_load_fault, write_progress,
+    CLOSE, DONE, FAULT, FORK, FORWARD, Fields, LOAD, LOADED, Load, Malformed, Message, OPEN,
+    TRUNCATE, wipe, write_fault, write_load_fault, write_progress,
 };
 use crate::engine::{LayerEngine, LoadFault, LoadPhase, Span, StartProgress, in_phase};
 use crate::fault::StreamFault;
@@ -147,11 +147,11 @@ impl<E: LayerEngine> Served<E> {
         self.spans.clear();
         self.x.clear();
         Ok(match kind {
-            OPEN => self.engine.open().map(|seq| {
-                self.next += 1;
-                self.sequences.insert(self.next, seq);
-                self.next
-            }),
+            OPEN => self.engine.open().map(|seq| self.insert(seq)),
+            FORK => {
+                let (seq, length) = (self.sequence(from.u64()?)?, from.u32()?);
+                self.engine.fork(seq, length).map(|seq| self.insert(seq))
+            }
             CLOSE => {
                 if let Some(seq) = self.sequences.remove(&from.u64()?) {
                     self.engine.close(seq);
@@ -182,6 +182,13 @@ impl<E: LayerEngine> Served<E> {
             }
             _ => return Err(Malformed.into()),
         })
+    }
+
+    /// Id of a new sequence.
+    fn insert(&mut self, seq: E::Seq) -> u64 {
+        self.next += 1;
+        self.sequences.insert(self.next, seq);
+        self.next
     }
 
     fn sequence(&self, id: u64) -> io::Result<E::Seq> {

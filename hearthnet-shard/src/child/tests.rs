@@ -290,6 +290,20 @@ fn the_exact_engine_behind_a_connection_gives_the_same_bits() {
         assert_eq!(bits(&x), bits(&y));
         at += rows;
     }
+    // A fork at an earlier position continues like a sequence that has only those rows.
+    let short = LayerEngine::fork(&mut own, a, 4).unwrap();
+    let fork = far.fork(b, 4).unwrap();
+    assert_eq!((far.len(fork), far.len(b)), (4, at));
+    let start = (0..width).map(|n| (n % 5) as f32 - 2.0);
+    let (mut x, mut y): (Vec<f32>, Vec<f32>) = start.map(|v| (v, v)).unzip();
+    LayerEngine::forward(&mut own, (0, hi), &[Span::new(short, 4, 1)], &mut x).unwrap();
+    far.forward((0, hi), &[Span::new(fork, 4, 1)], &mut y)
+        .unwrap();
+    assert_eq!(x, y);
+    assert!(matches!(
+        far.fork(b, at + 1),
+        Err(StreamFault::PositionGap { .. })
+    ));
     drop(far);
     child.join().unwrap();
 }
@@ -316,6 +330,10 @@ impl LayerEngine for Timed {
 
     fn open(&mut self) -> Result<Self::Seq, StreamFault> {
         LayerEngine::open(&mut self.0)
+    }
+
+    fn fork(&mut self, seq: Self::Seq, length: u32) -> Result<Self::Seq, StreamFault> {
+        LayerEngine::fork(&mut self.0, seq, length)
     }
 
     fn close(&mut self, seq: Self::Seq) {

@@ -56,7 +56,7 @@ use std::time::Duration;
 
 use batch_builder::{BatchBuilder, Candidate};
 use fair::Ledger;
-pub(crate) use pages::{Full, IDLE_AFTER, Pool, UNUSED_AFTER, admit};
+pub(crate) use pages::{Full, IDLE_AFTER, Pool, UNUSED_AFTER, admit, admit_fork};
 pub(crate) use returns::{ReturnEstimator, may_grow};
 pub(crate) use snapshot::{
     Head, Kind, StreamSnapshot, decoders, holders, others_decode, piggybacks, short_rows,

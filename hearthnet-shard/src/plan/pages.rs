@@ -211,3 +211,25 @@ pub(crate) fn admit(holders: &[Holder], pool: &Pool, caller: NodeId) -> Result<(
         false => Err(Full::Host),
     }
 }
+
+/// Checks whether a fork with so many pages may begin. It takes free pages only: its caller can send
+/// the rows instead.
+///
+/// # Errors
+/// The limit that is reached.
+pub(crate) fn admit_fork(
+    holders: &[Holder],
+    pool: &Pool,
+    caller: NodeId,
+    pages: u32,
+) -> Result<(), Full> {
+    if held_by(holders, caller).saturating_add(pages) > pool.quota {
+        return Err(Full::Caller);
+    }
+    // A stream that has not begun will take a page.
+    let taken = holders.iter().map(|holder| holder.pages.max(1));
+    match taken.fold(pages, u32::saturating_add) <= pool.total {
+        true => Ok(()),
+        false => Err(Full::Host),
+    }
+}

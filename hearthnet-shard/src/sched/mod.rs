@@ -26,14 +26,19 @@ use crate::clock::Clock;
 use crate::engine::{EngineSource, LayerEngine, LoadFault, Served, StartProgress};
 use crate::events::HostEvents;
 use crate::fault::StreamFault;
-use crate::plan::{Full, Planner, Pool, ReturnEstimator, StreamSnapshot, admit, holders, may_grow};
+use crate::plan::{
+    Full, Planner, Pool, ReturnEstimator, StreamSnapshot, admit, admit_fork, holders, may_grow,
+};
 use crate::stream::{Job, Stream, Work};
 use crate::stream_handle::StreamHandle;
 
 /// Command from a connection to the compute thread.
 pub(crate) enum Command {
-    /// Begin a stream.
-    Open(Arc<StreamHandle>),
+    /// Begin a stream, or fork it off.
+    Open {
+        handle: Arc<StreamHandle>,
+        source: Option<ForkSource>,
+    },
     /// Let a stream hold more positions.
     Grow { handle: u64, max_positions: u32 },
     /// Run a step, whose shape, dtype and values are already checked, or shorten a stream.
@@ -44,6 +49,13 @@ pub(crate) enum Command {
     KvBudget(u64),
     /// End all streams; the thread ends, too.
     Shutdown,
+}
+
+/// Stream that another one is forked off, and the number of positions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForkSource {
+    pub(crate) handle: u64,
+    pub(crate) position: u32,
 }
 
 /// Part of the configuration for the scheduler.
@@ -159,7 +171,7 @@ impl<S: EngineSource> Scheduler<S> {
     /// Applies one command.
     pub(crate) fn handle(&mut self, command: Command) {
         match command {
-            Command::Open(handle) => self.open(&handle),
+            Command::Open { handle, source } => self.open(&handle, source),
             Command::Grow {
                 handle,
                 max_positions,
@@ -289,11 +301,11 @@ impl<S: EngineSource> Scheduler<S> {
         }
     }
 
-    fn open(&mut self, handle: &Arc<StreamHandle>) {
+    fn open(&mut self, handle: &Arc<StreamHandle>, source: Option<ForkSource>) {
         if handle.has_ended() {
             return;
         }
-        match self.try_open(handle) {
+        match self.try_open(handle, source) {
             Ok(()) => handle.opened(),
             Err(fault) => {
                 handle.end(|| handle.failed(None, &fault));
@@ -350,19 +362,34 @@ impl<S: EngineSource> Scheduler<S> {
         })
     }
 
-    fn try_open(&mut self, handle: &Arc<StreamHandle>) -> Result<(), StreamFault> {
+    fn try_open(
+        &mut self,
+        handle: &Arc<StreamHandle>,
+        source: Option<ForkSource>,
+    ) -> Result<(), StreamFault> {
         let loaded = self.load(&mut |step| tracing::debug!(?step, "loading the weights again"));
         if let Err(LoadFault { reason, .. }) = loaded.map(|_| ()) {
             self.events.not_loaded(&reason);
             return Err(StreamFault::WeightsUnavailable { reason });
         }
         self.fit_pool();
-        self.admit(handle)?;
+        self.admit(handle, source.map_or(0, |source| source.position))?;
         let Some(engine) = self.engine.as_mut() else {
             let reason = "it is not loaded".into();
             return Err(StreamFault::Internal { reason });
         };
-        let seq = engine.open()?;
+        let seq = match source {
+            None => engine.open()?,
+            Some(ForkSource { handle, position }) => {
+                let source = self.streams.get(&handle);
+                let seq = source.ok_or(StreamFault::UnknownStream)?.seq;
+                let length = engine.len(seq);
+                if length < position {
+                    return Err(StreamFault::PositionGap { position, length });
+                }
+                engine.fork(seq, position)?
+            }
+        };
         let stream = Stream {
             handle: Arc::clone(handle),
             seq,
@@ -375,14 +402,20 @@ impl<S: EngineSource> Scheduler<S> {
         Ok(())
     }
 
-    /// Checks that the stream fits the pool, and that a page is free for it to begin with. More is
-    /// not promised: when no page is left, growth may preempt another stream.
-    fn admit(&mut self, handle: &StreamHandle) -> Result<(), StreamFault> {
+    /// Checks that the stream fits the pool, and that a page is free for it to begin with, or those
+    /// of a fork's `positions`. More is not promised: when no page is left, growth may preempt
+    /// another stream.
+    fn admit(&mut self, handle: &StreamHandle, positions: u32) -> Result<(), StreamFault> {
         let (pool, percent) = (self.pool, self.limits.kv_share);
         self.could_hold(handle.max_positions())?;
         self.take_snapshots();
         let holders = holders(&self.snapshots, &pool, self.clock.now());
-        admit(&holders, &pool, handle.caller.party).map_err(|full| match full {
+        let (party, pages) = (handle.caller.party, pool.pages(positions));
+        let admitted = match pages {
+            0 => admit(&holders, &pool, party),
+            pages => admit_fork(&holders, &pool, party, pages),
+        };
+        admitted.map_err(|full| match full {
             Full::Host => StreamFault::KvFull,
             Full::Caller => StreamFault::KvQuota { percent },
         })

@@ -146,6 +146,19 @@ impl LayerEngine for FakeEngine {
         Ok(self.next)
     }
 
+    fn fork(&mut self, seq: u32, length: u32) -> Result<u32, StreamFault> {
+        let history = self.sequences.get(&seq).cloned().unwrap_or_default();
+        self.next += 1;
+        self.sequences.insert(self.next, history);
+        let fork = self.next;
+        if let Err(fault) = self.truncate_to(fork, length) {
+            self.close(fork);
+            return Err(fault);
+        }
+        self.count();
+        Ok(fork)
+    }
+
     fn close(&mut self, seq: u32) {
         self.sequences.remove(&seq);
         self.count();

@@ -22,6 +22,7 @@ fn open_for(stream: u32, epoch: u32, max_positions: u32) -> StreamOpen {
         lo: 2,
         hi: 5,
         max_positions,
+        fork: None,
     }
 }
 

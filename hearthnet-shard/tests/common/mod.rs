@@ -128,6 +128,7 @@ impl Caller {
             lo: layers.0,
             hi: layers.1,
             max_positions: 256,
+            fork: None,
         };
         self.0
             .sender()

@@ -41,6 +41,7 @@ async fn weights_that_changed_on_disk_are_not_served_again() {
         lo: 29,
         hi: 29,
         max_positions: 16,
+        fork: None,
     };
     let open = Message::StreamOpen(open);
     caller.0.sender().send(open).await.unwrap();

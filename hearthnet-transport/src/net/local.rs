@@ -387,6 +387,7 @@ mod tests {
             lo: 0,
             hi: 1,
             max_positions: 8,
+            fork: None,
         });
         let rows = one_row(0);
         let (at, sent) = (rows.data.as_ptr(), Message::Step(rows));

@@ -68,21 +68,7 @@ impl Map {
         let Value::Map(fields) = &value else {
             return Err(malformed("the body is not a CBOR map"));
         };
-        if fields.len() > MAX_KEYS {
-            return Err(malformed("more than 32 keys"));
-        }
-        for (at, (key, field)) in fields.iter().enumerate() {
-            if !key.is_text() {
-                return Err(malformed("a key is not text"));
-            }
-            if fields.iter().take(at).any(|(before, _)| before == key) {
-                return Err(malformed("a key occurs twice"));
-            }
-            // serde would look through a tag, and take null for an absent field.
-            if field.is_tag() || field.is_null() {
-                return Err(malformed("a value with a tag, or null"));
-            }
-        }
+        check(fields)?;
         Ok(Map(value))
     }
 
@@ -96,6 +82,29 @@ impl Map {
             }
         })
     }
+}
+
+/// Checks the keys and values of a map, and of the maps in it. The reader has limited their depth.
+fn check(fields: &[(Value, Value)]) -> Result<(), Violation> {
+    if fields.len() > MAX_KEYS {
+        return Err(malformed("more than 32 keys"));
+    }
+    for (at, (key, field)) in fields.iter().enumerate() {
+        if !key.is_text() {
+            return Err(malformed("a key is not text"));
+        }
+        if fields.iter().take(at).any(|(before, _)| before == key) {
+            return Err(malformed("a key occurs twice"));
+        }
+        // serde would look through a tag, and take null for an absent field.
+        if field.is_tag() || field.is_null() {
+            return Err(malformed("a value with a tag, or null"));
+        }
+        if let Value::Map(inner) = field {
+            check(inner)?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -128,6 +137,7 @@ mod tests {
             &[0xa1, 0x01, 0x01],                                     // a key that is no text
             &[0xa2, 0x61, b'a', 0x01, 0x61, b'a', 0x02],             // a key twice
             &[0xa1, 0x61, b'a', 0x01],                               // a key nobody asked for
+            &[0xa1, 0x61, b'a', 0xa1, 0x61, b'b', 0xf6],             // null in an inner map
             &[0xbb, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff], // 2^64 - 1 entries declared
             &[0x5b, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff], // a string of 2^63 bytes
             &[0x81, 0x81, 0x81, 0x81, 0x81, 0x81, 0x80],             // nested deeply

@@ -13,7 +13,8 @@ use super::{Flags, FrameBuf, FrameType, HEADER_BYTES, Header};
 use crate::code::CloseCode;
 use crate::config::Config;
 use crate::message::{
-    Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
+    Fork, Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate,
+    Want,
 };
 use crate::tensor::{DType, Dims};
 
@@ -81,8 +82,25 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
                 lo: 0,
                 hi: 14,
                 max_positions: 512,
+                fork: None,
             };
             (3, message(Message::StreamOpen(open)))
+        }
+        "stream-fork" => {
+            let open = StreamOpen {
+                stream: 8,
+                epoch,
+                weights: std::array::from_fn(|i| i as u8),
+                lo: 0,
+                hi: 14,
+                max_positions: 512,
+                fork: Some(Fork {
+                    stream,
+                    epoch,
+                    position: 65,
+                }),
+            };
+            (6, message(Message::StreamOpen(open)))
         }
         "stream-opened" => {
             let opened = StreamOpened { stream, epoch };
@@ -182,7 +200,7 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
 #[test]
 fn the_specification_and_the_codec_agree_to_the_byte() {
     let examples = examples();
-    assert_eq!(examples.len(), 21);
+    assert_eq!(examples.len(), 22);
     // Every type has an example.
     let kinds: BTreeSet<u8> = examples.iter().map(|(_, bytes)| bytes[1]).collect();
     let all: BTreeSet<u8> = FrameType::ALL.iter().map(|kind| *kind as u8).collect();

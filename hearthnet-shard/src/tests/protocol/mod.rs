@@ -24,6 +24,7 @@ use crate::stream_handle::Slots;
 use crate::stream_table::{HostState, StreamTable};
 
 mod anything;
+mod forks;
 mod leaving;
 mod memory;
 mod record;

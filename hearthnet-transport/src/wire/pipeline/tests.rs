@@ -1,6 +1,7 @@
 //! Bodies of the pipeline's frames: layout and round trips.
 
 use super::*;
+use crate::message::Fork;
 use crate::wire::{HEADER_BYTES, Header};
 
 /// A step whose rows are elsewhere.
@@ -154,8 +155,19 @@ fn the_other_bodies_survive_a_round_trip() {
         lo: 0,
         hi: 29,
         max_positions: 2048,
+        fork: None,
     };
     survives(FrameType::StreamOpen, Message::StreamOpen(open.clone()));
+    let fork = Some(Fork {
+        stream: 3,
+        epoch: u32::MAX,
+        position: 7,
+    });
+    let forked = StreamOpen {
+        fork,
+        ..open.clone()
+    };
+    survives(FrameType::StreamOpen, Message::StreamOpen(forked));
     let backwards = frame(&Message::StreamOpen(StreamOpen { lo: 30, ..open })).unwrap();
     let backwards = backwards.into_bytes(1).split_off(HEADER_BYTES);
     assert!(read(FrameType::StreamOpen, &backwards).is_err());

@@ -85,6 +85,7 @@ pub(crate) fn open_stream(stream: u32, epoch: u32) -> StreamOpen {
         lo: 0,
         hi: 14,
         max_positions: 512,
+        fork: None,
     }
 }
 
