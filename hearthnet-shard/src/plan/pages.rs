@@ -223,7 +223,8 @@ pub(crate) fn admit_fork(
     caller: NodeId,
     pages: u32,
 ) -> Result<(), Full> {
-    if held_by(holders, caller).saturating_add(pages) > pool.quota {
+    let own = held_by(holders, caller).saturating_add(pages);
+    if pool.quota < pool.total && own > pool.quota {
         return Err(Full::Caller);
     }
     // A stream that has not begun will take a page.

@@ -89,10 +89,10 @@ fn a_fork_without_such_a_source_is_refused_and_the_source_goes_on() {
     assert_eq!(caller.refusal_now(layers), "unknown_stream");
     assert_eq!(caller.refusal_now(fork_of(2, 1, 257)), "context_full");
     assert_eq!(caller.refusal(&mut host, fork_of(2, 1, 6)), "position_gap");
-    // A source that ends before the host opens the fork.
+    // A source that ends behind the fork is no obstacle.
     caller.open(&mut host, 3);
     caller.ask(&mut host, step(3, 0, &rows(2)));
-    caller.tell(fork_of(2, 3, 2));
+    caller.tell(fork_of(4, 3, 2));
     caller.tell(close(3, 1));
     host.run();
     assert_eq!(codes(&caller.sink.take()), [(1, "opened")]);
