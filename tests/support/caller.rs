@@ -225,7 +225,7 @@ impl Caller {
         let sharded = ShardedBackend::open(runtime.clone(), source, settings, &cancel)?;
         let hosts: Box<dyn Backend> = if fallback {
             let local = Arc::clone(&self.between);
-            let load = Box::new(move || Ok(Box::new(local.open()?) as Box<dyn Backend>));
+            let load = Arc::new(move || Ok(Box::new(local.open()?) as Box<dyn Backend>));
             let (now, exact) = (Instant::now(), Exact::Require);
             let begun = WithFallback::begin(Ok(sharded), now, load, exact, runtime, &cancel);
             Box::new(begun?)

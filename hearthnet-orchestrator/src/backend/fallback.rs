@@ -6,6 +6,7 @@
 //! continues here if the caller accepts any arithmetic.
 
 use std::future::ready;
+use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::FutureExt as _;
@@ -23,7 +24,7 @@ use crate::exact::{Arithmetics, Exact};
 use crate::steps::chat_loop;
 
 /// Loads a backend with the layers that hosts were to run. It may take seconds.
-pub type LoadLocal = Box<dyn FnOnce() -> Result<Box<dyn Backend>, ChatError> + Send>;
+pub type LoadLocal = Arc<dyn Fn() -> Result<Box<dyn Backend>, ChatError> + Send + Sync>;
 
 /// Hosts first; this machine if they fail.
 pub struct WithFallback {
@@ -36,6 +37,8 @@ pub struct WithFallback {
     exact: Exact,
     /// True once a row of the answer has arrived.
     answering: bool,
+    /// Whether the output has all submitted rows.
+    all: bool,
 }
 
 /// Number of recomputed positions, and the arithmetics before.
@@ -50,8 +53,8 @@ enum Runs {
 
 impl WithFallback {
     /// Starts with the hosts, or here if there are none. `since` is the time of the request to the
-    /// hosts, `exact` the rule by which they were selected. `load` is called at most once, when
-    /// needed; the call blocks meanwhile.
+    /// hosts, `exact` the rule by which they were selected. `load` is called at most once for each
+    /// sequence, when needed; the call blocks meanwhile.
     ///
     /// # Errors
     /// The hosts' error, if it is not the hosts' fault; [`ChatError::Cancelled`]; errors of `load`.
@@ -71,6 +74,7 @@ impl WithFallback {
                     alone: None,
                     exact,
                     answering: false,
+                    all: false,
                 });
             }
             Err(error) if error.blames_host() => error,
@@ -83,6 +87,7 @@ impl WithFallback {
             alone: Some((error, since)),
             exact,
             answering: false,
+            all: false,
         })
     }
 
@@ -146,7 +151,11 @@ impl WithFallback {
         drop(hosts);
         let mut local = loaded(&runtime, load, run.cancel).await?;
         local.begin_call(0);
-        local.submit(Rows::at(0, &held), run.cancel).await;
+        let rows = Rows {
+            all: self.all,
+            ..Rows::at(0, &held)
+        };
+        local.submit(rows, run.cancel).await;
         let out = local.output(run).await?;
         if !self.answering {
             // No row of the answer came from the hosts.
@@ -164,7 +173,7 @@ async fn loaded(
     load: LoadLocal,
     cancel: &Cancel,
 ) -> Result<Box<dyn Backend>, ChatError> {
-    let loading = runtime.spawn_blocking(load);
+    let loading = runtime.spawn_blocking(move || load());
     let loaded = cancel.run_until_cancelled(loading).await;
     loaded
         .ok_or(ChatError::Cancelled)?
@@ -173,6 +182,7 @@ async fn loaded(
 
 impl Backend for WithFallback {
     fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()> {
+        self.all = rows.all;
         match self.inner_mut() {
             Some(active) => active.submit(rows, cancel),
             None => ready(()).boxed_local(),
@@ -181,6 +191,29 @@ impl Backend for WithFallback {
 
     fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
         self.through(run).boxed_local()
+    }
+
+    fn fork(&mut self) -> LocalBoxFuture<'_, Option<Box<dyn Backend>>> {
+        let forked = async move {
+            let (pipeline, runs) = match &mut self.runs {
+                Runs::Hosts(hosts, load) => {
+                    let hosts = Box::new(hosts.forked()?);
+                    (hosts.name(), Runs::Hosts(hosts, Arc::clone(load)))
+                }
+                Runs::Here(local) => (PipelineId::draw(), Runs::Here(local.fork().await?)),
+                Runs::Nowhere => return None,
+            };
+            let fork = Self {
+                runs,
+                alone: None,
+                pipeline,
+                exact: self.exact,
+                answering: self.answering,
+                all: false,
+            };
+            Some(Box::new(fork) as Box<dyn Backend>)
+        };
+        forked.boxed_local()
     }
 
     fn inner(&self) -> Option<&dyn Backend> {

@@ -22,8 +22,10 @@ mod pipeline;
 pub mod private_layers;
 pub mod sharded;
 
+use std::future::ready;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::PipelineId;
 
@@ -52,6 +54,8 @@ pub struct Rows<'a> {
     /// Number of rows that further calls submit before the output is requested; hosts start with
     /// the first ones.
     pub more: u32,
+    /// Whether the output has all rows, and not only the last one.
+    pub all: bool,
 }
 
 impl<'a> Rows<'a> {
@@ -61,6 +65,7 @@ impl<'a> Rows<'a> {
             position,
             values,
             more: 0,
+            all: false,
         }
     }
 }
@@ -77,8 +82,8 @@ pub trait Backend: Send {
     fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()>;
 
     /// Waits until the submitted rows have passed every block, and returns the last row
-    /// (`[width]`). A backend without the model's last block returns all rows submitted since the
-    /// last output, possibly preceded by earlier ones.
+    /// (`[width]`). With [`Rows::all`], and from a backend without the model's last block, it returns
+    /// all rows submitted since the last output, possibly preceded by earlier ones.
     ///
     /// # Errors
     /// Any [`ChatError`]; the backend must then be dropped.
@@ -118,6 +123,12 @@ pub trait Backend: Send {
         if let Some(inner) = self.inner_mut() {
             inner.begin_call(positions);
         }
+    }
+
+    /// Copy of the sequence within the same call, after an output. Both continue by themselves.
+    /// `None` if there is no room for another sequence, or the backend cannot be copied now.
+    fn fork(&mut self) -> LocalBoxFuture<'_, Option<Box<dyn Backend>>> {
+        ready(None).boxed_local()
     }
 
     /// Ends the call: the sequence is idle until the next one, so hosts that leave need not wait

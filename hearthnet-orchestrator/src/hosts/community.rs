@@ -198,6 +198,10 @@ impl HostSource for CommunityHosts {
         &self.choice
     }
 
+    fn fork(&self) -> Option<Box<dyn HostSource>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn demand(&mut self, exact: Exact) {
         self.choice.exact = exact;
     }

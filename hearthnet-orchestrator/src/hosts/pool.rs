@@ -237,6 +237,10 @@ impl HostSource for HostPool {
         &self.choice
     }
 
+    fn fork(&self) -> Option<Box<dyn HostSource>> {
+        Some(Box::new(self.clone()))
+    }
+
     fn demand(&mut self, exact: Exact) {
         self.choice.exact = exact;
     }

@@ -154,6 +154,11 @@ pub trait HostSource: Send {
 
     fn choice(&self) -> &Choice;
 
+    /// Copy for a copy of the sequence, if there can be one.
+    fn fork(&self) -> Option<Box<dyn HostSource>> {
+        None
+    }
+
     /// Sets which hosts the chat demands. A source of fixed hosts has no choice, and ignores it.
     fn demand(&mut self, exact: Exact) {
         let _ = exact;

@@ -64,7 +64,7 @@ pub(crate) fn on_demand(
     })));
     move || {
         let engine = Arc::clone(&engine);
-        Box::new(move || Ok(Box::new(engine.open()?) as Box<dyn Backend>))
+        Arc::new(move || Ok(Box::new(engine.open()?) as Box<dyn Backend>))
     }
 }
 

@@ -24,6 +24,7 @@ use crate::backend::{Backend, HopTimes, Output, RouteHop, Rows, Run};
 use crate::error::ChatError;
 use crate::frames::Frame;
 use crate::steps::batcher::{AttendanceGuard, Batcher};
+use crate::steps::chat_loop;
 use crate::times::HopClock;
 
 /// Maximum chats per batch. A prefill chunk counts as one.
@@ -99,9 +100,8 @@ impl SharedEngine {
     /// [`ChatError::Busy`] if the rest of the budget is too small; [`ChatError::Engine`].
     pub fn open(&self) -> Result<LocalBackend, ChatError> {
         let seq = self.0.with(|engine| {
-            let open = engine.sequences() as u64;
-            let promised = (open + 1).saturating_mul(self.0.sequence_bytes);
-            if open > 0 && promised > self.0.kv_budget {
+            let open = engine.sequences();
+            if !self.0.has_room_beside(open) {
                 return Err(ChatError::Busy(format!(
                     "this machine has memory for {open} conversations at once"
                 )));
@@ -122,11 +122,27 @@ impl SharedEngine {
             clock: HopClock::default(),
             per_layer: None,
             submitted: (0, Vec::new()),
+            all: false,
         })
+    }
+
+    /// Copies a sequence, if there is room for another one.
+    fn fork(&self, seq: SeqId) -> Option<SeqId> {
+        let forked = self.0.with(|engine| {
+            let has_room = self.0.has_room_beside(engine.sequences());
+            has_room.then(|| engine.fork(seq).ok()).flatten()
+        });
+        forked.ok().flatten()
     }
 }
 
 impl Shared {
+    /// Whether the budget has room for a sequence of maximum length beside `open` others.
+    fn has_room_beside(&self, open: usize) -> bool {
+        let promised = (open as u64 + 1).saturating_mul(self.sequence_bytes);
+        open == 0 || promised <= self.kv_budget
+    }
+
     /// Runs `f` on the engine, between two batches.
     pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Engine) -> T) -> Result<T, ChatError> {
         let mut place = self.engine.lock();
@@ -244,6 +260,8 @@ pub struct LocalBackend {
     pub(crate) per_layer: Option<Duration>,
     /// Rows submitted since the last output, and the position of the first one.
     submitted: (u32, Vec<f32>),
+    /// Whether the output has all of them.
+    all: bool,
 }
 
 impl LocalBackend {
@@ -281,6 +299,29 @@ impl LocalBackend {
         Ok(rows)
     }
 
+    /// See [`Backend::fork`].
+    pub(crate) async fn forked(&mut self) -> Option<Self> {
+        let (engine, seq) = (self.engine.clone(), self.seq);
+        let fork = move || engine.fork(seq);
+        // The engine may be computing for other chats, which must not stop the step loop.
+        let forked = match chat_loop::is_alone() {
+            true => fork(),
+            false => tokio::task::spawn_blocking(fork).await.ok().flatten(),
+        };
+        let in_call = self.present.is_some();
+        Some(Self {
+            engine: self.engine.clone(),
+            seq: forked?,
+            hosted: self.hosted,
+            present: in_call.then(|| self.engine.0.batcher.attend(self.hosted)),
+            pipeline: PipelineId::draw(),
+            clock: HopClock::default(),
+            per_layer: self.per_layer,
+            submitted: (0, Vec::new()),
+            all: false,
+        })
+    }
+
     /// Runs the submitted rows in chunks.
     async fn through(&mut self, run: &mut Run<'_>) -> Result<Vec<f32>, ChatError> {
         let (width, has_last) = (self.engine.0.width, self.engine.0.has_last);
@@ -308,7 +349,7 @@ impl LocalBackend {
                     total: until(total),
                 });
             }
-            let wanted = match has_last {
+            let wanted = match has_last && !self.all {
                 false => 0,
                 true if done < total => continue,
                 true => through.len().saturating_sub(width),
@@ -324,12 +365,18 @@ impl Backend for LocalBackend {
         if self.submitted.1.is_empty() {
             self.submitted.0 = rows.position;
         }
+        self.all = rows.all;
         self.submitted.1.extend_from_slice(rows.values);
         std::future::ready(()).boxed_local()
     }
 
     fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
         self.through(run).boxed_local()
+    }
+
+    fn fork(&mut self) -> LocalBoxFuture<'_, Option<Box<dyn Backend>>> {
+        let forked = async move { Some(Box::new(self.forked().await?) as Box<dyn Backend>) };
+        forked.boxed_local()
     }
 
     fn route(&self) -> Vec<RouteHop> {
@@ -407,6 +454,66 @@ mod tests {
     ) -> Result<Vec<f32>, ChatError> {
         let notify: &mut dyn FnMut(Frame) = &mut |_| {};
         run_rows(backend, 0, rows, &mut Run { cancel, notify })
+    }
+
+    #[test]
+    fn a_fork_continues_like_a_sequence_with_the_same_rows() {
+        let (engine, rows) = tiny();
+        let cancel = Cancel::default();
+        let next = |backend: &mut LocalBackend, row: &[f32]| {
+            let notify: &mut dyn FnMut(Frame) = &mut |_| {};
+            let mut run = Run {
+                cancel: &cancel,
+                notify,
+            };
+            run_rows(backend, PROMPT as u32, row, &mut run).unwrap()
+        };
+        let mut source = engine.open().unwrap();
+        source.begin_call(0);
+        run(&mut source, &rows, &cancel).unwrap();
+        let mut fork = block_on(source.forked()).expect("there is room");
+        let width = engine.0.width;
+        let [one, other] = [&rows[..width], &rows[width..2 * width]];
+        let outputs = [next(&mut fork, one), next(&mut source, other)];
+        let alone = [one, other].map(|row| {
+            let mut backend = engine.open().unwrap();
+            run(&mut backend, &rows, &cancel).unwrap();
+            next(&mut backend, row)
+        });
+        assert_eq!(outputs, alone);
+        drop((source, fork));
+        assert_eq!(engine.0.with(|engine| engine.sequences()).unwrap(), 0);
+    }
+
+    #[test]
+    fn all_rows_come_back_if_wanted() {
+        let (engine, rows) = tiny();
+        let cancel = Cancel::default();
+        let width = engine.0.width;
+        let mut backend = engine.open().unwrap();
+        let mut each = Vec::new();
+        for (position, row) in (0..).zip(rows.chunks_exact(width)) {
+            let notify: &mut dyn FnMut(Frame) = &mut |_| {};
+            let mut run = Run {
+                cancel: &cancel,
+                notify,
+            };
+            each.extend(run_rows(&mut backend, position, row, &mut run).unwrap());
+        }
+        let notify: &mut dyn FnMut(Frame) = &mut |_| {};
+        let mut run = Run {
+            cancel: &cancel,
+            notify,
+        };
+        let all = Rows {
+            all: true,
+            ..Rows::at(0, &rows)
+        };
+        let out = block_on(async {
+            backend.submit(all, &cancel).await;
+            backend.output(&mut run).await
+        });
+        assert_eq!(out.unwrap(), each);
     }
 
     #[test]

@@ -93,8 +93,8 @@ pub(crate) enum Action {
         /// Rows that the host should return.
         want: Want,
     },
-    /// Rows have left the last span: the last submitted row once all are through, or, if the
-    /// last span returns [`Want::All`], the next rows in order.
+    /// Rows have left the last span: the last submitted row once all are through, or, if all rows
+    /// come back, the next rows in order.
     Output {
         /// The row or rows, in the boundary's data type.
         row: Bytes,
@@ -153,8 +153,8 @@ fn cut(mut position: u32, mut rows: Bytes, chunk_rows: usize, row_bytes: usize) 
     chunks
 }
 
-/// Input rows of a span, from position 0 on.
-#[derive(Debug)]
+/// Input rows of a span, from position 0 on. Clones share the rows.
+#[derive(Debug, Clone)]
 struct Boundary {
     /// Positions that have arrived.
     have: u32,
@@ -211,7 +211,7 @@ impl Boundary {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Span {
     epoch: u32,
     input: Boundary,
@@ -231,7 +231,7 @@ impl Span {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Pipeline {
     spans: Vec<Span>,
     row_bytes: usize,
@@ -245,6 +245,8 @@ pub(crate) struct Pipeline {
     output: VecDeque<Bytes>,
     /// Rows that the last span returns: the last one, or all.
     back: Want,
+    /// Whether it returns all rows of this submission.
+    all: bool,
 }
 
 impl Pipeline {
@@ -268,6 +270,7 @@ impl Pipeline {
             target: 0,
             output: VecDeque::new(),
             back,
+            all: false,
         }
     }
 
@@ -296,6 +299,11 @@ impl Pipeline {
             first.waiting.push_back(chunk);
         }
         self.target = first.input.have.saturating_add(more);
+    }
+
+    /// Sets whether all rows of the next submissions come back, and not only the last one.
+    pub(crate) fn return_all(&mut self, all: bool) {
+        self.all = all;
     }
 
     /// Positions that have been through every span.
@@ -480,7 +488,7 @@ impl Pipeline {
         let is_last = span + 1 == self.spans.len();
         if chunk.end() <= self.passed_on(span) {
             Want::None
-        } else if !is_last || self.back == Want::All {
+        } else if !is_last || self.all || self.back == Want::All {
             Want::All
         } else if chunk.end() == self.target {
             Want::Last

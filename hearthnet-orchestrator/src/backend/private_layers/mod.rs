@@ -154,6 +154,8 @@ struct Submitted {
     waiting: Vec<f32>,
     /// Number of rows announced to follow.
     more: u32,
+    /// Whether the output has all rows.
+    all: bool,
     /// Error, to be returned by the output.
     failed: Option<ChatError>,
 }
@@ -198,6 +200,7 @@ impl PrivateEnds {
             position,
             values: &piece,
             more,
+            all: self.submitted.all,
         };
         self.middle.submit(rows, cancel).await;
         Ok(())
@@ -228,6 +231,7 @@ impl PrivateEnds {
         };
         // A fallback backend returns all rows of the sequence.
         let (mut at, count) = (self.submitted.position, self.submitted.count);
+        let all = self.submitted.all;
         rows.drain(..rows.len().saturating_sub(count * width));
         let mut out = Vec::new();
         while !rows.is_empty() {
@@ -236,10 +240,15 @@ impl PrivateEnds {
             }
             let rest = rows.split_off(rows.len().min(LAST_PIECE * width));
             let piece = (rows.len() / width) as u32;
-            out = last.rows(at, rows, true, run.cancel).await?;
+            if !all {
+                out.clear();
+            }
+            out.extend(last.rows(at, rows, true, run.cancel).await?);
             (at, rows) = (at + piece, rest);
         }
-        out.drain(..out.len().saturating_sub(width));
+        if !all {
+            out.drain(..out.len().saturating_sub(width));
+        }
         Ok(out)
     }
 }
@@ -256,7 +265,7 @@ impl Backend for PrivateEnds {
         }
         submitted.count += count;
         submitted.waiting.extend_from_slice(rows.values);
-        submitted.more = rows.more;
+        (submitted.more, submitted.all) = (rows.more, rows.all);
         // The rows of a prompt are computed by `output`.
         let at_once = self.first.is_none() || submitted.count == 1;
         async move {
@@ -269,6 +278,28 @@ impl Backend for PrivateEnds {
 
     fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
         self.through(run).boxed_local()
+    }
+
+    fn fork(&mut self) -> LocalBoxFuture<'_, Option<Box<dyn Backend>>> {
+        let forked = async move {
+            let middle = self.middle.fork().await?;
+            let mut ends = [None, None];
+            for (fork, end) in ends.iter_mut().zip([&mut self.first, &mut self.last]) {
+                if let Some(end) = end {
+                    *fork = Some(end.forked().await?);
+                }
+            }
+            let [first, last] = ends;
+            let fork = Self {
+                piece_rows: self.piece_rows,
+                first,
+                middle,
+                last,
+                submitted: Submitted::default(),
+            };
+            Some(Box::new(fork) as Box<dyn Backend>)
+        };
+        forked.boxed_local()
     }
 
     fn inner(&self) -> Option<&dyn Backend> {

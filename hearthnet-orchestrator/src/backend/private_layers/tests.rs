@@ -77,6 +77,27 @@ fn the_number_of_private_layers_does_not_change_the_output() {
 }
 
 #[test]
+fn a_fork_continues_like_its_source_and_both_are_independent() {
+    let file = tiny();
+    let private = ends(&file, 2, 1);
+    let between = engine(&file, private.hosted());
+    let begun = || {
+        let inner = between.open().unwrap();
+        let mut backend = private.around(Box::new(inner)).unwrap();
+        backend.begin_call(0);
+        run(backend.as_mut(), 0, &rows(&file, 1, 29)).unwrap();
+        backend
+    };
+    let next = rows(&file, 2, 1);
+    let expected = run(begun().as_mut(), 29, &next).unwrap();
+    let mut source = begun();
+    let mut fork = block_on(source.fork()).expect("there is room");
+    assert_eq!(run(fork.as_mut(), 29, &next).unwrap(), expected);
+    run(source.as_mut(), 29, &rows(&file, 3, 1)).unwrap();
+    assert_eq!(run(fork.as_mut(), 29, &next).unwrap(), expected);
+}
+
+#[test]
 fn chats_that_share_private_layers_get_unchanged_results() {
     const CHATS: u32 = 6;
     let file = tiny();

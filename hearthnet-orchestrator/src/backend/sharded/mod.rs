@@ -16,8 +16,10 @@
 //! | starting a sequence, waiting for free streams | `starting.rs` |
 //! | reasons to replace a span's host | `failure.rs` |
 //! | replacing a host that failed, leaves or has no room | `recovery.rs` |
+//! | copy of a sequence, on the same hosts | `fork.rs` |
 
 mod failure;
+mod fork;
 mod hop_timeout;
 mod recovery;
 mod starting;
@@ -117,14 +119,30 @@ pub struct ShardedBackend {
     hop_failures: VecDeque<HopFailure>,
     /// Frames for the caller.
     notices: Vec<Frame>,
-    /// Rows not yet handed to the pipeline: position, bytes, and number of rows that follow.
-    pending: VecDeque<(u32, Bytes, u32)>,
+    pending: VecDeque<Pending>,
     /// Output received so far for the submitted rows.
     came: Vec<u8>,
     /// Start of the current wait for results.
     watching_since: Instant,
     /// Time per row and layer on this machine, if it runs layers itself.
     per_layer: Option<Duration>,
+}
+
+/// Rows not yet handed to the pipeline.
+struct Pending {
+    position: u32,
+    rows: Bytes,
+    /// Number of rows that follow.
+    more: u32,
+    /// Whether all rows come back.
+    all: bool,
+}
+
+impl Pending {
+    fn hand_to(self, pipeline: &mut Pipeline) {
+        pipeline.return_all(self.all);
+        pipeline.submit(self.position, self.rows, self.more);
+    }
 }
 
 /// State of one call, or of the start, while streams are opened.
@@ -241,8 +259,8 @@ impl ShardedBackend {
     /// # Errors
     /// [`ChatError::Engine`] if they cannot be decoded, which would be a bug of this program.
     pub fn submitted(&mut self) -> Result<Vec<f32>, ChatError> {
-        for (position, rows, more) in self.pending.drain(..) {
-            self.pipeline.submit(position, rows, more);
+        for pending in self.pending.drain(..) {
+            pending.hand_to(&mut self.pipeline);
         }
         self.decoded(self.pipeline.submitted().map(|bytes| &bytes[..]))
     }
@@ -317,11 +335,11 @@ impl ShardedBackend {
     /// failure.
     fn advance(&mut self) -> Option<Vec<u8>> {
         // A rewind has to wait until a pending replay is through.
-        while let Some(&(position, ..)) = self.pending.front()
-            && (position >= self.pipeline.submitted_length() || self.pipeline.is_idle())
-            && let Some((position, rows, more)) = self.pending.pop_front()
+        while let Some(next) = self.pending.front()
+            && (next.position >= self.pipeline.submitted_length() || self.pipeline.is_idle())
+            && let Some(next) = self.pending.pop_front()
         {
-            self.pipeline.submit(position, rows, more);
+            next.hand_to(&mut self.pipeline);
         }
         while self.hop_failures.is_empty() {
             match self.pipeline.poll()? {
@@ -401,8 +419,12 @@ impl Backend for ShardedBackend {
         {
             self.on_message(hop, message);
         }
-        let pending = (rows.position, Bytes::from(data), rows.more);
-        self.pending.push_back(pending);
+        self.pending.push_back(Pending {
+            position: rows.position,
+            rows: Bytes::from(data),
+            more: rows.more,
+            all: rows.all,
+        });
         // The last row was only just submitted, so the output cannot be complete: ignore the
         // result.
         let _ = self.advance();
@@ -411,6 +433,11 @@ impl Backend for ShardedBackend {
 
     fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
         self.through(run).boxed_local()
+    }
+
+    fn fork(&mut self) -> LocalBoxFuture<'_, Option<Box<dyn Backend>>> {
+        let fork = self.forked();
+        std::future::ready(fork.map(|fork| Box::new(fork) as Box<dyn Backend>)).boxed_local()
     }
 
     fn route(&self) -> Vec<RouteHop> {

@@ -8,7 +8,7 @@
 //! | silent | no | if another takes over | it stays until the health timeout (4 s with fallback) |
 //! | leaving | no | no | it stays as long as it can |
 //! | not authorised any more | no | no | the call ends, or this machine continues |
-//! | no room for a running sequence | yes, after a pause | no | it is asked again |
+//! | no room for a running sequence, or nothing to fork | yes, after a pause | no | it is asked again |
 //! | no room at the start | no | no | the sequence waits (`starting.rs`) |
 
 use std::collections::BTreeSet;
@@ -367,7 +367,8 @@ impl ShardedBackend {
         }
     }
 
-    fn replace(&mut self, span: usize, route: Vec<RoutedSpan>) {
+    /// Replaces the host of a span. The rows of the sequence are replayed to the new ones.
+    pub(super) fn replace(&mut self, span: usize, route: Vec<RoutedSpan>) {
         let count = route.len();
         let reopened = self.pipeline.replace(span, count);
         // Earlier spans that restart get a new stream on the same host.

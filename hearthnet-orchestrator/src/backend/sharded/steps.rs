@@ -44,6 +44,7 @@ impl ShardedBackend {
             stream,
             epoch,
             opened: false,
+            fork: None,
             asked: self.positions,
             sent: VecDeque::new(),
             unsent: VecDeque::new(),

@@ -9,7 +9,7 @@ use hearthnet_bus::flight::StreamTrace;
 use hearthnet_files::WeightsId;
 use hearthnet_text::sanitize;
 use hearthnet_transport::{
-    CloseCode, Code, Message, SendError, SessionClosed, StreamOpen, Truncate,
+    CloseCode, Code, Fork, Message, SendError, SessionClosed, StreamOpen, Truncate,
 };
 
 use super::failure::{Cause, HopFailure};
@@ -28,6 +28,9 @@ const NO_ROOM: [Code; 5] = [
     Code::KV_FULL,
     Code::KV_QUOTA,
 ];
+
+/// Codes of a host that cannot fork a stream.
+const NO_SOURCE: [Code; 2] = [Code::new("unknown_stream"), Code::new("position_gap")];
 
 /// A step that a host has not answered yet.
 #[derive(Debug, Clone)]
@@ -48,6 +51,8 @@ pub(super) struct Hop {
     pub(super) stream: u32,
     pub(super) epoch: u32,
     pub(super) opened: bool,
+    /// Stream of the same host that it begins with.
+    pub(super) fork: Option<Fork>,
     /// Positions requested for the stream.
     pub(super) asked: u32,
     pub(super) check: BoundaryCheck,
@@ -168,6 +173,7 @@ impl Hop {
             lo: self.span.lo,
             hi: self.span.hi,
             max_positions: self.asked,
+            fork: self.fork,
         }))
     }
 
@@ -210,11 +216,17 @@ impl Hop {
         let _ = self.span.link.sender.try_send(truncate);
     }
 
+    /// Whether the host refused a fork because its source has changed or ended meanwhile. The rows
+    /// are replayed, and the host is not at fault.
+    fn lacks_source(&self, code: &Code) -> bool {
+        self.fork.is_some() && !self.opened && NO_SOURCE.contains(code)
+    }
+
     /// Classifies a host's refusal, or the end of a stream by its host.
     pub(super) fn refused(&self, code: Code, message: &str) -> HopFailure {
         let cause = if code == Code::SHUTTING_DOWN {
             return self.leaving(false);
-        } else if code == Code::PREEMPTED || code == Code::STEP_QUOTA {
+        } else if code == Code::PREEMPTED || code == Code::STEP_QUOTA || self.lacks_source(&code) {
             Cause::Preempted
         } else if self.opened || !NO_ROOM.contains(&code) {
             Cause::Failed

@@ -97,6 +97,10 @@ impl HostSource for Switched {
         self.pool.choice()
     }
 
+    fn fork(&self) -> Option<Box<dyn HostSource>> {
+        Some(Box::new(self.clone()))
+    }
+
     /// A chat begins.
     fn demand(&mut self, exact: Exact) {
         self.pool.choice = self.current.lock().clone();

@@ -1,5 +1,6 @@
 //! Callers over scripted hosts: real sessions on loopback, plain arithmetic.
 
+mod forks;
 mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +67,8 @@ struct State {
     deeds: Vec<(u32, Deed)>,
     /// Codes with which the next streams are refused.
     refusals: Vec<&'static str>,
+    /// Codes with which the next forks are refused.
+    refused_forks: Vec<&'static str>,
     /// Streams without answers.
     mute: BTreeSet<(usize, u32)>,
     leaving: bool,
@@ -92,6 +95,7 @@ struct Puppet {
     lo: u32,
     hi: u32,
     arithmetic: &'static str,
+    software: &'static str,
     state: Mutex<State>,
     alive: watch::Sender<bool>,
 }
@@ -113,6 +117,7 @@ impl Puppet {
         seed: u8,
         (lo, hi): (u32, u32),
         arithmetic: &'static str,
+        software: &'static str,
     ) -> Arc<Self> {
         let key = NodeKey::from_secret(&[seed; 32]);
         let identity = Identity::from_secret(&key.secret()).unwrap();
@@ -132,6 +137,7 @@ impl Puppet {
             lo,
             hi,
             arithmetic,
+            software,
             state: Mutex::default(),
             alive: watch::Sender::new(true),
         });
@@ -175,6 +181,7 @@ impl Puppet {
             advertised_at: 1,
             boundary_dtype: "fp32".into(),
             arithmetic: self.arithmetic.into(),
+            software: self.software.into(),
             ..descriptor("puppet", self.addr.node, self.lo, self.hi, LAYERS)
         }
     }
@@ -237,12 +244,29 @@ impl Puppet {
                     false => Some(state.refusals.remove(0)),
                     true => (state.leaving && !grows).then_some("shutting_down"),
                 };
-                if let Some(code) = refusal {
+                let fork = open.fork.filter(|_| !grows);
+                let source = fork.map(|fork| (fork, (session, fork.stream)));
+                let refused_fork = source.and_then(|(_, source)| {
+                    let is_gone = !state.streams.contains_key(&source);
+                    let refused = state.refused_forks.pop();
+                    refused.or(is_gone.then_some("unknown_stream"))
+                });
+                if let Some(code) = refusal.or(refused_fork) {
                     return refuse(open.stream, open.epoch, code);
                 }
                 assert!(self.lo <= open.lo && open.hi <= self.hi);
                 state.asked.push(open.max_positions);
-                let layers = vec![Vec::new(); (open.hi - open.lo + 1) as usize];
+                let layers = match source {
+                    None => vec![Vec::new(); (open.hi - open.lo + 1) as usize],
+                    Some((fork, source)) => {
+                        let (lo, mut layers) = state.streams[&source].clone();
+                        assert_eq!(lo, open.lo);
+                        for layer in &mut layers {
+                            layer.truncate(fork.position as usize);
+                        }
+                        layers
+                    }
+                };
                 let stream = (session, open.stream);
                 if !grows {
                     state.streams.insert(stream, (open.lo, layers));
@@ -350,6 +374,7 @@ fn run(lo: u32, layers: &mut [Vec<u32>], step: Step) -> StepResult {
 }
 
 /// Fixed set of hosts with open sessions.
+#[derive(Clone)]
 struct Connected {
     links: Vec<Arc<HostLink>>,
     choice: Choice,
@@ -358,6 +383,10 @@ struct Connected {
 impl HostSource for Connected {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
         self.choice.among(&self.links, search)
+    }
+
+    fn fork(&self) -> Option<Box<dyn HostSource>> {
+        Some(Box::new(self.clone()))
     }
 
     fn choice(&self) -> &Choice {
@@ -397,10 +426,17 @@ impl Stage {
 
     /// Hosts for layer ranges, each with its arithmetic, all connected.
     fn of(hosts: &[((u32, u32), &'static str)]) -> Self {
+        Self::with_software(hosts, "puppet/1 fork/1")
+    }
+
+    /// As [`Self::of`]. `software`: what the hosts say that they are.
+    fn with_software(hosts: &[((u32, u32), &'static str)], software: &'static str) -> Self {
         let runtime = Runtime::new().unwrap();
         let hosts: Vec<_> = (1..)
             .zip(hosts)
-            .map(|(seed, &(range, arithmetic))| Puppet::start(&runtime, seed, range, arithmetic))
+            .map(|(seed, &(range, arithmetic))| {
+                Puppet::start(&runtime, seed, range, arithmetic, software)
+            })
             .collect();
         let key = NodeKey::from_secret(&[200; 32]);
         let links = hosts
@@ -727,6 +763,7 @@ fn a_caller_with_private_layers_gets_every_row_once_despite_host_failures() {
                     position: (at + length - left - values.len()) as u32,
                     values: &rows,
                     more: left as u32,
+                    all: false,
                 };
                 chat_loop::block_on(backend.submit(part, run.cancel));
             }
@@ -1076,7 +1113,7 @@ fn a_fallback_completes_exact_answers_and_refuses_others() {
 struct Here(u32);
 
 fn here() -> LoadLocal {
-    Box::new(|| Ok(Box::new(Here(0)) as Box<dyn Backend>))
+    Arc::new(|| Ok(Box::new(Here(0)) as Box<dyn Backend>))
 }
 
 impl Backend for Here {

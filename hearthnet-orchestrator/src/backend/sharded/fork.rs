@@ -1,0 +1,91 @@
+//! Copy of a sequence, for another answer to the same prompt.
+//!
+//! Each host opens a stream that begins with the positions of the sequence's own stream. The copy has
+//! the history of its rows, which both share. So if a host refuses or fails, the rows are replayed as
+//! in any sequence: a fork costs time at worst.
+//!
+//! ```text
+//! sequence  stream 7 at host A ── rows ──▶ stream 4 at host B
+//!               │ fork                         │ fork
+//! copy      stream 8 at host A ── rows ──▶ stream 5 at host B
+//! ```
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use hearthnet_bus::flight::{Event, PipelineId};
+use hearthnet_transport::Fork;
+use tokio::sync::mpsc;
+
+use super::{Call, ShardedBackend};
+use crate::backend::events::report_event;
+
+impl ShardedBackend {
+    /// See [`Backend::fork`](crate::backend::Backend::fork). The source's streams must stay open, and
+    /// as long as they are, until the hosts have opened those of the copy; otherwise its rows are
+    /// replayed.
+    pub(crate) fn forked(&self) -> Option<Self> {
+        // Steps in flight, or a failure that was not handled, belong to this sequence only.
+        let is_settled = self.running
+            && self.pending.is_empty()
+            && self.hop_failures.is_empty()
+            && self.pipeline.is_idle()
+            && self.pipeline.is_through();
+        if !is_settled {
+            return None;
+        }
+        let source = self.source.as_ref()?.fork()?;
+        let (began, position) = (Instant::now(), self.pipeline.length());
+        let (inbox, inbound) = mpsc::unbounded_channel();
+        let mut fork = Self {
+            runtime: self.runtime.clone(),
+            source: Some(source),
+            health: self.health.clone(),
+            model: self.model.clone(),
+            dtype: self.dtype,
+            settings: self.settings.clone(),
+            hops: Vec::new(),
+            next_hop: 0,
+            inbox,
+            inbound,
+            pipeline: self.pipeline.clone(),
+            name: PipelineId::draw(),
+            call: Call::default(),
+            prepared: began,
+            running: true,
+            positions: self.positions,
+            hop_failures: VecDeque::new(),
+            notices: Vec::new(),
+            pending: VecDeque::new(),
+            came: Vec::new(),
+            watching_since: began,
+            per_layer: self.per_layer,
+        };
+        for (index, own) in self.hops.iter().enumerate() {
+            let mut hop = fork.hop(index, own.span.clone());
+            hop.fork = own.span.link.descriptor.forks().then_some(Fork {
+                stream: own.stream,
+                epoch: own.epoch,
+                position,
+            });
+            fork.hops.push(hop);
+        }
+        let forks: Vec<bool> = fork.hops.iter().map(|hop| hop.fork.is_some()).collect();
+        for (index, forks) in forks.into_iter().enumerate() {
+            match forks {
+                true => fork.open_streams(index..index + 1),
+                // A host of an earlier version: its rows are replayed.
+                false => {
+                    let span = fork.hops.get(index).map(|hop| hop.span.clone());
+                    fork.replace(index, span.into_iter().collect());
+                }
+            }
+        }
+        report_event(Event::PipelineBuilt {
+            pipeline: fork.name,
+            hosts: u32::try_from(fork.hops.len()).unwrap_or(u32::MAX),
+            ms: 0,
+        });
+        Some(fork)
+    }
+}
