@@ -12,6 +12,7 @@ use hearthnet_engine::{EngineError, Head};
 use hearthnet_files::ModelSpec;
 
 use crate::steps::batcher::{AttendanceGuard, Batcher};
+use crate::steps::chat_loop;
 use crate::times::percentile;
 
 /// Maximum rows per batch. Their logits are in memory at once, and above this number the arithmetic
@@ -92,6 +93,25 @@ impl LogitsBatcher {
         self.batcher.attend(hosted)
     }
 
+    /// Logits of several rows of one chat, `vocab` values per row, apart from those of other chats:
+    /// these rows already share the read of the matrix.
+    ///
+    /// # Errors
+    /// As for [`Head::logits`].
+    pub async fn logits_of_rows(&self, rows: Vec<f32>) -> Result<Vec<f32>, EngineError> {
+        let (head, own) = (Arc::clone(&self.head), Arc::new(rows));
+        let rows = Arc::clone(&own);
+        let work = move || logits_of(&head, &rows);
+        if chat_loop::is_alone() {
+            return work();
+        }
+        match tokio::task::spawn_blocking(work).await {
+            Ok(logits) => logits,
+            // The thread has panicked.
+            Err(_) => logits_of(&self.head, &own),
+        }
+    }
+
     /// Logits of one row of `width` values, computed together with concurrent requests of other
     /// chats. `memory` is reused if possible. Waits for at most as many batches as there are chats
     /// before this one.
@@ -111,6 +131,12 @@ impl LogitsBatcher {
             None => compute_one(&self.head, copy, Vec::new()),
         }
     }
+}
+
+fn logits_of(head: &Head, rows: &[f32]) -> Result<Vec<f32>, EngineError> {
+    let mut logits = Vec::new();
+    head.logits(rows, &mut logits)?;
+    Ok(logits)
 }
 
 fn compute_one(head: &Head, row: Vec<f32>, mut memory: Vec<f32>) -> Result<Logits, EngineError> {
@@ -226,6 +252,12 @@ mod tests {
         bad[3] = f32::NAN;
         let alone = block_on(shared.logits(good.clone(), Vec::new())).unwrap();
 
+        let twice = [good.as_slice(), &good].concat();
+        let twice = block_on(shared.logits_of_rows(twice)).unwrap();
+        assert_eq!(
+            bits(&twice),
+            [bits(alone.values()), bits(alone.values())].concat()
+        );
         // Six attending hosted chats allow a batch of three.
         let _present = [(); 6].map(|()| shared.attend(true));
         let results = batches(&shared, &[&good, &bad, &good]);

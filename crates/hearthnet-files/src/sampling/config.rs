@@ -9,6 +9,11 @@ pub const MAX_LOGPROBS: u8 = 20;
 /// Longest window of penalties, in tokens.
 pub const MAX_PENALTY_WINDOW: u32 = 1 << 20;
 
+/// Maximum number of tokens with a bias.
+pub const MAX_BIASES: usize = 1024;
+/// Range of a bias, as in OpenAI's API.
+const BIAS: RangeInclusive<f32> = -100.0..=100.0;
+
 pub(super) const TEMPERATURE: RangeInclusive<f32> = 0.0..=100.0;
 /// Range of [`SamplerConfig::top_p`] and [`SamplerConfig::min_p`].
 pub(super) const SHARE: RangeInclusive<f32> = 0.0..=1.0;
@@ -39,6 +44,8 @@ pub struct SamplerConfig {
     pub presence_penalty: f32,
     /// Taken off the logits of recent tokens once for each time they occurred, -2 to 2.
     pub frequency_penalty: f32,
+    /// Added to the logits of these tokens, -100 to 100, before penalties. Each token once.
+    pub logit_bias: Vec<(u32, f32)>,
     /// Tokens of prompt and answer that penalties look back over, 0 to 1,048,576; 0 disables
     /// penalties.
     pub penalty_window: u32,
@@ -64,6 +71,7 @@ impl Default for SamplerConfig {
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
             penalty_window: 64,
             penalise_prompt: true,
             seed: None,
@@ -105,10 +113,15 @@ impl SamplerConfig {
             ("presence_penalty", self.presence_penalty, PENALTY),
             ("frequency_penalty", self.frequency_penalty, PENALTY),
         ];
-        let floats = floats.map(|(field, value, range)| {
-            let (min, max) = range.into_inner();
-            (field, f64::from(value), f64::from(min), f64::from(max))
-        });
+        let biases = self.logit_bias.iter();
+        let biases = biases.map(|(_, bias)| ("logit_bias", *bias, BIAS));
+        let floats = floats
+            .into_iter()
+            .chain(biases)
+            .map(|(field, value, range)| {
+                let (min, max) = range.into_inner();
+                (field, f64::from(value), f64::from(min), f64::from(max))
+            });
         let (window, logprobs) = (self.penalty_window, self.logprobs.unwrap_or(0));
         let integers = [
             (
@@ -119,7 +132,7 @@ impl SamplerConfig {
             ),
             ("logprobs", logprobs.into(), 0.0, MAX_LOGPROBS.into()),
         ];
-        for (field, value, min, max) in floats.into_iter().chain(integers) {
+        for (field, value, min, max) in floats.chain(integers) {
             if !(min..=max).contains(&value) {
                 return Err(SamplerConfigError::OutOfRange {
                     field,

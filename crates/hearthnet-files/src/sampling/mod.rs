@@ -5,4 +5,4 @@ mod choice;
 mod config;
 
 pub use choice::SamplingChoice;
-pub use config::{MAX_LOGPROBS, MAX_PENALTY_WINDOW, SamplerConfig, SamplerConfigError};
+pub use config::{MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY_WINDOW, SamplerConfig, SamplerConfigError};

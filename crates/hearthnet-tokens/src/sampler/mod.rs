@@ -6,7 +6,8 @@
 //!
 //! # One token
 //!
-//! 1. Tokens that a [grammar](crate::grammar) does not allow get the logit minus infinity.
+//! 1. Tokens that a [grammar](crate::grammar) does not allow get the logit minus infinity. Then
+//!    [`SamplerConfig::logit_bias`] is added, in binary32.
 //! 2. Penalties, for every token that occurs `c` times among the last
 //!    [`SamplerConfig::penalty_window`] tokens: `l = l > 0 ? l / r : l * r`, then
 //!    `l = l - (c * frequency + presence)`, in binary32.
@@ -150,14 +151,10 @@ impl Sampler {
         logits: &[f32],
         allowed: Option<&Allowed>,
     ) -> Result<Sampled, SampleError> {
-        if logits.len() > weights::MAX_TOKENS {
-            return Err(SampleError::TooMany(logits.len()));
-        }
-        if let Some(id) = select::not_finite(logits) {
-            return Err(SampleError::NotFinite(id));
-        }
+        check(logits)?;
         let mut penalised = std::mem::take(&mut self.penalised);
-        let chosen = if self.counts.is_empty() && allowed.is_none() {
+        let is_plain = self.counts.is_empty() && self.config.logit_bias.is_empty();
+        let chosen = if is_plain && allowed.is_none() {
             self.choose(logits)
         } else {
             penalised.clear();
@@ -165,6 +162,7 @@ impl Sampler {
             if let Some(allowed) = allowed {
                 allowed.apply(&mut penalised);
             }
+            self.bias(&mut penalised);
             self.penalise(&mut penalised);
             self.choose(&penalised)
         };
@@ -176,6 +174,27 @@ impl Sampler {
             Some(count) => self.logprobs(logits, id, count),
         };
         Ok(Sampled { id, logprob, top })
+    }
+
+    /// Log probability of a token that was not chosen here, such as one of the prompt, and the
+    /// likeliest ones in its place. The sampler's choices do not change.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub fn score(&mut self, logits: &[f32], id: u32) -> Result<Sampled, SampleError> {
+        check(logits)?;
+        let count = self.config.logprobs.unwrap_or(0);
+        let (logprob, top) = self.logprobs(logits, id, count);
+        Ok(Sampled { id, logprob, top })
+    }
+
+    fn bias(&self, logits: &mut [f32]) {
+        for &(id, bias) in &self.config.logit_bias {
+            let logit = usize::try_from(id).ok().and_then(|id| logits.get_mut(id));
+            if let Some(logit) = logit {
+                *logit = (*logit + bias).min(f32::MAX);
+            }
+        }
     }
 
     fn penalise(&self, logits: &mut [f32]) {
@@ -277,6 +296,16 @@ impl Sampler {
             .and_then(|id| logits.get(id))
             .copied();
         (chosen.map(logprob), top)
+    }
+}
+
+fn check(logits: &[f32]) -> Result<(), SampleError> {
+    if logits.len() > weights::MAX_TOKENS {
+        return Err(SampleError::TooMany(logits.len()));
+    }
+    match select::not_finite(logits) {
+        Some(id) => Err(SampleError::NotFinite(id)),
+        None => Ok(()),
     }
 }
 

@@ -263,13 +263,70 @@ fn log_probabilities_are_of_the_model_and_not_of_the_settings() {
 }
 
 #[test]
+fn a_bias_is_added_before_penalties_and_within_a_grammar() {
+    let biased = |logit_bias: &[(u32, f32)]| SamplerConfig {
+        logit_bias: logit_bias.to_vec(),
+        ..SamplerConfig::default()
+    };
+    let logits = [1.0, 3.0, 2.0, 0.0];
+    assert_eq!(draws(biased(&[(1, -1.5)]), &logits, 1), [2]);
+    assert_eq!(draws(biased(&[(3, 100.0), (77, 100.0)]), &logits, 1), [3]);
+    let penalised = SamplerConfig {
+        frequency_penalty: 2.0,
+        ..biased(&[(0, 2.5)])
+    };
+    assert_eq!(draws(penalised, &logits, 3), [0, 1, 2]);
+    // A bias brings no token back that is ruled out.
+    let ruled_out = [1.0, f32::NEG_INFINITY];
+    assert_eq!(draws(biased(&[(1, 100.0)]), &ruled_out, 1), [0]);
+    let top = [f32::MAX, 0.0];
+    assert_eq!(draws(biased(&[(0, 100.0)]), &top, 1), [0]);
+}
+
+#[test]
+fn a_bias_changes_neither_log_probabilities_nor_the_draws_of_others() {
+    let config = SamplerConfig {
+        logit_bias: vec![(1, 0.0)],
+        logprobs: Some(2),
+        ..drawing(5)
+    };
+    let plain = SamplerConfig {
+        logprobs: Some(2),
+        ..drawing(5)
+    };
+    let (mut biased, mut plain) = (sampler(config), sampler(plain));
+    for _ in 0..20 {
+        assert_eq!(biased.sample(&LOGITS), plain.sample(&LOGITS));
+    }
+}
+
+#[test]
+fn a_score_is_the_log_probability_of_a_draw_and_takes_no_random_number() {
+    let config = SamplerConfig {
+        logprobs: Some(3),
+        ..drawing(11)
+    };
+    let (mut one, mut other) = (sampler(config.clone()), sampler(config));
+    for _ in 0..20 {
+        let drawn = one.sample(&LOGITS).unwrap();
+        for id in 0..LOGITS.len() as u32 {
+            assert!(other.score(&LOGITS, id).unwrap().logprob.unwrap() <= 0.0);
+        }
+        assert_eq!(other.score(&LOGITS, drawn.id).unwrap(), drawn);
+        assert_eq!(other.sample(&LOGITS).unwrap(), drawn);
+    }
+    let nan = [0.0, f32::NAN];
+    assert_eq!(one.score(&nan, 0), Err(SampleError::NotFinite(1)));
+}
+
+#[test]
 fn settings_out_of_range_are_named() {
     let refused = |config: SamplerConfig| match Sampler::new(config).unwrap_err() {
         SamplerConfigError::OutOfRange { field, .. } => field,
         SamplerConfigError::SeedMissing => "seed",
         other => panic!("{other}"),
     };
-    let changes: [(&str, fn(&mut SamplerConfig)); 12] = [
+    let changes: [(&str, fn(&mut SamplerConfig)); 14] = [
         ("temperature", |c| c.temperature = f32::NAN),
         ("temperature", |c| c.temperature = f32::INFINITY),
         ("temperature", |c| c.temperature = -0.1),
@@ -281,6 +338,8 @@ fn settings_out_of_range_are_named() {
         ("frequency_penalty", |c| c.frequency_penalty = -2.5),
         ("penalty_window", |c| c.penalty_window = u32::MAX),
         ("logprobs", |c| c.logprobs = Some(21)),
+        ("logit_bias", |c| c.logit_bias = vec![(0, 1.0), (7, 100.5)]),
+        ("logit_bias", |c| c.logit_bias = vec![(0, f32::NAN)]),
         ("seed", |c| c.temperature = 1.0),
     ];
     for (field, change) in changes {
