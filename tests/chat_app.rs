@@ -11,7 +11,9 @@ use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_engine::{Engine, Head};
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_orchestrator::backend::Backend;
-use hearthnet_orchestrator::chat::{ChatRequest, Frame, Prompt, TextModel, TurnOptions};
+use hearthnet_orchestrator::chat::{
+    AnswerOptions, ChatRequest, Frame, Prompt, TextModel, TurnOptions,
+};
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::local::SharedEngine;
 use hearthnet_orchestrator::service::{ServedModel, Service, ServiceSettings};
@@ -111,6 +113,7 @@ async fn the_example_app_prints_what_the_community_answers() {
         exact: None,
         grammar: None,
         turn: TurnOptions::default(),
+        options: AnswerOptions::default(),
     };
     let mut answer = service.ask("somebody", "tiny", request).expect("a turn");
     let (mut text, mut tokens) = (String::new(), 0);

@@ -12,7 +12,7 @@ use hearthnet_files::magnitude::Band;
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_files::{ModelFile, WeightsId};
 use hearthnet_orchestrator::chat::{
-    ChatRequest, Conversation, Done, Frame, Prompt, TextModel, TurnOptions,
+    AnswerOptions, ChatRequest, Conversation, Done, Frame, Prompt, TextModel, TurnOptions,
 };
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::health::{ShardHealth, SharedHealth};
@@ -373,5 +373,6 @@ pub(crate) fn question(prompt: u32, tokens: u32) -> ChatRequest {
         exact: None,
         grammar: None,
         turn: TurnOptions::default(),
+        options: AnswerOptions::default(),
     }
 }

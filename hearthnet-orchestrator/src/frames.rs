@@ -128,6 +128,9 @@ pub struct Done {
 pub enum Frame {
     /// Piece of text. It never ends inside a character.
     TokenDelta {
+        /// Number of the answer that it belongs to, from 0.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        choice: u32,
         /// New text; may be empty while a character or a stop text is incomplete.
         text: String,
         /// New text of the reasoning.
@@ -194,8 +197,31 @@ pub enum Frame {
         /// Sentence for the user.
         message: String,
     },
-    /// The answer is complete.
+    /// Tokens of the prompt with their log probabilities, when asked for.
+    Prompt { tokens: Vec<PromptToken> },
+    /// One of several answers is complete. `done` counts this answer only.
+    ChoiceDone { choice: u32, done: Box<Done> },
+    /// The answer is complete. Of several answers it is the first one, and the counts are those of
+    /// all.
     Done(Box<Done>),
+}
+
+/// Token of a prompt.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[allow(clippy::exhaustive_structs)] // Built by the chat, read by every interface.
+pub struct PromptToken {
+    pub id: u32,
+    /// Natural logarithm of its probability; absent for the first token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprob: Option<f32>,
+    /// The likeliest tokens in its place and their log-probabilities.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub top_logprobs: Vec<(u32, f32)>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // The signature is serde's.
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl Arithmetics {

@@ -13,7 +13,7 @@ use hearthnet_tokens::{ChatTemplate, Tokenizer};
 
 use crate::backend::Backend;
 use crate::backend::local::SharedEngine;
-use crate::chat::{ChatRequest, Prompt, TextModel, TurnOptions};
+use crate::chat::{AnswerOptions, ChatRequest, Prompt, TextModel, TurnOptions};
 use crate::error::ChatError;
 use crate::exact::Exact;
 use crate::placement::Held;
@@ -105,6 +105,7 @@ pub(crate) fn request(prompt: Prompt, max_tokens: u32) -> ChatRequest {
         exact: None,
         grammar: None,
         turn: TurnOptions::default(),
+        options: AnswerOptions::default(),
     }
 }
 

@@ -11,7 +11,7 @@ use hearthnet_engine::{Engine, Head};
 use hearthnet_files::ModelFile;
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_orchestrator::chat::{
-    ChatRequest, Conversation, Done, Frame, Prompt, TextModel, TurnOptions,
+    AnswerOptions, ChatRequest, Conversation, Done, Frame, Prompt, TextModel, TurnOptions,
 };
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::WithFallback;
@@ -109,6 +109,7 @@ pub(crate) fn request(question: &str, seed: u64) -> ChatRequest {
         exact: None,
         grammar: None,
         turn: TurnOptions::default(),
+        options: AnswerOptions::default(),
     }
 }
 

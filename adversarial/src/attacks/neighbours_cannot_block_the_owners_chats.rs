@@ -2,7 +2,7 @@
 //! block the service for the owner of the machine.
 
 use hearthnet_files::sampling::SamplerConfig;
-use hearthnet_orchestrator::chat::{ChatRequest, Prompt, TurnOptions};
+use hearthnet_orchestrator::chat::{AnswerOptions, ChatRequest, Prompt, TurnOptions};
 use hearthnet_orchestrator::service::ServiceSettings;
 use serde_json::json;
 use tokio::time::timeout;
@@ -31,6 +31,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
             exact: None,
             grammar: None,
             turn: TurnOptions::default(),
+            options: AnswerOptions::default(),
         },
     ) {
         chats.push(chat);

@@ -23,7 +23,7 @@ use hearthnet_tokens::grammar::Allowed;
 use hearthnet_tokens::sampler::Sampler;
 use hearthnet_tokens::template::Chat;
 use hearthnet_tokens::tools::{Tool, ToolChoice};
-use hearthnet_tokens::{ChatMessage, ChatTemplate, Grammar, Special, Tokenizer};
+use hearthnet_tokens::{ChatMessage, ChatTemplate, Grammar, Role, Special, Tokenizer};
 
 use self::grammar_thread::GrammarThread;
 pub use self::turn::TurnOptions;
@@ -34,7 +34,8 @@ use crate::backend::{Backend, Rows, Run};
 use crate::error::ChatError;
 use crate::exact::{Arithmetics, Exact};
 use crate::frames::RouteHop;
-pub use crate::frames::{Done, FinishReason, Frame, Timings, Usage};
+pub use crate::frames::{Done, FinishReason, Frame, PromptToken, Timings, Usage};
+use crate::steps::batcher::AttendanceGuard;
 use crate::steps::chat_loop;
 use crate::steps::logits_batcher::LogitsBatcher;
 use crate::times::whole_ms;
@@ -55,8 +56,8 @@ pub struct ChatRequest {
     pub prompt: Prompt,
     /// Sampling parameters. Reproducible answers need a seed.
     pub sampling: SamplerConfig,
-    /// Maximum number of generated tokens, at least 1; the context may end the answer earlier.
-    /// `None`: up to the context.
+    /// Maximum number of generated tokens; the context may end the answer earlier. 0: the prompt is
+    /// run, and the answer is empty. `None`: up to the context.
     pub max_tokens: Option<u32>,
     /// Texts that end the answer and are not part of it.
     pub stop: Vec<String>,
@@ -67,6 +68,53 @@ pub struct ChatRequest {
     pub grammar: Option<Grammar>,
     /// Tools and reasoning. Only a chat has them.
     pub turn: TurnOptions,
+    pub options: AnswerOptions,
+}
+
+/// What a request wants of the prompt, and how many answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // Built with `..AnswerOptions::default()`.
+pub struct AnswerOptions {
+    /// Answers to the prompt, 1 to [`MAX_CHOICES`]. Only a service gives more than one.
+    pub choices: u32,
+    /// Reports the log probabilities of the prompt's tokens ([`Frame::Prompt`]). The prompt is then
+    /// not taken from a kept conversation.
+    pub prompt_logprobs: bool,
+    /// Leaves the oldest turns of a conversation out that is too long for the context.
+    pub drop_oldest: bool,
+}
+
+impl Default for AnswerOptions {
+    fn default() -> Self {
+        Self {
+            choices: 1,
+            prompt_logprobs: false,
+            drop_oldest: false,
+        }
+    }
+}
+
+/// Maximum number of answers to one prompt: as many as a host has streams, by default.
+pub const MAX_CHOICES: u32 = 8;
+
+impl ChatRequest {
+    /// Request for one of its choices alone.
+    pub(crate) fn choice(&self, index: u32) -> Self {
+        let mut request = self.clone();
+        request.options.choices = 1;
+        if index > 0 {
+            let seed = request.sampling.seed.unwrap_or_default();
+            request.sampling.seed = Some(choice_seed(seed, index));
+            request.options.prompt_logprobs = false;
+        }
+        request
+    }
+}
+
+/// Seed of a choice, from that of the request: the step is that of SplitMix64. Part of the interface
+/// (`specs/http-api.md` 3).
+pub fn choice_seed(seed: u64, index: u32) -> u64 {
+    seed.wrapping_add(u64::from(index).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 /// Receiver of an answer's frames.
@@ -107,6 +155,11 @@ pub struct TextModel {
 /// Positions reserved for an answer that only the context limits. Its length is unknown; streams
 /// grow on demand.
 const UNLIMITED_ROOM: u32 = 64;
+
+/// Rows of a prompt that run together if all of their outputs are needed.
+const SCORED_ROWS: usize = 256;
+/// Rows whose logits are computed together for the log probabilities of a prompt.
+const LOGITS_ROWS: usize = 16;
 
 /// Parameters of one answer.
 pub(crate) struct Call<'a> {
@@ -178,33 +231,85 @@ impl Conversation {
         asked: Prepared,
         call: &mut Call<'_>,
     ) -> Result<Done, ChatError> {
-        let answer = self.work(asked, call).await;
+        let begun = self.begin(asked, call).await?;
+        self.go_on(begun, call).await
+    }
+
+    /// Runs the prompt.
+    ///
+    /// # Errors
+    /// As [`Self::answer_to`].
+    pub(crate) async fn begin(
+        &mut self,
+        asked: Prepared,
+        call: &mut Call<'_>,
+    ) -> Result<Begun, ChatError> {
+        let begun = self.run_prompt(asked, call).await;
+        if let Err(error) = &begun {
+            self.report_failure(error);
+        }
+        begun
+    }
+
+    /// Answers, once the prompt was run.
+    ///
+    /// # Errors
+    /// As [`Self::answer_to`].
+    pub(crate) async fn go_on(
+        &mut self,
+        begun: Begun,
+        call: &mut Call<'_>,
+    ) -> Result<Done, ChatError> {
+        let answer = self.decode(begun, call).await;
+        match (&answer, self.backend.pipeline()) {
+            (Ok(done), Some(pipeline)) => report_event(Event::Answered {
+                pipeline,
+                prompt_tokens: done.usage.prompt_tokens,
+                cached_tokens: done.usage.cached_tokens,
+                completion_tokens: done.usage.completion_tokens,
+                ms: whole_ms(call.started.elapsed()),
+            }),
+            (Err(error), _) => self.report_failure(error),
+            (Ok(_), None) => {}
+        }
+        answer
+    }
+
+    fn report_failure(&self, error: &ChatError) {
         if let Some(pipeline) = self.backend.pipeline() {
-            report_event(match &answer {
-                Ok(done) => Event::Answered {
-                    pipeline,
-                    prompt_tokens: done.usage.prompt_tokens,
-                    cached_tokens: done.usage.cached_tokens,
-                    completion_tokens: done.usage.completion_tokens,
-                    ms: whole_ms(call.started.elapsed()),
-                },
-                Err(ChatError::Cancelled) => Event::Cancelled { pipeline },
-                Err(error) => Event::Aborted {
+            report_event(match error {
+                ChatError::Cancelled => Event::Cancelled { pipeline },
+                error => Event::Aborted {
                     pipeline,
                     code: error.code(),
                 },
             });
         }
-        answer
     }
 
-    async fn work(&mut self, mut asked: Prepared, call: &mut Call<'_>) -> Result<Done, ChatError> {
+    /// Copy for another answer to the same prompt, between [`Self::begin`] and [`Self::go_on`].
+    /// `None` if there is no room for it.
+    pub(crate) async fn fork(&mut self) -> Option<Self> {
+        Some(Self {
+            backend: self.backend.fork().await?,
+            held: self.held.clone(),
+            arithmetic: self.arithmetic.clone(),
+        })
+    }
+
+    fn is_hosted(&self) -> bool {
+        self.backend.route().iter().any(|hop| hop.host.is_some())
+    }
+
+    async fn run_prompt(
+        &mut self,
+        mut asked: Prepared,
+        call: &mut Call<'_>,
+    ) -> Result<Begun, ChatError> {
         let model = call.model;
         let construct_ms = ms(call.started);
         metrics::histogram!("distributed_inference_pipeline_construct_ms").record(construct_ms);
-        let route = self.backend.route();
-        let hosted = route.iter().any(|hop| hop.host.is_some());
-        for hop in route {
+        for hop in self.backend.route() {
             call.listener.on_frame(&Frame::ShardStatus {
                 shard_id: hop.shard_id,
                 host: hop.host,
@@ -213,31 +318,109 @@ impl Conversation {
                 arithmetic: Some(hop.arithmetic),
             });
         }
-        let _present = model.head.attend(hosted);
+        let present = model.head.attend(self.is_hosted());
         self.backend.begin_call(asked.positions(model.context));
 
         // At least one row must run: the first token is sampled from its output.
         let held = self.held.iter().zip(&asked.prompt);
         let cached = held.take_while(|(a, b)| a == b).count();
-        let cached = cached.min(asked.prompt.len() - 1);
+        let cached = match asked.prompt_logprobs {
+            true => 0,
+            false => cached.min(asked.prompt.len() - 1),
+        };
         self.held.truncate(cached);
         if cached == 0 {
             self.arithmetic = Arithmetics::default();
         }
         let prefill = Instant::now();
         let news = asked.prompt.split_off(cached);
-        self.submit(&news, call).await?;
-        let mut row = self.output(&news, call).await?;
+        let row = match asked.prompt_logprobs {
+            true => self.score(&news, &mut asked.sampler, call).await?,
+            false => {
+                self.submit(&news, false, call).await?;
+                self.output(&news, call).await?
+            }
+        };
         self.arithmetic
             .extend(Arithmetics::of(&self.backend.route()));
-        let prefill_s = prefill.elapsed().as_secs_f64();
+        Ok(Begun {
+            asked,
+            row,
+            prompt: (cached + news.len()) as u32,
+            cached: cached as u32,
+            construct_ms,
+            prefill_s: prefill.elapsed().as_secs_f64(),
+            _present: present,
+        })
+    }
 
+    /// Runs the whole prompt and sends the log probabilities of its tokens. Returns the last row.
+    async fn score(
+        &mut self,
+        ids: &[u32],
+        sampler: &mut Sampler,
+        call: &mut Call<'_>,
+    ) -> Result<Vec<f32>, ChatError> {
+        let model = call.model;
+        let spec = model.head.spec();
+        let (width, vocab) = (spec.width as usize, spec.vocab as usize);
+        let (mut tokens, mut last) = (Vec::with_capacity(ids.len()), Vec::new());
+        // Nothing precedes the first token.
+        tokens.extend(ids.first().map(|&id| PromptToken {
+            id,
+            logprob: None,
+            top_logprobs: Vec::new(),
+        }));
+        let mut following = ids.iter().skip(1);
+        for piece in ids.chunks(SCORED_ROWS) {
+            self.submit(piece, true, call).await?;
+            let mut rows = self.output(piece, call).await?;
+            // After a failover, earlier rows may precede them.
+            rows.drain(..rows.len().saturating_sub(piece.len() * width));
+            for block in rows.chunks(LOGITS_ROWS * width) {
+                if call.cancel.is_cancelled() {
+                    return Err(ChatError::Cancelled);
+                }
+                let logits = model.head.logits_of_rows(block.to_vec()).await;
+                let logits = logits.map_err(engine)?;
+                for (logits, &id) in logits.chunks_exact(vocab).zip(&mut following) {
+                    let scored = sampler.score(logits, id).map_err(engine)?;
+                    tokens.push(PromptToken {
+                        id,
+                        logprob: scored.logprob,
+                        top_logprobs: scored.top,
+                    });
+                }
+            }
+            last = rows.split_off(rows.len().saturating_sub(width));
+        }
+        call.listener.on_frame(&Frame::Prompt { tokens });
+        call.listener.caught_up().await;
+        Ok(last)
+    }
+
+    /// Samples the answer.
+    async fn decode(&mut self, begun: Begun, call: &mut Call<'_>) -> Result<Done, ChatError> {
+        let Begun {
+            mut asked,
+            mut row,
+            prompt,
+            cached,
+            construct_ms,
+            prefill_s,
+            _present,
+        } = begun;
+        let model = call.model;
         let (mut memory, mut text, mut token_ids) = (Vec::new(), String::new(), Vec::new());
         let (mut first_token_ms, mut head_ms) = (0.0, 0.0);
         let mut decode = Instant::now();
         let finish_reason = loop {
             if call.cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
+            }
+            // Only a request for no tokens.
+            if asked.room == 0 {
+                break FinishReason::Length;
             }
             let head = Instant::now();
             let logits = model.head.logits(row, memory).await.map_err(engine)?;
@@ -268,11 +451,12 @@ impl Conversation {
                 if let Some(grammar) = &asked.grammar {
                     grammar.accept(sampled.id);
                 }
-                submitted = self.submit(&[sampled.id], call).await;
+                submitted = self.submit(&[sampled.id], false, call).await;
                 chat_loop::boundary().await;
             }
             text.push_str(&said.text);
             call.listener.on_frame(&Frame::TokenDelta {
+                choice: 0,
                 text: said.text,
                 reasoning: said.reasoning,
                 tool_calls: said.calls,
@@ -293,6 +477,7 @@ impl Conversation {
         if !rest.is_empty() {
             text.push_str(&rest.text);
             call.listener.on_frame(&Frame::TokenDelta {
+                choice: 0,
                 text: rest.text,
                 reasoning: rest.reasoning,
                 tool_calls: rest.calls,
@@ -307,7 +492,7 @@ impl Conversation {
             reason => reason,
         };
 
-        let (prompt, generated) = ((cached + news.len()) as u32, token_ids.len() as u32);
+        let generated = token_ids.len() as u32;
         let after_first = f64::from(generated.saturating_sub(1));
         let tokens_per_second = match decode_s > 0.0 {
             true => after_first / decode_s,
@@ -324,7 +509,7 @@ impl Conversation {
                 prompt_tokens: prompt,
                 completion_tokens: generated,
                 total_tokens: prompt + generated,
-                cached_tokens: cached as u32,
+                cached_tokens: cached,
                 reasoning_tokens: asked.turn.thought(),
             },
             seed: asked.seed,
@@ -335,7 +520,8 @@ impl Conversation {
                 first_token_ms,
                 prefill_ms: prefill_s * 1e3,
                 decode_ms: decode_s * 1e3,
-                prefill_tokens_per_second: news.len() as f64 / prefill_s.max(f64::MIN_POSITIVE),
+                prefill_tokens_per_second: f64::from(prompt - cached)
+                    / prefill_s.max(f64::MIN_POSITIVE),
                 tokens_per_second,
                 head_ms_per_token: head_ms / f64::from(generated.max(1)),
                 hops: self.backend.times(),
@@ -345,11 +531,15 @@ impl Conversation {
         Ok(done)
     }
 
-    /// Embeds tokens and submits their rows behind the held ones.
-    async fn submit(&mut self, ids: &[u32], call: &Call<'_>) -> Result<(), ChatError> {
+    /// Embeds tokens and submits their rows behind the held ones. `all`: the output has a row for
+    /// each.
+    async fn submit(&mut self, ids: &[u32], all: bool, call: &Call<'_>) -> Result<(), ChatError> {
         let mut rows = Vec::new();
         call.model.head.embed(ids, &mut rows).map_err(engine)?;
-        let rows = Rows::at(self.held.len() as u32, &rows);
+        let rows = Rows {
+            all,
+            ..Rows::at(self.held.len() as u32, &rows)
+        };
         self.backend.submit(rows, call.cancel).await;
         Ok(())
     }
@@ -383,6 +573,34 @@ impl Conversation {
     }
 }
 
+/// Answer whose prompt was run.
+pub(crate) struct Begun {
+    asked: Prepared,
+    /// Output of the last token of the prompt.
+    row: Vec<f32>,
+    /// Number of tokens of the prompt, and how many of them were cached.
+    prompt: u32,
+    cached: u32,
+    construct_ms: f64,
+    prefill_s: f64,
+    _present: AttendanceGuard,
+}
+
+impl Begun {
+    /// Another answer to the same prompt, for a fork of its conversation.
+    pub(crate) fn again(&self, asked: Prepared, fork: &Conversation, model: &TextModel) -> Self {
+        Self {
+            asked,
+            row: self.row.clone(),
+            prompt: self.prompt,
+            cached: self.cached,
+            construct_ms: self.construct_ms,
+            prefill_s: self.prefill_s,
+            _present: model.head.attend(fork.is_hosted()),
+        }
+    }
+}
+
 /// Minimum interval between progress frames.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
@@ -405,6 +623,8 @@ pub(crate) struct Prepared {
     sampler: Sampler,
     turn: Turn,
     grammar: Option<GrammarThread>,
+    /// Whether the log probabilities of the prompt are wanted.
+    pub(crate) prompt_logprobs: bool,
 }
 
 impl Prepared {
@@ -416,6 +636,12 @@ impl Prepared {
     pub(crate) fn new(model: &TextModel, request: &ChatRequest) -> Result<Self, ChatError> {
         let (prompt, thinking) = encode(model, request)?;
         let room = room_for(&prompt, model.context, request.max_tokens)?;
+        let vocab = model.head.spec().vocab;
+        let mut biases = request.sampling.logit_bias.iter();
+        if let Some((id, _)) = biases.find(|(id, _)| *id >= vocab) {
+            let problem = format!("token {id} is not one of this model's {vocab} tokens");
+            return Err(bad(format!("logit_bias: {problem}")));
+        }
         let mut sampler = Sampler::new(request.sampling.clone()).map_err(bad)?;
         if request.sampling.penalise_prompt {
             sampler.observe(&prompt);
@@ -440,6 +666,7 @@ impl Prepared {
             sampler,
             turn,
             grammar: grammar.map(start).transpose()?,
+            prompt_logprobs: request.options.prompt_logprobs,
             prompt,
         })
     }
@@ -503,16 +730,23 @@ fn encode(model: &TextModel, request: &ChatRequest) -> Result<(Vec<u32>, bool), 
                 ToolChoice::None => &[],
                 _ => &request.turn.tools.list,
             };
-            let chat = Chat {
-                messages,
-                tools,
-                variables: &request.turn.variables,
+            let rendered = |messages: &[ChatMessage]| -> Result<(Vec<u32>, bool), ChatError> {
+                let chat = Chat {
+                    messages,
+                    tools,
+                    variables: &request.turn.variables,
+                };
+                let prompt = template.prompt(&model.tokenizer, &chat, true);
+                let prompt = prompt.map_err(bad)?;
+                Ok((prompt.ids, prompt.thinking))
             };
-            let prompt = template
-                .prompt(&model.tokenizer, &chat, true)
-                .map_err(bad)?;
-            thinking = prompt.thinking;
-            prompt.ids
+            let most = most_of_prompt(model.context, request.max_tokens);
+            let (ids, thinks) = match request.options.drop_oldest {
+                true => without_oldest(messages, most, rendered)?,
+                false => rendered(messages)?,
+            };
+            thinking = thinks;
+            ids
         }
     };
     if ids.is_empty() {
@@ -521,11 +755,53 @@ fn encode(model: &TextModel, request: &ChatRequest) -> Result<(Vec<u32>, bool), 
     Ok((ids, thinking))
 }
 
+/// Tokens of a prompt from which turns are left out: a quarter of the context is for the answer,
+/// unless it needs less.
+fn most_of_prompt(context: u32, max_tokens: Option<u32>) -> usize {
+    let answer = context / 4;
+    let answer = max_tokens.map_or(answer, |most| most.min(answer));
+    (context - answer) as usize
+}
+
+/// Tokens of a conversation without its oldest turns, as few as have to be left out for at most
+/// `most` tokens. System messages at the beginning and the last turn stay. A turn begins with a
+/// message of the user.
+fn without_oldest(
+    messages: &[ChatMessage],
+    most: usize,
+    rendered: impl Fn(&[ChatMessage]) -> Result<(Vec<u32>, bool), ChatError>,
+) -> Result<(Vec<u32>, bool), ChatError> {
+    let mut best = rendered(messages)?;
+    if best.0.len() <= most {
+        return Ok(best);
+    }
+    let system = messages.iter().take_while(|m| m.role == Role::System);
+    let system = system.count();
+    let (lead, rest) = messages.split_at(system);
+    // Where a kept conversation may begin; at 0, nothing would be left out.
+    let users = rest.iter().enumerate().skip(1);
+    let users = users.filter(|(_, message)| message.role == Role::User);
+    let begins: Vec<usize> = users.map(|(at, _)| at).collect();
+    let (mut low, mut high) = (0, begins.len());
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        let kept = begins.get(middle).and_then(|at| rest.get(*at..));
+        let prompt = rendered(&[lead, kept.unwrap_or_default()].concat())?;
+        let fits = prompt.0.len() <= most;
+        match fits {
+            true => high = middle,
+            false => low = middle + 1,
+        }
+        // Until one fits, the shortest.
+        if fits || best.0.len() > most {
+            best = prompt;
+        }
+    }
+    Ok(best)
+}
+
 /// Number of tokens that may be generated after this prompt.
 fn room_for(prompt: &[u32], context: u32, max_tokens: Option<u32>) -> Result<u32, ChatError> {
-    if max_tokens == Some(0) {
-        return Err(bad("max_tokens must be at least 1"));
-    }
     // The last sampled token needs no position.
     let room = (context as usize + 1).saturating_sub(prompt.len());
     if room == 0 {

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::slow_reader::SlowReaderLimit;
 use crate::Cancel;
-use crate::chat::{Frame, Listener};
+use crate::chat::{Done, Frame, Listener};
 use crate::error::ChatError;
 
 /// Frames of an answer. Dropping it cancels the chat.
@@ -59,6 +59,8 @@ pub(super) struct FrameOutput {
     pub(super) frames: mpsc::Sender<Frame>,
     /// Frames for which the channel had no room.
     pub(super) backlog: VecDeque<Frame>,
+    /// Number of the answer whose tokens it sends.
+    pub(super) choice: u32,
     pub(super) cancel: Cancel,
     pub(super) limit: SlowReaderLimit,
 }
@@ -66,10 +68,15 @@ pub(super) struct FrameOutput {
 impl Listener for FrameOutput {
     fn on_frame(&mut self, frame: &Frame) {
         // The last frame follows once the conversation is stored.
-        if !matches!(frame, Frame::Done(_)) {
-            self.backlog.push_back(frame.clone());
-            self.fill();
+        if matches!(frame, Frame::Done(_)) {
+            return;
         }
+        let mut frame = frame.clone();
+        if let Frame::TokenDelta { choice, .. } = &mut frame {
+            *choice = self.choice;
+        }
+        self.backlog.push_back(frame);
+        self.fill();
     }
 
     fn caught_up(&mut self) -> LocalBoxFuture<'_, ()> {
@@ -78,6 +85,38 @@ impl Listener for FrameOutput {
 }
 
 impl FrameOutput {
+    pub(super) fn new(
+        frames: mpsc::Sender<Frame>,
+        cancel: Cancel,
+        slow_reader: Duration,
+        choice: u32,
+    ) -> Self {
+        Self {
+            frames,
+            backlog: VecDeque::new(),
+            choice,
+            cancel,
+            limit: SlowReaderLimit::new(slow_reader),
+        }
+    }
+
+    /// Sender for another answer of the same request.
+    pub(super) fn beside(&self, slow_reader: Duration, choice: u32) -> Self {
+        Self::new(
+            self.frames.clone(),
+            self.cancel.clone(),
+            slow_reader,
+            choice,
+        )
+    }
+
+    /// Sends the end of one of several answers.
+    pub(super) async fn end_choice(&mut self, done: Done) {
+        let (choice, done) = (self.choice, Box::new(done));
+        self.backlog.push_back(Frame::ChoiceDone { choice, done });
+        self.empty().await;
+    }
+
     /// Sends as many frames as the channel has room for.
     fn fill(&mut self) {
         while !self.backlog.is_empty()

@@ -6,6 +6,7 @@
 //! | idle conversations kept for their next turn | [`prefix_cache`] (pure) |
 //! | how long a chat waits for a slow reader | `slow_reader.rs` (pure) |
 //! | a chat from its turn to its end | `run.rs` |
+//! | one or several answers of a chat on the step loop | `choices.rs` |
 //! | frames of an answer, and their reader | `answer.rs` |
 //! | queueing, refusing, cancelling, draining | here |
 //!
@@ -22,6 +23,7 @@
 //! nothing for [`ServiceSettings::slow_reader`], its chat is cancelled.
 
 mod answer;
+mod choices;
 pub mod fair_queue;
 pub mod prefix_cache;
 mod run;

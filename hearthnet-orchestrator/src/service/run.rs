@@ -1,18 +1,17 @@
 //! One chat from its turn to its end.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use hearthnet_transport::Code;
 
 use super::answer::FrameOutput;
+use super::choices::{Chat, Numbered};
 use super::prefix_cache::{CachedPrefix, Key};
-use super::slow_reader::SlowReaderLimit;
 use super::{Inner, Job, ServedModel, State};
 use crate::Cancel;
 use crate::backend::Backend;
-use crate::chat::{Call, Conversation, Done, Frame, Prepared};
+use crate::chat::{Conversation, Done, Frame, Prepared};
 use crate::error::ChatError;
 use crate::exact::Exact;
 
@@ -88,27 +87,19 @@ async fn work(slot: RunningSlot, job: Job) -> Option<()> {
     let (inner, job, begun) = beginning.await.ok()?;
     let key = job.key();
     let (end, cancel) = (job.end, job.cancel);
-    let mut output = FrameOutput {
-        frames: job.frames,
-        backlog: VecDeque::new(),
-        cancel: cancel.clone(),
-        limit: SlowReaderLimit::new(inner.settings.slow_reader),
-    };
+    let mut output = FrameOutput::new(job.frames, cancel.clone(), inner.settings.slow_reader, 0);
     let result = match begun {
         Err(error) => Err(error),
-        Ok((mut conversation, asked)) => {
-            let (model, cancel) = (Arc::clone(&job.model), cancel.clone());
-            let chat = async move || {
-                let mut call = Call {
-                    model: &model.text,
-                    started: job.asked,
-                    cancel: &cancel,
-                    listener: &mut output,
-                };
-                let result = conversation.answer_to(asked, &mut call).await;
-                (conversation, output, result)
+        Ok((conversation, first, others)) => {
+            let chat = Chat {
+                inner: Arc::clone(&inner),
+                model: Arc::clone(&job.model),
+                started: job.asked,
             };
-            let (conversation, back, result) = inner.chat_loop.run(chat).await?;
+            let (conversation, back, result) = match others.is_empty() {
+                true => chat.one(conversation, output, first).await?,
+                false => chat.several(conversation, output, first, others).await?,
+            };
             output = back;
             let inner = Arc::clone(&inner);
             let storing = runtime.spawn_blocking(move || {
@@ -147,20 +138,29 @@ async fn work(slot: RunningSlot, job: Job) -> Option<()> {
     end.send(result).ok()
 }
 
-/// Prepares the prompt and its conversation, from the cache or new. Blocks.
-fn begin(inner: &Inner, job: &Job) -> Result<(Conversation, Prepared), ChatError> {
+/// Prepares the answers and their conversation, from the cache or new. Blocks.
+fn begin(inner: &Inner, job: &Job) -> Result<(Conversation, Prepared, Numbered), ChatError> {
     if job.cancel.is_cancelled() {
         return Err(ChatError::Cancelled);
     }
     let model = &job.model;
-    let asked = Prepared::new(&model.text, &job.request)?;
+    let first = Prepared::new(&model.text, &job.request.choice(0))?;
+    let others = (1..job.request.options.choices).map(|index| {
+        let asked = Prepared::new(&model.text, &job.request.choice(index))?;
+        Ok((index, asked))
+    });
+    let others = others.collect::<Result<Numbered, ChatError>>()?;
     let key = job.key();
-    let taken = inner.lock().kept.take(&key, &asked.prompt);
+    let taken = match first.prompt_logprobs {
+        // All of the prompt is computed.
+        true => None,
+        false => inner.lock().kept.take(&key, &first.prompt),
+    };
     let conversation = match taken {
         Some(conversation) => conversation,
         None => Conversation::new(open(inner, model, key.exact, &job.cancel)?),
     };
-    Ok((conversation, asked))
+    Ok((conversation, first, others))
 }
 
 /// Stores a conversation for its next turn, or drops it, which may wait for an engine. The last

@@ -8,7 +8,7 @@ use tokio::runtime::Runtime;
 
 use super::*;
 use crate::backend::{Output, RouteHop, Rows, Run};
-use crate::chat::{Done, Prompt};
+use crate::chat::{Done, FinishReason, Prompt, PromptToken, check, choice_seed};
 use crate::tests::served;
 
 /// Long enough for a loaded machine; reaching it is a failure.
@@ -67,6 +67,27 @@ impl Backend for Gated {
                 None => {}
             }
             self.inner.output(run).await
+        }
+        .boxed_local()
+    }
+    fn fork(&mut self) -> LocalBoxFuture<'_, Option<Box<dyn Backend>>> {
+        async {
+            let has_room = {
+                let census = self.census.lock();
+                census.there < census.room
+            };
+            let inner = match has_room {
+                true => self.inner.fork().await?,
+                false => return None,
+            };
+            self.census.lock().there += 1;
+            Some(Box::new(Self {
+                inner,
+                gate: Arc::clone(&self.gate),
+                census: Arc::clone(&self.census),
+                fail_after: None,
+                arithmetic: self.arithmetic.clone(),
+            }) as Box<dyn Backend>)
         }
         .boxed_local()
     }
@@ -150,6 +171,9 @@ pub(crate) fn settings(places: usize, waiting: usize, per_caller: usize) -> Serv
     }
 }
 
+/// Ids of tokens, and their log probabilities with those of the likeliest ones.
+type Scored = (Vec<u32>, Vec<(Option<f32>, Vec<(u32, f32)>)>);
+
 fn request(text: &str, max_tokens: u32) -> ChatRequest {
     crate::tests::request(Prompt::Text(text.into()), max_tokens)
 }
@@ -171,6 +195,31 @@ impl Fixture {
                 }
             }
         })
+    }
+
+    /// Scored tokens of the prompt, and of the answer the ids and their log probabilities.
+    fn logprobs(&self, request: ChatRequest) -> (Option<Vec<PromptToken>>, Scored) {
+        let mut answer = self.service.ask("me", "tiny", request).unwrap();
+        let (mut prompt, mut scored) = (None, Scored::default());
+        self.runtime.block_on(async {
+            while let Some(frame) = answer.next().await {
+                match frame.unwrap() {
+                    Frame::Prompt { tokens } => prompt = Some(tokens),
+                    // The frame with the held-back text has none.
+                    Frame::TokenDelta {
+                        token_id,
+                        logprob: Some(logprob),
+                        top_logprobs,
+                        ..
+                    } => {
+                        scored.0.push(token_id);
+                        scored.1.push((Some(logprob), top_logprobs));
+                    }
+                    _ => {}
+                }
+            }
+        });
+        (prompt, scored)
     }
 
     fn say(&self, caller: &str, text: &str) -> Result<Done, ChatError> {
@@ -212,6 +261,118 @@ fn concurrent_chats_give_the_same_answers_as_single_ones() {
         assert_eq!(f.end(answer).unwrap().token_ids, alone.token_ids);
     }
     f.until("all done", |load, _| load.running == 0 && load.waiting == 0);
+}
+
+/// Request for several answers, each of `max_tokens` tokens.
+fn several(choices: u32, max_tokens: u32) -> ChatRequest {
+    let mut request = request("hello hello hello", max_tokens);
+    (request.sampling.temperature, request.sampling.seed) = (1.5, Some(u64::MAX - 1));
+    request.options.choices = choices;
+    request
+}
+
+#[test]
+fn several_answers_are_those_of_single_requests_with_or_without_room_for_them() {
+    const CHOICES: u32 = 4;
+    let single = fixture(settings(1, 16, 16));
+    let expected: Vec<Vec<u32>> = (0..CHOICES)
+        .map(|index| {
+            let mut one = several(1, 12);
+            one.sampling.seed = Some(choice_seed(u64::MAX - 1, index));
+            let answer = single.service.ask("me", "tiny", one).unwrap();
+            single.end(answer).unwrap().token_ids
+        })
+        .collect();
+    assert!(expected.windows(2).any(|two| two[0] != two[1]));
+    for room in [usize::MAX, 2, 1] {
+        let f = fixture(settings(1, 16, 16));
+        f.census.lock().room = room;
+        let mut answer = f.service.ask("me", "tiny", several(CHOICES, 12)).unwrap();
+        let (mut told, mut ends) = (vec![Vec::new(); 4], vec![None; 4]);
+        let (mut opened, mut usage) = (0, None);
+        f.runtime.block_on(async {
+            while let Some(frame) = answer.next().await {
+                match frame.unwrap() {
+                    Frame::TokenDelta {
+                        choice, token_id, ..
+                    } => told[choice as usize].push(token_id),
+                    Frame::ChoiceDone { choice, done } => {
+                        assert!(ends[choice as usize].replace(done.token_ids).is_none());
+                        opened = opened.max(f.census.lock().there);
+                    }
+                    Frame::Done(done) => usage = Some(done.usage),
+                    _ => {}
+                }
+            }
+        });
+        for (index, tokens) in expected.iter().enumerate() {
+            assert_eq!(ends[index].as_ref(), Some(tokens), "{index}, room {room}");
+            assert_eq!(&told[index][..tokens.len()], tokens);
+        }
+        let usage = usage.expect("an end");
+        let generated: usize = expected.iter().map(Vec::len).sum();
+        assert_eq!(usage.completion_tokens as usize, generated);
+        assert_eq!(usage.total_tokens, usage.prompt_tokens + generated as u32);
+        assert!(opened <= room);
+        // The conversation of the first answer is kept; the forks are closed.
+        f.until("forks are left", |load, census| {
+            (load.running, load.kept, census.there) == (0, 1, 1)
+        });
+    }
+}
+
+#[test]
+fn an_answer_that_fails_or_loses_its_reader_ends_the_others() {
+    let f = fixture(settings(1, 16, 16));
+    f.census.lock().fail_after = Some(3);
+    let answer = f.service.ask("me", "tiny", several(4, 200)).unwrap();
+    let error = f.end(answer).unwrap_err();
+    assert_eq!(error, ChatError::ShardUnavailable("gone".into()));
+    f.until_empty();
+
+    let mut answer = f.service.ask("me", "tiny", several(4, 200)).unwrap();
+    f.runtime.block_on(async {
+        while !matches!(answer.next().await, Some(Ok(Frame::TokenDelta { .. }))) {}
+    });
+    drop(answer);
+    f.until_empty();
+}
+
+#[test]
+fn a_request_for_no_tokens_runs_the_prompt_and_says_nothing() {
+    let f = fixture(settings(1, 16, 16));
+    let answer = f.service.ask("me", "tiny", request("hello hello", 0));
+    let done = f.end(answer.unwrap()).unwrap();
+    assert_eq!((done.text.as_str(), done.token_ids.len()), ("", 0));
+    assert_eq!(done.finish_reason, FinishReason::Length);
+    // The next request finds the prompt.
+    let next = f.say("me", "hello hello").unwrap();
+    assert_eq!(next.usage.cached_tokens, done.usage.prompt_tokens - 1);
+    assert_eq!(f.census.lock().opened, 1);
+}
+
+#[test]
+fn log_probabilities_of_a_prompt_are_those_of_its_tokens_sampled() {
+    let f = fixture(settings(1, 16, 16));
+    let mut asked = request("hello hello", 12);
+    asked.sampling.logprobs = Some(2);
+    let (ids, expected) = f.logprobs(asked.clone()).1;
+    let done = f.end(f.service.ask("you", "tiny", asked.clone()).unwrap());
+    let mut prompt = check(&f.service.model("tiny").unwrap().text, &asked).unwrap();
+    let begin = prompt.len();
+    prompt.extend(done.unwrap().token_ids);
+    asked.prompt = Prompt::Tokens(prompt.clone());
+    asked.max_tokens = Some(0);
+    asked.options.prompt_logprobs = true;
+    let (scored, _) = f.logprobs(asked);
+    let scored = scored.expect("the prompt's");
+    assert_eq!(scored.len(), prompt.len());
+    assert_eq!((scored[0].logprob, scored[0].top_logprobs.len()), (None, 0));
+    assert_eq!(ids, prompt[begin..]);
+    for (token, (logprob, top)) in scored[begin..].iter().zip(expected) {
+        assert_eq!(token.logprob.map(f32::to_bits), logprob.map(f32::to_bits));
+        assert_eq!(token.top_logprobs, top);
+    }
 }
 
 #[test]

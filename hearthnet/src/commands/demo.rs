@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use hearthnet_files::sampling::SamplingChoice;
 use hearthnet_orchestrator::backend::HopTimes;
-use hearthnet_orchestrator::chat::{ChatRequest, Done, Prompt, TurnOptions};
+use hearthnet_orchestrator::chat::{AnswerOptions, ChatRequest, Done, Prompt, TurnOptions};
 use hearthnet_orchestrator::placement::runs_text;
 use hearthnet_tokens::ChatMessage;
 use serde::Serialize;
@@ -48,6 +48,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
         exact: None,
         grammar: None,
         turn: TurnOptions::default(),
+        options: AnswerOptions::default(),
     };
 
     if !args.json {

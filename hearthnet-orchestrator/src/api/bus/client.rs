@@ -187,7 +187,9 @@ impl Frames {
             Err(_) => return Ok(None),
         };
         match &mut frame {
+            // Of several answers, `done` describes the first one.
             Frame::TokenDelta {
+                choice: 0,
                 text,
                 reasoning,
                 tool_calls,

@@ -78,8 +78,8 @@ impl Handler for ChatHandler {
     }
 }
 
-/// Event for a frame. The last one, `done`, omits text, calls and tokens already sent, so that its size is
-/// bounded.
+/// Event for a frame. `done` and `choice_done` omit text, calls and tokens already sent, so that
+/// their size is bounded.
 fn event(frame: &Frame) -> Result<(String, Value), CallError> {
     #[derive(Deserialize)]
     struct Tagged {
@@ -89,9 +89,12 @@ fn event(frame: &Frame) -> Result<(String, Value), CallError> {
     let tagged = serde_json::to_value(frame).and_then(serde_json::from_value);
     let Tagged { event, mut data } =
         tagged.map_err(|_| CallError::internal("a frame cannot be written as JSON"))?;
-    if event == "done"
-        && let Some(data) = data.as_object_mut()
-    {
+    let done = match event.as_str() {
+        "done" => Some(&mut data),
+        "choice_done" => data.get_mut("done"),
+        _ => None,
+    };
+    if let Some(data) = done.and_then(Value::as_object_mut) {
         for sent in ["text", "token_ids", "reasoning", "tool_calls"] {
             data.remove(sent);
         }

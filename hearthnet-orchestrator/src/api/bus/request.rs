@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::api::grammar::GrammarFields;
 use crate::api::turn::TurnFields;
-use crate::chat::{ChatRequest, Prompt, TurnOptions};
+use crate::chat::{AnswerOptions, ChatRequest, MAX_CHOICES, Prompt, TurnOptions};
 use crate::exact::Exact;
 
 /// Longest prompt or message, in bytes: fits into one bus message, with room for JSON escapes.
@@ -57,6 +57,7 @@ pub fn descriptor(concurrent: u32) -> CapabilityDescriptor {
             .optional("messages", Kind::list(MAX_MESSAGES, message))
             .optional("prompt", Kind::text(MAX_TEXT))
             .optional("model", Kind::text(256))
+            .optional("n", integer(1, i64::from(MAX_CHOICES)))
             .optional("max_tokens", integer(1, MAX_TOKENS))
             .optional("temperature", number(0.0, 100.0))
             .optional("seed", integer(0, MAX_SEED))
@@ -97,6 +98,8 @@ pub(super) struct Given {
     prompt: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) model: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_tokens: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -156,6 +159,10 @@ impl Given {
             exact: self.exact,
             grammar: grammar.map(|asked| asked.grammar),
             turn,
+            options: AnswerOptions {
+                choices: self.n.unwrap_or(1),
+                ..AnswerOptions::default()
+            },
         })
     }
 }
@@ -179,7 +186,11 @@ pub fn params(model: &str, request: &ChatRequest) -> Option<Value> {
         logprobs: sampling.logprobs,
         ..SamplerConfig::default()
     });
-    if there != *sampling {
+    let options = AnswerOptions {
+        choices: request.options.choices,
+        ..AnswerOptions::default()
+    };
+    if there != *sampling || options != request.options {
         return None;
     }
     let (messages, prompt) = match &request.prompt {
@@ -191,6 +202,7 @@ pub fn params(model: &str, request: &ChatRequest) -> Option<Value> {
         messages,
         prompt,
         model: Some(model.to_owned()),
+        n: (options.choices != 1).then_some(options.choices),
         max_tokens: request.max_tokens,
         seed: sampling.seed,
         logprobs: sampling.logprobs,

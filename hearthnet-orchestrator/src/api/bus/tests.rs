@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use super::request::{MAX_SEED, MAX_TEXT};
 use super::*;
 use crate::Cancel;
-use crate::chat::{ChatRequest, Prompt, TurnOptions};
+use crate::chat::{AnswerOptions, ChatRequest, Prompt, TurnOptions};
 use crate::service::ServiceSettings;
 use crate::tests::{request, served};
 
@@ -259,6 +259,7 @@ fn elaborate() -> ChatRequest {
             repetition_penalty: 1.1,
             presence_penalty: -0.3,
             frequency_penalty: 0.2,
+            logit_bias: Vec::new(),
             penalty_window: hearthnet_files::sampling::MAX_PENALTY_WINDOW,
             penalise_prompt: false,
             seed: Some(7),
@@ -269,6 +270,7 @@ fn elaborate() -> ChatRequest {
         exact: None,
         grammar: None,
         turn: TurnOptions::default(),
+        options: AnswerOptions::default(),
     }
 }
 
@@ -276,6 +278,10 @@ fn elaborate() -> ChatRequest {
 fn a_request_is_the_same_at_the_other_end() {
     let asked = ChatRequest {
         grammar: Some(Grammar::json_object()),
+        options: AnswerOptions {
+            choices: 2,
+            ..AnswerOptions::default()
+        },
         ..elaborate()
     };
     let params = params("tiny", &asked).unwrap();
@@ -301,6 +307,8 @@ fn a_request_without_matching_parameters_is_not_sent() {
     assert_eq!(with(|r| r.sampling.seed = Some(u64::MAX)), None);
     assert_eq!(with(|r| r.sampling.temperature = f32::NAN), None);
     assert_eq!(with(|r| r.sampling.penalise_prompt ^= true), None);
+    assert_eq!(with(|r| r.sampling.logit_bias = vec![(1, 1.0)]), None);
+    assert_eq!(with(|r| r.options.prompt_logprobs = true), None);
     assert_eq!(with(|r| r.max_tokens = Some(0)), None);
 }
 

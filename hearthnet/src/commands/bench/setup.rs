@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use hearthnet_files::sampling::SamplerConfig;
-use hearthnet_orchestrator::chat::{ChatRequest, Done, Frame, Prompt, TurnOptions};
+use hearthnet_orchestrator::chat::{AnswerOptions, ChatRequest, Done, Frame, Prompt, TurnOptions};
 use hearthnet_orchestrator::placement::{missing, runs_text};
 use hearthnet_orchestrator::service::ServiceSettings;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
@@ -251,5 +251,6 @@ fn request(prompt: Prompt, max_tokens: u32) -> ChatRequest {
         exact: None,
         grammar: None,
         turn: TurnOptions::default(),
+        options: AnswerOptions::default(),
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use hearthnet_files::sampling::SamplingChoice;
 use hearthnet_hub::catalogue::Resolved;
 use hearthnet_orchestrator::chat::{
-    ChatRequest, Conversation, Done, FinishReason, Frame, Prompt, TurnOptions, check,
+    AnswerOptions, ChatRequest, Conversation, Done, FinishReason, Frame, Prompt, TurnOptions, check,
 };
 use hearthnet_orchestrator::{ChatError, bus};
 
@@ -120,6 +120,7 @@ impl Chat<'_> {
             exact: self.args.exact,
             grammar: self.grammar.clone(),
             turn: TurnOptions::default(),
+            options: AnswerOptions::default(),
         };
         let done = self.answer(&request, started, printed)?;
         if self.args.json {

@@ -196,6 +196,7 @@ fn a_text_offset_counts_characters_of_the_text_and_not_of_names_of_bytes() {
     for id in ids {
         let before = said.chars().count();
         let delta = Frame::TokenDelta {
+            choice: 0,
             text: speller.push(id),
             reasoning: String::new(),
             tool_calls: Vec::new(),
