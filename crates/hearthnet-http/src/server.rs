@@ -40,6 +40,8 @@ pub struct HttpSettings {
     pub cors_origins: Vec<String>,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
+    /// Whether the API refuses the fields that it would ignore.
+    pub strict: bool,
     /// Time limit for a request's head, for its body, for an idle connection, and for a client that
     /// does not read its response.
     pub client_deadline: Duration,
@@ -58,6 +60,7 @@ impl Default for HttpSettings {
             allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
             max_body_bytes: 1 << 20,
+            strict: false,
             client_deadline: Duration::from_secs(30),
             max_connections: 256,
             pages: &[],

@@ -341,12 +341,12 @@ fn an_answer_that_fails_or_loses_its_reader_ends_the_others() {
 #[test]
 fn a_request_for_no_tokens_runs_the_prompt_and_says_nothing() {
     let f = fixture(settings(1, 16, 16));
-    let answer = f.service.ask("me", "tiny", request("hello hello", 0));
+    let answer = f.service.ask("me", "tiny", request("hello hello hello", 0));
     let done = f.end(answer.unwrap()).unwrap();
     assert_eq!((done.text.as_str(), done.token_ids.len()), ("", 0));
     assert_eq!(done.finish_reason, FinishReason::Length);
     // The next request finds the prompt.
-    let next = f.say("me", "hello hello").unwrap();
+    let next = f.say("me", "hello hello hello").unwrap();
     assert_eq!(next.usage.cached_tokens, done.usage.prompt_tokens - 1);
     assert_eq!(f.census.lock().opened, 1);
 }

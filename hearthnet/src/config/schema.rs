@@ -79,6 +79,7 @@ pub(crate) struct Http {
     #[serde(deserialize_with = "cors_origins")]
     pub(crate) cors_origins: Vec<String>,
     pub(crate) max_body_bytes: Within<usize, 1024, { 1 << 30 }>,
+    pub(crate) strict: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -3,6 +3,7 @@
 //! | concept | where |
 //! |---|---|
 //! | request parsing, field by field | `request.rs` (pure) |
+//! | answers to several prompts of a request | `prompts.rs` |
 //! | responses, whole and in chunks | `reply.rs` (pure) |
 //! | requests and responses of other APIs: Anthropic's, Ollama's, OpenAI's Responses | `translate/` (pure) |
 //! | stored conversations of responses | `stored.rs` (pure) |
@@ -22,6 +23,7 @@ mod body;
 mod ollama_models;
 mod output;
 mod permits;
+mod prompts;
 mod reply;
 mod request;
 mod stored;
@@ -59,16 +61,17 @@ use serde_json::{Value, json};
 use self::body::{Bodies, NotRead, Room};
 use self::output::{Format, OtherOutput, Output};
 use self::permits::PermitPool;
+use self::prompts::Answers;
 use self::reply::{Header, Reply, Shape};
-use self::request::ApiRequest;
+use self::request::{ApiRequest, Rules};
 use self::stored::StoredResponses;
 use self::translate::anthropic::{self, Purpose};
 use self::translate::ollama::{self, Asked};
 use self::translate::{Part, Stamp, Translated, Translating, responses};
-use crate::chat::{Frame, check};
+use crate::chat::{ChatRequest, Frame, Prompt, check};
 use crate::error::ChatError;
 use crate::service::fair_queue::{OWNER, Principal};
-use crate::service::{Answer, Caller, ServedModel, Service};
+use crate::service::{Caller, ServedModel, Service};
 
 /// Interval of keep-alive comments in a silent stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -87,6 +90,8 @@ struct Api {
     client_deadline: Duration,
     /// True if clients must present a key.
     has_key: bool,
+    /// True if fields without effect are refused.
+    strict: bool,
     /// Start of the service, Unix seconds.
     since: u64,
     responses: Arc<Mutex<StoredResponses>>,
@@ -108,6 +113,7 @@ pub async fn serve(
         bodies: Bodies::new(settings.max_body_bytes),
         client_deadline: settings.client_deadline,
         has_key: settings.api_key.is_some(),
+        strict: settings.strict,
         since: now_ms() / 1000,
         responses: Arc::new(Mutex::new(StoredResponses::new(stored::LIMITS))),
     });
@@ -332,7 +338,14 @@ fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
         ChatError::Grammar(_) => Code::new("invalid_value"),
         _ => error.code(),
     };
-    let text = format!("{error}; {}", error.hint());
+    let text = match error {
+        // OpenAI's words: LangChain, LiteLLM and others look for them.
+        ChatError::TooLong { tokens, context } => format!(
+            "This model's maximum context length is {context} tokens. However, your prompt has \
+             {tokens} tokens. Please shorten it."
+        ),
+        error => format!("{error}; {}", error.hint()),
+    };
     ApiError::new(
         status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
         code,
@@ -446,7 +459,7 @@ impl Api {
         let asked = anthropic::request(&body, Purpose::Count, stamp)?;
         let ApiRequest {
             model, mut chat, ..
-        } = request::chat(asked.request.to_string().as_bytes(), 0)?;
+        } = request::chat(asked.request.to_string().as_bytes(), Rules::default())?;
         // A grammar adds nothing to the prompt.
         chat.grammar = None;
         let Some(served) = self.service.model(&model) else {
@@ -475,19 +488,25 @@ impl Api {
             random,
             other,
         } = plan;
-        // JSON readers represent integers exactly up to 53 bits.
-        let seed = (random as u64) >> 11;
+        let rules = Rules {
+            // JSON readers represent integers exactly up to 53 bits.
+            seed: (random as u64) >> 11,
+            // A translation reads what it passes on.
+            strict: self.strict && other.is_none(),
+        };
         let ApiRequest {
             model,
             mut chat,
+            more_prompts,
+            echo,
             chosen,
             stream,
             include_usage,
             user,
             grammar_field,
         } = match shape {
-            Shape::Chat => request::chat(&body, seed)?,
-            Shape::Text => request::completion(&body, seed)?,
+            Shape::Chat => request::chat(&body, rules)?,
+            Shape::Text => request::completion(&body, rules)?,
         };
         drop(body);
         let Some(served) = self.service.model(&model) else {
@@ -506,12 +525,27 @@ impl Api {
                 _ => failed,
             }
         };
-        let asked = self.service.ask(caller, &model, chat);
-        let mut answer = asked.map_err(|error| ended(&error))?;
+        let each = chat.options.choices as usize;
+        let more = more_prompts.into_iter().map(|prompt| ChatRequest {
+            prompt,
+            ..chat.clone()
+        });
+        let mut requests: Vec<ChatRequest> = more.collect();
+        requests.insert(0, chat);
+        let tokenizer = served.text.tokenizer.clone();
+        let prompts = requests.len();
+        let echoed = requests.iter().filter(|_| echo);
+        let echoed = echoed.map(|request| match &request.prompt {
+            Prompt::Text(text) => text.clone(),
+            Prompt::Tokens(ids) => tokenizer.decode(ids),
+            Prompt::Messages(_) => String::new(),
+        });
+        let echoed: Vec<String> = echoed.collect();
+        let asked = Answers::ask(self.service.clone(), caller, &model, requests, room);
+        let mut answers = asked.map_err(|error| ended(&error))?;
         // The first frame follows the request check and the search for hosts: earlier failures get
         // a proper HTTP status.
-        let mut frame = next(&mut answer).await.map_err(|error| ended(&error))?;
-        drop(room);
+        let (mut prompt, mut frame) = answers.next().await.map_err(|error| ended(&error))?;
         let header = Header {
             shape,
             id: random,
@@ -519,8 +553,8 @@ impl Api {
             model,
             weights: served.weights,
         };
-        let tokenizer = served.text.tokenizer.clone();
         let mut reply = Reply::new(header, tokenizer.clone(), include_usage, wants_logprobs);
+        reply.expect(prompts, each, echoed);
         if has_parts {
             reply.expect_parts();
         }
@@ -530,15 +564,15 @@ impl Api {
             other,
         };
         if stream {
-            return Ok(Events::response(answer, &frame, output, traced));
+            return Ok(Events::response(answers, (prompt, &frame), output, traced));
         }
         let mut alone = false;
         let whole = loop {
             alone |= answers_alone(&frame);
-            if let Some(whole) = output.whole(&frame) {
+            if let Some(whole) = output.whole(prompt, &frame) {
                 break whole;
             }
-            frame = next(&mut answer).await.map_err(|error| ended(&error))?;
+            (prompt, frame) = answers.next().await.map_err(|error| ended(&error))?;
         };
         let mut response = json_response(StatusCode::OK, &whole);
         if alone {
@@ -610,11 +644,6 @@ const ANSWERED_BY: HeaderName = HeaderName::from_static("x-hearthnet-answered-by
 /// Request header: a stream then has comments that tell which hosts answer.
 const TRACE: HeaderName = HeaderName::from_static("x-hearthnet-trace");
 
-/// Next frame of an answer that has not ended.
-async fn next(answer: &mut Answer) -> Result<Frame, ChatError> {
-    answer.next().await.unwrap_or(Err(ChatError::Cancelled))
-}
-
 /// Returns true if the frame reports that this machine takes over from the hosts.
 fn answers_alone(frame: &Frame) -> bool {
     matches!(frame, Frame::ShardFailover { host: None, .. })
@@ -633,7 +662,7 @@ struct Plan {
 
 /// Answer as a stream.
 struct Events {
-    answer: Answer,
+    answers: Answers,
     output: Output,
     /// Whether comments tell which hosts answer.
     traced: bool,
@@ -643,16 +672,21 @@ struct Events {
 }
 
 impl Events {
-    fn response(answer: Answer, first: &Frame, output: Output, traced: bool) -> Response<Body> {
+    fn response(
+        answers: Answers,
+        (prompt, first): (usize, &Frame),
+        output: Output,
+        traced: bool,
+    ) -> Response<Body> {
         let format = output.format();
         let mut events = Self {
             ready: VecDeque::new(),
-            answer,
+            answers,
             output,
             traced,
             over: false,
         };
-        events.on_frame(first);
+        events.on_frame(prompt, first);
         let parts = stream::unfold(events, async |mut events| {
             Some((events.next().await?, events))
         });
@@ -675,8 +709,8 @@ impl Events {
     /// Next part; `None` at the end. Cancel-safe.
     async fn next(&mut self) -> Option<Part> {
         while self.ready.is_empty() && !self.over {
-            match next(&mut self.answer).await {
-                Ok(frame) => self.on_frame(&frame),
+            match self.answers.next().await {
+                Ok((prompt, frame)) => self.on_frame(prompt, &frame),
                 // An unfinished stream ends with an error, and without the mark of its end.
                 Err(error) => {
                     self.over = true;
@@ -688,8 +722,9 @@ impl Events {
         self.ready.pop_front()
     }
 
-    /// Queues the parts of a frame. Other host events have no place in these APIs.
-    fn on_frame(&mut self, frame: &Frame) {
+    /// Queues the parts of a frame of a prompt's answers. Other host events have no place in these
+    /// APIs.
+    fn on_frame(&mut self, prompt: usize, frame: &Frame) {
         if answers_alone(frame) {
             self.ready.push_back(Part::Comment(ALONE.to_owned()));
         }
@@ -699,8 +734,8 @@ impl Events {
             self.ready
                 .push_back(Part::Comment(format!("hearthnet {trace}")));
         }
-        self.ready.extend(self.output.parts(frame));
-        self.over |= matches!(frame, Frame::Done(_));
+        self.ready.extend(self.output.parts(prompt, frame));
+        self.over |= self.output.reply.is_complete();
     }
 }
 

@@ -61,10 +61,10 @@ impl Output {
             .map_or(Format::Events, |other| other.format)
     }
 
-    /// Parts of a stream for a frame.
-    pub(super) fn parts(&mut self, frame: &Frame) -> Vec<Part> {
-        let chunks = self.reply.chunks(frame);
-        let is_last = matches!(frame, Frame::Done(_));
+    /// Parts of a stream for a frame of a prompt's answers.
+    pub(super) fn parts(&mut self, prompt: usize, frame: &Frame) -> Vec<Part> {
+        let chunks = self.reply.chunks(prompt, frame);
+        let is_last = self.reply.is_complete();
         let Some(other) = &mut self.other else {
             let mut parts: Vec<Part> = chunks.iter().map(Part::of).collect();
             parts.extend(is_last.then(|| Part::Data(None, "[DONE]".to_owned())));
@@ -78,8 +78,8 @@ impl Output {
     }
 
     /// The whole answer, once the last frame has arrived.
-    pub(super) fn whole(&mut self, frame: &Frame) -> Option<Value> {
-        let whole = self.reply.whole(frame)?;
+    pub(super) fn whole(&mut self, prompt: usize, frame: &Frame) -> Option<Value> {
+        let whole = self.reply.whole(prompt, frame)?;
         let Some(other) = &mut self.other else {
             return Some(whole);
         };

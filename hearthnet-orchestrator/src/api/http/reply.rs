@@ -5,13 +5,14 @@
 //! and the one that ended the model's turn, are not. The entries of an answer thus spell its text.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use hearthnet_files::WeightsId;
 use hearthnet_tokens::tools::CallPiece;
 use hearthnet_tokens::{Detokenizer, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::chat::{Done, FinishReason, Frame};
+use crate::chat::{Done, FinishReason, Frame, PromptToken, Usage};
 use crate::exact::Arithmetics;
 
 /// Value for a probability of zero, whose logarithm JSON cannot express. OpenAI's number.
@@ -39,67 +40,108 @@ pub(super) struct Header {
 }
 
 /// Token with its log-probability.
+#[derive(Clone)]
 struct Entry {
     id: u32,
-    logprob: f32,
+    /// `None` for the first token of a prompt.
+    logprob: Option<f32>,
     top: Vec<(u32, f32)>,
     /// Byte offset of the token in the answer.
     start: usize,
-    /// The same offset in characters (code points).
+    /// Offset in characters (code points) of `text`.
     offset: usize,
 }
 
-/// Converts the frames of one answer into API objects.
+/// One of the answers.
+struct Choice {
+    /// Bytes of text sent so far, and bytes spelt by the tokens so far.
+    given: usize,
+    spelt: usize,
+    speller: Detokenizer,
+    /// Characters spelt by the tokens so far, with those of an echoed prompt.
+    spelt_chars: usize,
+    pending: VecDeque<Entry>,
+    /// If it is not streamed: all of its entries, and the answer once it is complete.
+    entries: Vec<Entry>,
+    whole: Option<Value>,
+}
+
+/// Converts the frames of all answers to one request into API objects. The answers are numbered by
+/// prompt, then by choice.
 pub(super) struct Reply {
     header: Header,
     tokenizer: Tokenizer,
     include_usage: bool,
     logprobs: bool,
-    /// Bytes of text sent so far, and bytes spelt by the tokens so far.
-    given: usize,
-    spelt: usize,
-    speller: Detokenizer,
-    /// Characters spelt by the tokens so far.
-    spelt_chars: usize,
-    pending: VecDeque<Entry>,
-    /// Entries of the whole answer, if it is not streamed.
-    entries: Vec<Entry>,
-    /// Arithmetics known so far.
+    choices: Vec<Choice>,
+    /// Answers to each prompt.
+    each: usize,
+    /// Texts of the prompts, if the answers begin with them; else empty.
+    echo: Vec<String>,
+    /// Prompts whose first chunks were sent, and number of prompts without a complete answer.
+    opened: Vec<bool>,
+    left: usize,
+    /// Counts of the complete answers.
+    usage: Option<Usage>,
+    /// Arithmetics known so far, and those of the complete answers.
     arithmetic: Arithmetics,
-    /// True once the first chunk was sent.
-    opened: bool,
+    made_with: Arithmetics,
+    /// True once a chunk was sent.
+    streams: bool,
     /// True if the answer may have reasoning or calls. Then the tokens do not spell its text, and
     /// only those that complete text have entries.
     has_parts: bool,
 }
 
 impl Reply {
+    /// One answer to one prompt.
     pub(super) fn new(
         header: Header,
         tokenizer: Tokenizer,
         include_usage: bool,
         logprobs: bool,
     ) -> Self {
-        // Same detokenizer as in `Conversation::answer`.
-        let speller = match header.shape {
-            Shape::Chat => Detokenizer::new(&tokenizer),
-            Shape::Text => Detokenizer::continuing(&tokenizer),
-        };
-        Self {
+        let mut reply = Self {
             header,
+            tokenizer,
             include_usage,
             logprobs,
+            choices: Vec::new(),
+            each: 1,
+            echo: Vec::new(),
+            opened: Vec::new(),
+            left: 0,
+            usage: None,
+            arithmetic: Arithmetics::default(),
+            made_with: Arithmetics::default(),
+            streams: false,
+            has_parts: false,
+        };
+        reply.expect(1, 1, Vec::new());
+        reply
+    }
+
+    /// `each` answers to each of some prompts, which begin with the texts in `echo`, if there are
+    /// any.
+    pub(super) fn expect(&mut self, prompts: usize, each: usize, echo: Vec<String>) {
+        (self.each, self.left, self.opened) = (each, prompts, vec![false; prompts]);
+        let choices = (0..prompts * each).map(|index| Choice {
             given: 0,
             spelt: 0,
-            speller,
-            spelt_chars: 0,
+            // Same detokenizer as in `Conversation::answer`.
+            speller: match self.header.shape {
+                Shape::Chat => Detokenizer::new(&self.tokenizer),
+                Shape::Text => Detokenizer::continuing(&self.tokenizer),
+            },
+            spelt_chars: echo
+                .get(index / each.max(1))
+                .map_or(0, |text| text.chars().count()),
             pending: VecDeque::new(),
             entries: Vec::new(),
-            tokenizer,
-            arithmetic: Arithmetics::default(),
-            opened: false,
-            has_parts: false,
-        }
+            whole: None,
+        });
+        self.choices = choices.collect();
+        self.echo = echo;
     }
 
     /// The answer may have reasoning and calls.
@@ -107,28 +149,40 @@ impl Reply {
         self.has_parts = true;
     }
 
-    /// Chunks for a frame of a stream.
-    pub(super) fn chunks(&mut self, frame: &Frame) -> Vec<Value> {
-        let entries = self.on_frame(frame);
+    /// Returns true once all answers are complete.
+    pub(super) fn is_complete(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Chunks for a frame of the stream of a prompt.
+    pub(super) fn chunks(&mut self, prompt: usize, frame: &Frame) -> Vec<Value> {
+        self.learn(frame);
         let mut chunks = Vec::new();
         // Wait until all hosts have reported their arithmetic.
-        if !matches!(frame, Frame::ShardStatus { .. })
-            && !std::mem::replace(&mut self.opened, true)
-            && self.header.shape == Shape::Chat
-        {
-            let role = json!({"role": "assistant", "content": "", "refusal": null});
-            chunks.push(self.chunk(role, Value::Null, None));
+        if !matches!(frame, Frame::ShardStatus { .. }) {
+            self.streams = true;
+            chunks.extend(self.first_chunks(prompt));
         }
         match frame {
+            Frame::Prompt { tokens } => {
+                let (text, entries) = (self.echo_of(prompt).to_owned(), self.scored(tokens));
+                for index in self.indices(prompt) {
+                    let logprobs = self.logprobs_of(&entries);
+                    chunks.push(self.chunk(index, json!(text), logprobs, None));
+                }
+            }
             Frame::TokenDelta {
+                choice,
                 text,
                 reasoning,
                 tool_calls,
                 ..
             } => {
+                let index = self.index(prompt, *choice);
+                let entries = self.on_token(index, frame);
                 if !reasoning.is_empty() {
                     let delta = json!({"reasoning_content": reasoning});
-                    chunks.push(self.chunk(delta, Value::Null, None));
+                    chunks.push(self.chunk(index, delta, Value::Null, None));
                 }
                 if !text.is_empty() || !entries.is_empty() {
                     let logprobs = self.logprobs_of(&entries);
@@ -136,25 +190,24 @@ impl Reply {
                         Shape::Chat => json!({"content": text}),
                         Shape::Text => json!(text),
                     };
-                    chunks.push(self.chunk(delta, logprobs, None));
+                    chunks.push(self.chunk(index, delta, logprobs, None));
                 }
                 if !tool_calls.is_empty() {
                     let calls: Value = tool_calls.iter().map(call_piece).collect();
-                    chunks.push(self.chunk(json!({"tool_calls": calls}), Value::Null, None));
+                    let delta = json!({"tool_calls": calls});
+                    chunks.push(self.chunk(index, delta, Value::Null, None));
                 }
             }
+            Frame::ChoiceDone { choice, done } => {
+                chunks.push(self.last_chunk(prompt, *choice, done));
+            }
             Frame::Done(done) => {
-                let logprobs = match entries.is_empty() {
-                    true => Value::Null,
-                    false => self.logprobs_of(&entries),
-                };
-                let delta = match self.header.shape {
-                    Shape::Chat => json!({}),
-                    Shape::Text => json!(""),
-                };
-                chunks.push(self.chunk(delta, logprobs, Some(done.finish_reason)));
-                if self.include_usage {
-                    chunks.push(self.object(true, json!([]), Some(usage(done))));
+                if self.each == 1 {
+                    chunks.push(self.last_chunk(prompt, 0, done));
+                }
+                self.count(done);
+                if self.include_usage && self.is_complete() {
+                    chunks.push(self.object(true, json!([]), self.usage.as_ref().map(usage)));
                 }
             }
             _ => {}
@@ -162,16 +215,52 @@ impl Reply {
         chunks
     }
 
-    /// The whole response, once the last frame has arrived.
-    pub(super) fn whole(&mut self, frame: &Frame) -> Option<Value> {
-        let entries = self.on_frame(frame);
-        self.entries.extend(entries);
-        let Frame::Done(done) = frame else {
-            return None;
+    /// The whole response, once the last frame of all prompts has arrived.
+    pub(super) fn whole(&mut self, prompt: usize, frame: &Frame) -> Option<Value> {
+        self.learn(frame);
+        match frame {
+            Frame::Prompt { tokens } => {
+                let entries = self.scored(tokens);
+                for index in self.indices(prompt) {
+                    if let Some(choice) = self.choices.get_mut(index) {
+                        choice.entries.extend(entries.iter().cloned());
+                    }
+                }
+            }
+            Frame::TokenDelta { choice, .. } => {
+                let index = self.index(prompt, *choice);
+                let entries = self.on_token(index, frame);
+                if let Some(choice) = self.choices.get_mut(index) {
+                    choice.entries.extend(entries);
+                }
+            }
+            Frame::ChoiceDone { choice, done } => self.keep(prompt, *choice, done),
+            Frame::Done(done) => {
+                if self.each == 1 {
+                    self.keep(prompt, 0, done);
+                }
+                self.count(done);
+            }
+            _ => {}
+        }
+        self.is_complete().then(|| {
+            let all = self.choices.iter_mut();
+            let choices: Value = all.filter_map(|choice| choice.whole.take()).collect();
+            self.object(false, choices, self.usage.as_ref().map(usage))
+        })
+    }
+
+    /// Keeps a complete answer for the whole response.
+    fn keep(&mut self, prompt: usize, choice: u32, done: &Done) {
+        let index = self.index(prompt, choice);
+        let rest = self.on_end(index, done);
+        let Some(state) = self.choices.get_mut(index) else {
+            return;
         };
-        let entries = std::mem::take(&mut self.entries);
+        state.entries.extend(rest);
+        let entries = std::mem::take(&mut state.entries);
         let mut choice = json!({
-            "index": 0,
+            "index": index,
             "logprobs": self.logprobs_of(&entries),
             "finish_reason": done.finish_reason,
         });
@@ -191,59 +280,150 @@ impl Reply {
                     }
                 }
             }
-            Shape::Text => choice["text"] = json!(done.text),
+            Shape::Text => choice["text"] = json!(format!("{}{}", self.echo_of(prompt), done.text)),
         }
-        Some(self.object(false, json!([choice]), Some(usage(done))))
+        if let Some(state) = self.choices.get_mut(index) {
+            state.whole = Some(choice);
+        }
     }
 
-    /// Processes a frame. Returns the entries of tokens that are now certain to be part of the
-    /// answer.
-    fn on_frame(&mut self, frame: &Frame) -> Vec<Entry> {
-        let mut all = false;
+    fn index(&self, prompt: usize, choice: u32) -> usize {
+        prompt * self.each + choice as usize
+    }
+
+    /// Numbers of the answers to a prompt.
+    fn indices(&self, prompt: usize) -> Range<usize> {
+        prompt * self.each..(prompt + 1) * self.each
+    }
+
+    /// Text of a prompt, if the answers begin with it.
+    fn echo_of(&self, prompt: usize) -> &str {
+        self.echo.get(prompt).map_or("", String::as_str)
+    }
+
+    /// Entries of the tokens of a prompt.
+    fn scored(&self, tokens: &[PromptToken]) -> Vec<Entry> {
+        let mut speller = Detokenizer::new(&self.tokenizer);
+        let mut offset = 0;
+        let entries = tokens.iter().map(|token| {
+            let entry = Entry {
+                id: token.id,
+                logprob: token.logprob,
+                top: token.top_logprobs.clone(),
+                start: 0,
+                offset,
+            };
+            offset += speller.push(token.id).chars().count();
+            entry
+        });
+        entries.collect()
+    }
+
+    /// Chunks that precede all others of a prompt's answers.
+    fn first_chunks(&mut self, prompt: usize) -> Vec<Value> {
+        let opened = self.opened.get_mut(prompt);
+        if opened.is_none_or(|opened| std::mem::replace(opened, true)) {
+            return Vec::new();
+        }
+        let delta = match self.header.shape {
+            Shape::Chat => json!({"role": "assistant", "content": "", "refusal": null}),
+            // With log-probabilities, the prompt comes with them.
+            Shape::Text if !self.logprobs && !self.echo_of(prompt).is_empty() => {
+                json!(self.echo_of(prompt))
+            }
+            Shape::Text => return Vec::new(),
+        };
+        let chunk = |index| self.chunk(index, delta.clone(), Value::Null, None);
+        self.indices(prompt).map(chunk).collect()
+    }
+
+    /// Last chunk of an answer.
+    fn last_chunk(&mut self, prompt: usize, choice: u32, done: &Done) -> Value {
+        let index = self.index(prompt, choice);
+        let entries = self.on_end(index, done);
+        let logprobs = match entries.is_empty() {
+            true => Value::Null,
+            false => self.logprobs_of(&entries),
+        };
+        let delta = match self.header.shape {
+            Shape::Chat => json!({}),
+            Shape::Text => json!(""),
+        };
+        self.chunk(index, delta, logprobs, Some(done.finish_reason))
+    }
+
+    /// Learns of the arithmetics that a frame names.
+    fn learn(&mut self, frame: &Frame) {
         self.arithmetic.on_frame(frame);
-        match frame {
+        if let Frame::Done(done) = frame {
+            self.made_with.extend(done.arithmetic.clone());
+            // A stream cannot take back arithmetics that it has sent.
+            if !self.streams {
+                self.arithmetic = Arithmetics::default();
+            }
+            self.arithmetic.extend(self.made_with.clone());
+        }
+    }
+
+    /// Adds the counts of the answers to a prompt.
+    fn count(&mut self, done: &Done) {
+        self.left = self.left.saturating_sub(1);
+        let one = &done.usage;
+        match &mut self.usage {
+            None => self.usage = Some(*one),
+            Some(all) => {
+                all.prompt_tokens += one.prompt_tokens;
+                all.completion_tokens += one.completion_tokens;
+                all.total_tokens += one.total_tokens;
+                all.cached_tokens += one.cached_tokens;
+                all.reasoning_tokens += one.reasoning_tokens;
+            }
+        }
+    }
+
+    /// Processes a token. Returns the entries of tokens that are now certain to be part of the
+    /// answer.
+    fn on_token(&mut self, index: usize, frame: &Frame) -> Vec<Entry> {
+        let (
             Frame::TokenDelta {
                 text,
                 token_id,
                 logprob,
                 top_logprobs,
                 ..
-            } => {
-                self.given += text.len();
-                if let (true, Some(logprob)) = (
-                    self.logprobs && !(self.has_parts && text.is_empty()),
-                    *logprob,
-                ) && !self.tokenizer.is_end_of_generation(*token_id)
-                {
-                    self.pending.push_back(Entry {
-                        id: *token_id,
-                        logprob,
-                        top: top_logprobs.clone(),
-                        start: self.spelt,
-                        offset: self.spelt_chars,
-                    });
-                    let spelt = self.speller.push(*token_id);
-                    self.spelt += spelt.len();
-                    self.spelt_chars += spelt.chars().count();
-                }
-            }
-            // Without a matched stop text, the text that was held back is part of the answer.
-            Frame::Done(done) => {
-                // A stream cannot take back arithmetics that it has sent.
-                if !self.opened {
-                    self.arithmetic = Arithmetics::default();
-                }
-                self.arithmetic.extend(done.arithmetic.clone());
-                let last = done.token_ids.last();
-                let ended = last.is_some_and(|&id| self.tokenizer.is_end_of_generation(id));
-                all = ended || done.finish_reason == FinishReason::Length;
-            }
-            _ => {}
+            },
+            Some(choice),
+        ) = (frame, self.choices.get_mut(index))
+        else {
+            return Vec::new();
+        };
+        choice.given += text.len();
+        let wanted = self.logprobs && !(self.has_parts && text.is_empty());
+        // With a prompt, there is one for each token: programs that score texts count them.
+        let ends = self.tokenizer.is_end_of_generation(*token_id) && self.echo.is_empty();
+        if logprob.is_some() && wanted && !ends {
+            choice.pending.push_back(Entry {
+                id: *token_id,
+                logprob: *logprob,
+                top: top_logprobs.clone(),
+                start: choice.spelt,
+                offset: choice.spelt_chars,
+            });
+            let spelt = choice.speller.push(*token_id);
+            choice.spelt += spelt.len();
+            choice.spelt_chars += spelt.chars().count();
         }
-        let all = all || self.has_parts;
-        let sure = |entry: &&Entry| all || entry.start < self.given;
-        let count = self.pending.iter().take_while(sure).count();
-        self.pending.drain(..count).collect()
+        choice.certain(self.has_parts)
+    }
+
+    /// Entries at the end of an answer. Without a matched stop text, the text that was held back is
+    /// part of it.
+    fn on_end(&mut self, index: usize, done: &Done) -> Vec<Entry> {
+        let last = done.token_ids.last();
+        let ended = last.is_some_and(|&id| self.tokenizer.is_end_of_generation(id));
+        let all = ended || done.finish_reason == FinishReason::Length || self.has_parts;
+        let choice = self.choices.get_mut(index);
+        choice.map_or_else(Vec::new, |choice| choice.certain(all))
     }
 
     /// Object of the API with its common fields, choices, and optionally token counts.
@@ -271,13 +451,19 @@ impl Reply {
         object
     }
 
-    fn chunk(&self, delta: Value, logprobs: Value, reason: Option<FinishReason>) -> Value {
+    fn chunk(
+        &self,
+        index: usize,
+        delta: Value,
+        logprobs: Value,
+        reason: Option<FinishReason>,
+    ) -> Value {
         let content = match self.header.shape {
             Shape::Chat => "delta",
             Shape::Text => "text",
         };
         let choice = json!({
-            "index": 0, content: delta, "logprobs": logprobs, "finish_reason": reason,
+            "index": index, content: delta, "logprobs": logprobs, "finish_reason": reason,
         });
         let usage = self.include_usage.then_some(Value::Null);
         self.object(true, json!([choice]), usage)
@@ -292,7 +478,7 @@ impl Reply {
                 let content: Vec<Value> = entries
                     .iter()
                     .map(|entry| {
-                        let top = entry.top.iter().map(|&(id, p)| self.token(id, p));
+                        let top = entry.top.iter().map(|&(id, p)| self.token(id, Some(p)));
                         let mut token = self.token(entry.id, entry.logprob);
                         token["top_logprobs"] = top.collect();
                         token
@@ -312,11 +498,11 @@ impl Reply {
     }
 
     /// Token with its text and bytes. A part of a character has bytes only.
-    fn token(&self, id: u32, logprob: f32) -> Value {
+    fn token(&self, id: u32, logprob: Option<f32>) -> Value {
         let bytes = self.bytes(id);
         json!({
             "token": String::from_utf8_lossy(bytes),
-            "logprob": logprob.max(LEAST_LOGPROB),
+            "logprob": logprob.map(|logprob| logprob.max(LEAST_LOGPROB)),
             "bytes": bytes,
         })
     }
@@ -324,6 +510,9 @@ impl Reply {
     /// Log-probabilities in the format of `/v1/completions`: parallel lists.
     fn older(&self, entries: &[Entry]) -> Value {
         let top = |entry: &Entry| {
+            if entry.logprob.is_none() {
+                return Value::Null;
+            }
             let mut likeliest = Map::new();
             for &(id, logprob) in &entry.top {
                 // Of tokens with the same text, the most likely one counts.
@@ -335,7 +524,9 @@ impl Reply {
         let list = |of: &dyn Fn(&Entry) -> Value| -> Value { entries.iter().map(of).collect() };
         json!({
             "tokens": list(&|entry| self.token_name(entry.id).into()),
-            "token_logprobs": list(&|entry| entry.logprob.max(LEAST_LOGPROB).into()),
+            "token_logprobs": list(&|entry| {
+                entry.logprob.map(|logprob| logprob.max(LEAST_LOGPROB)).into()
+            }),
             "top_logprobs": list(&top),
             "text_offset": list(&|entry| entry.offset.into()),
         })
@@ -350,6 +541,16 @@ impl Reply {
                 format!("{name}\\x{byte:02x}")
             }),
         }
+    }
+}
+
+impl Choice {
+    /// Removes the entries of tokens that are certain to be part of the answer: those of the text
+    /// sent so far, or `all`.
+    fn certain(&mut self, all: bool) -> Vec<Entry> {
+        let sure = |entry: &&Entry| all || entry.start < self.given;
+        let count = self.pending.iter().take_while(sure).count();
+        self.pending.drain(..count).collect()
     }
 }
 
@@ -379,8 +580,7 @@ fn call_piece(piece: &CallPiece) -> Value {
     call
 }
 
-fn usage(done: &Done) -> Value {
-    let usage = &done.usage;
+fn usage(usage: &Usage) -> Value {
     json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -1,11 +1,13 @@
 //! Parsing of OpenAI API requests, field by field. Pure.
 //!
 //! An unsupported field that would change the answer is refused by name, and so is an unknown one:
-//! a typo must not be ignored. Fields that do not change the answer are ignored. `null` is the same
-//! as a missing field.
+//! a typo must not be ignored. Fields that do not change the answer are ignored, unless the server is
+//! strict. `null` is the same as a missing field.
+
+use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
-use hearthnet_files::sampling::{MAX_LOGPROBS, SamplerConfig, SamplingChoice};
+use hearthnet_files::sampling::{MAX_BIASES, MAX_LOGPROBS, SamplerConfig, SamplingChoice};
 use hearthnet_http::ApiError;
 use hearthnet_tokens::tools::ToolCall;
 use hearthnet_tokens::{ChatMessage, Role};
@@ -15,11 +17,14 @@ use serde_json::{Map, Number, Value, json};
 
 use crate::api::grammar::{GrammarFields, Refused};
 use crate::api::turn::TurnFields;
-use crate::chat::{ChatRequest, Prompt, TurnOptions};
+use crate::chat::{AnswerOptions, ChatRequest, MAX_CHOICES, Prompt, TurnOptions};
 use crate::exact::Exact;
 
 /// Maximum number of stop texts, as in OpenAI's API.
 const MAX_STOPS: usize = 4;
+
+/// Maximum number of prompts of one request.
+const MAX_PROMPTS: usize = 128;
 
 /// Default `max_tokens` of `/v1/completions`, as in OpenAI's API.
 const COMPLETION_TOKENS: u32 = 16;
@@ -27,7 +32,7 @@ const COMPLETION_TOKENS: u32 = 16;
 /// Longest part of `user` that is used for fair queueing, in characters.
 const MAX_USER: usize = 64;
 
-/// Fields that do not change the answer.
+/// Fields that do not change the answer. A strict server refuses them.
 const IGNORED: &[&str] = &[
     "metadata",
     "store",
@@ -46,7 +51,6 @@ const IGNORED_IN_MESSAGES: &[&str] = &["name", "refusal", "annotations", "id", "
 const REFUSED: &[&str] = &[
     "functions",
     "function_call",
-    "logit_bias",
     "audio",
     "verbosity",
     "web_search_options",
@@ -59,6 +63,10 @@ pub(super) struct ApiRequest {
     pub(super) model: String,
     /// Request to the service, with the sampling parameters that do not depend on the model.
     pub(super) chat: ChatRequest,
+    /// Prompts behind that of `chat`.
+    pub(super) more_prompts: Vec<Prompt>,
+    /// True if the answers begin with their prompts.
+    pub(super) echo: bool,
     /// Other sampling parameters that the caller set.
     pub(super) chosen: SamplingChoice,
     /// True if the answer is to be streamed.
@@ -71,8 +79,24 @@ pub(super) struct ApiRequest {
     pub(super) grammar_field: Option<&'static str>,
 }
 
-/// Parses a request of `/v1/chat/completions`. `seed` is used if the request has none.
-pub(super) fn chat(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
+/// How requests are read.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Rules {
+    /// Seed of a request without one.
+    pub(super) seed: u64,
+    /// Whether fields without effect are refused.
+    pub(super) strict: bool,
+}
+
+impl Rules {
+    /// The fields of a list that are ignored.
+    fn ignored(self, names: &'static [&'static str]) -> &'static [&'static str] {
+        if self.strict { &[] } else { names }
+    }
+}
+
+/// Parses a request of `/v1/chat/completions`.
+pub(super) fn chat(body: &[u8], rules: Rules) -> Result<ApiRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
     let model = fields.model()?;
     let messages: Option<Vec<Value>> = fields.read(
@@ -84,7 +108,7 @@ pub(super) fn chat(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
         .ok_or_else(|| field("messages", "`messages` is missing: the conversation so far"))?
         .into_iter()
         .enumerate()
-        .map(|(index, value)| message(&format!("messages[{index}]"), value))
+        .map(|(index, value)| message(&format!("messages[{index}]"), value, rules))
         .collect::<Result<_, _>>()?;
     let max_completion = fields.tokens("max_completion_tokens")?;
     let max_tokens = fields.tokens("max_tokens")?;
@@ -102,39 +126,55 @@ pub(super) fn chat(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
         |value| *value == json!(["text"]),
         "this server speaks text only",
     )?;
+    let truncation = fields.read("truncation", "one of auto, disabled", |name: &String| {
+        ["auto", "disabled"].contains(&name.as_str())
+    })?;
     let turn = TurnFields::take(&mut fields.0).read().map_err(refused)?;
     let prompt = Prompt::Messages(messages);
     // Without a limit, the answer may fill the model's context.
-    let most = max_completion.or(max_tokens);
-    fields.finish(model, prompt, most, logprobs, seed, turn)
+    let most = max_completion.or(max_tokens).flatten();
+    let mut request = fields.finish(model, prompt, most, logprobs, rules, turn)?;
+    request.chat.options.drop_oldest = truncation.is_some_and(|name| name == "auto");
+    Ok(request)
 }
 
-/// Parses a request of `/v1/completions`. `seed` is used if the request has none.
-pub(super) fn completion(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
+/// Parses a request of `/v1/completions`.
+pub(super) fn completion(body: &[u8], rules: Rules) -> Result<ApiRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
     let model = fields.model()?;
+    let must = format!(
+        "a text, a list of token ids, or a list of 1 to {MAX_PROMPTS} texts or of such lists"
+    );
     let prompt = fields
-        .read(
-            "prompt",
-            "one text, or one list of token ids; ask for each prompt by itself",
-            |prompt: &GivenPrompt| prompt.is_one(),
-        )?
+        .read("prompt", &must, GivenPrompt::fits)?
         .ok_or_else(|| field("prompt", "`prompt` is missing: the text to continue"))?;
-    let most = Some(fields.tokens("max_tokens")?.unwrap_or(COMPLETION_TOKENS));
+    let mut prompts = prompt.into_prompts().into_iter();
+    // `fits` has checked that there is one.
+    let first = prompts.next().unwrap_or_else(|| Prompt::Tokens(Vec::new()));
+    let most = fields
+        .tokens("max_tokens")?
+        .unwrap_or(Some(COMPLETION_TOKENS));
     // OpenAI's limit is 5; this limit is the sampler's.
     let logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS.into())?;
-    let echo = "`echo` is not supported: put the prompt in front of the answer yourself";
-    fields.exactly("echo", |value| value == false, echo)?;
-    let best_of = "`best_of` other than 1 is not supported";
-    fields.exactly("best_of", |value| value == 1, best_of)?;
-    fields.finish(
+    let echo = fields.bool("echo")?.unwrap_or(false);
+    let best_of = fields.take("best_of");
+    let mut request = fields.finish(
         model,
-        prompt.into(),
+        first,
         most,
         logprobs.map(|n| n as u8),
-        seed,
+        rules,
         TurnOptions::default(),
-    )
+    )?;
+    let options = &mut request.chat.options;
+    if best_of.is_some_and(|best_of| best_of != options.choices) {
+        let problem = "`best_of` other than `n` is not supported: ask for all answers with `n`";
+        return Err(unsupported("best_of", problem));
+    }
+    options.prompt_logprobs = echo && logprobs.is_some();
+    request.more_prompts = prompts.collect();
+    request.echo = echo;
+    Ok(request)
 }
 
 /// 400: invalid value of a field.
@@ -154,30 +194,33 @@ fn refused(refused: Refused) -> ApiError {
     }
 }
 
-/// Prompt of a completion: a text, tokens, or a list of one of either.
+/// Prompt of a completion: a text, tokens, or a list of either.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum GivenPrompt {
     Text(String),
     Tokens(Vec<u32>),
-    Texts([String; 1]),
-    Lists([Vec<u32>; 1]),
+    Texts(Vec<String>),
+    Lists(Vec<Vec<u32>>),
 }
 
 impl GivenPrompt {
-    fn is_one(&self) -> bool {
-        let (Self::Tokens(ids) | Self::Lists([ids])) = self else {
-            return true;
-        };
-        !ids.is_empty()
+    fn fits(&self) -> bool {
+        let count = 1..=MAX_PROMPTS;
+        match self {
+            Self::Text(_) => true,
+            Self::Tokens(ids) => !ids.is_empty(),
+            Self::Texts(texts) => count.contains(&texts.len()),
+            Self::Lists(lists) => count.contains(&lists.len()) && !lists.iter().any(Vec::is_empty),
+        }
     }
-}
 
-impl From<GivenPrompt> for Prompt {
-    fn from(given: GivenPrompt) -> Self {
-        match given {
-            GivenPrompt::Text(text) | GivenPrompt::Texts([text]) => Self::Text(text),
-            GivenPrompt::Tokens(ids) | GivenPrompt::Lists([ids]) => Self::Tokens(ids),
+    fn into_prompts(self) -> Vec<Prompt> {
+        match self {
+            Self::Text(text) => vec![Prompt::Text(text)],
+            Self::Tokens(ids) => vec![Prompt::Tokens(ids)],
+            Self::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
+            Self::Lists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
         }
     }
 }
@@ -239,10 +282,34 @@ impl Fields {
         self.read(name, &must, |n| (min..=max).contains(n))
     }
 
-    fn tokens(&mut self, name: &str) -> Result<Option<u32>, ApiError> {
+    /// Limit of tokens; the inner `None` is -1, for what the context holds.
+    fn tokens(&mut self, name: &str) -> Result<Option<Option<u32>>, ApiError> {
+        let must = "a whole number from 0, or -1 for no limit but the context";
+        let fits = |n: &Number| n.is_u64() || n.as_i64() == Some(-1);
+        let most = self.read(name, must, fits)?;
         // A number above the context has the same effect as the context.
-        let most = self.integer(name, 1, u64::MAX)?;
-        Ok(most.map(|n| u32::try_from(n).unwrap_or(u32::MAX)))
+        let limit = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        Ok(most.map(|n: Number| n.as_u64().map(limit)))
+    }
+
+    /// Biases of tokens by id, in the order of ids.
+    fn logit_bias(&mut self) -> Result<Vec<(u32, f32)>, ApiError> {
+        let must = format!(
+            "an object of at most {MAX_BIASES} token ids, each with a number from -100 to 100"
+        );
+        let fits = |biases: &BTreeMap<String, f64>| {
+            biases.len() <= MAX_BIASES
+                && biases
+                    .iter()
+                    .all(|(id, bias)| id.parse::<u32>().is_ok() && bias.abs() <= 100.0)
+        };
+        let biases = self.read("logit_bias", &must, fits)?.unwrap_or_default();
+        let parsed = biases
+            .iter()
+            .filter_map(|(id, bias)| Some((id.parse::<u32>().ok()?, *bias as f32)));
+        // "7" and "07" are the same token.
+        let parsed: BTreeMap<u32, f32> = parsed.collect();
+        Ok(parsed.into_iter().collect())
     }
 
     fn number(&mut self, name: &str, min: f64, max: f64) -> Result<Option<f32>, ApiError> {
@@ -292,13 +359,13 @@ impl Fields {
         prompt: Prompt,
         max_tokens: Option<u32>,
         logprobs: Option<u8>,
-        seed: u64,
+        rules: Rules,
         turn: TurnOptions,
     ) -> Result<ApiRequest, ApiError> {
-        let n = "`n` other than 1 is not supported: ask again for another answer";
-        self.exactly("n", |value| value == 1, n)?;
+        let choices = self.integer("n", 1, MAX_CHOICES.into())?;
+        let choices = choices.map_or(1, |n| n as u32);
         let stream = self.bool("stream")?.unwrap_or(false);
-        let include_usage = self.stream_options(stream)?;
+        let include_usage = self.stream_options(stream, rules)?;
         let must = format!("a whole number from {} to {}", i64::MIN, u64::MAX);
         let own_seed = self.read("seed", &must, |seed: &Number| !seed.is_f64())?;
         // OpenAI's seeds are signed; only the bits matter.
@@ -315,7 +382,8 @@ impl Fields {
             repetition_penalty: self.number("repetition_penalty", 0.0625, 16.0)?,
         };
         let sampling = SamplerConfig {
-            seed: Some(own_seed.unwrap_or(seed)),
+            seed: Some(own_seed.unwrap_or(rules.seed)),
+            logit_bias: self.logit_bias()?,
             logprobs,
             ..SamplerConfig::default()
         };
@@ -338,7 +406,8 @@ impl Fields {
                 |value: &Value| [json!([]), json!({}), json!(""), json!("none")].contains(value);
             self.exactly(name, empty, &format!("`{name}` is not supported here"))?;
         }
-        self.nothing_left(IGNORED, "", "is not a field of this request")?;
+        let ignored = rules.ignored(IGNORED);
+        self.nothing_left(ignored, "", "is not a field that this server reads here")?;
         Ok(ApiRequest {
             model,
             chat: ChatRequest {
@@ -349,7 +418,13 @@ impl Fields {
                 exact,
                 grammar,
                 turn,
+                options: AnswerOptions {
+                    choices,
+                    ..AnswerOptions::default()
+                },
             },
+            more_prompts: Vec::new(),
+            echo: false,
             chosen,
             stream,
             include_usage,
@@ -372,7 +447,7 @@ impl Fields {
         }
     }
 
-    fn stream_options(&mut self, stream: bool) -> Result<bool, ApiError> {
+    fn stream_options(&mut self, stream: bool, rules: Rules) -> Result<bool, ApiError> {
         let name = "stream_options";
         let Some(options) = self.read(name, "an object", |_: &Map<String, Value>| true)? else {
             return Ok(false);
@@ -383,7 +458,9 @@ impl Fields {
         let mut options = Self(options);
         let usage = options.bool("include_usage")?.unwrap_or(false);
         // Padding against traffic analysis, which does not change the answer.
-        options.bool("include_obfuscation")?;
+        if !rules.strict {
+            options.bool("include_obfuscation")?;
+        }
         match options.0.is_empty() {
             true => Ok(usage),
             false => Err(field(name, "`stream_options` knows `include_usage` only")),
@@ -391,7 +468,7 @@ impl Fields {
     }
 }
 
-fn message(at: &str, value: Value) -> Result<ChatMessage, ApiError> {
+fn message(at: &str, value: Value, rules: Rules) -> Result<ChatMessage, ApiError> {
     let Value::Object(fields) = value else {
         return Err(field(at, format!("`{at}` must be an object")));
     };
@@ -443,14 +520,14 @@ fn message(at: &str, value: Value) -> Result<ChatMessage, ApiError> {
         message.tool_call_id = Some(id.ok_or_else(must)?.to_owned());
     }
     message.content = match fields.take("content") {
-        // A message may have calls only.
-        None if !message.tool_calls.is_empty() => String::new(),
+        // Such as a message that has calls only.
+        None if role == Role::Assistant => String::new(),
         given => content(&format!("{at}.content"), given)?,
     };
     // An empty list, for example of tool calls, has no effect.
     fields.0.retain(|_, value| *value != json!([]));
     fields.nothing_left(
-        IGNORED_IN_MESSAGES,
+        rules.ignored(IGNORED_IN_MESSAGES),
         &format!("{at}."),
         "is not supported here",
     )?;
@@ -511,6 +588,11 @@ mod tests {
 
     use super::*;
 
+    const RULES: Rules = Rules {
+        seed: 99,
+        strict: false,
+    };
+
     fn base() -> Value {
         json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     }
@@ -521,7 +603,7 @@ mod tests {
             unreachable!()
         };
         body_map.extend(extra);
-        chat(body.to_string().as_bytes(), 99)
+        chat(body.to_string().as_bytes(), RULES)
     }
 
     /// List of one message.
@@ -545,7 +627,7 @@ mod tests {
         assert_eq!((s.seed, s.logprobs), (Some(99), None));
         assert!(!request.stream && !request.include_usage);
         assert_eq!(request.chat.max_tokens, None);
-        let text = completion(br#"{"model": "m", "prompt": "p"}"#, 1).unwrap();
+        let text = completion(br#"{"model": "m", "prompt": "p"}"#, RULES).unwrap();
         assert_eq!(text.chat.max_tokens, Some(16));
     }
 
@@ -623,7 +705,7 @@ mod tests {
     fn fields_without_effect_and_empty_fields_are_ignored() {
         with(json!({
             "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "tools": [],
-            "logit_bias": {}, "response_format": {"type": "text"}, "tool_choice": "none",
+            "logit_bias": {}, "truncation": "disabled", "response_format": {"type": "text"}, "tool_choice": "none",
             "modalities": ["text"], "reasoning_effort": null, "whatever": null,
         }))
         .unwrap();
@@ -635,8 +717,6 @@ mod tests {
             ("tools", json!([{"type": "web_search"}]), "[0].type"),
             ("functions", json!([{}]), ""),
             ("response_format", json!({"type": "yaml"}), ".type"),
-            ("logit_bias", json!({"5": 1}), ""),
-            ("n", json!(2), ""),
             ("modalities", json!(["text", "audio"]), ""),
             ("temprature", json!(0.1), ""),
             ("messages", one("function", json!("x")), "[0].role"),
@@ -650,8 +730,8 @@ mod tests {
             let expected = ("unsupported_parameter".into(), format!("{field}{param}"));
             assert_eq!(refused, expected);
         }
-        let echo = br#"{"model": "m", "prompt": "p", "echo": true}"#;
-        assert_eq!(refusal(completion(echo, 1)).1, "echo");
+        let best_of = br#"{"model": "m", "prompt": "p", "n": 2, "best_of": 3}"#;
+        assert_eq!(refusal(completion(best_of, RULES)).1, "best_of");
     }
 
     #[test]
@@ -660,7 +740,13 @@ mod tests {
             ("temperature", json!(2.1), ""),
             ("temperature", json!("warm"), ""),
             ("top_p", json!(-0.1), ""),
-            ("max_tokens", json!(0), ""),
+            ("max_tokens", json!(-2), ""),
+            ("n", json!(0), ""),
+            ("n", json!(9), ""),
+            ("logit_bias", json!({"5": 100.5}), ""),
+            ("logit_bias", json!({"x": 1}), ""),
+            ("logit_bias", json!([1]), ""),
+            ("truncation", json!("some"), ""),
             ("max_completion_tokens", json!(1.5), ""),
             ("stop", json!(["a", "b", "c", "d", "e"]), ""),
             ("stop", json!(""), ""),
@@ -734,7 +820,7 @@ mod tests {
         let wrong = "18446744073709551616 -9223372036854775809 1.5 \"7\"";
         for wrong in wrong.split(' ') {
             let body = format!(r#"{{"model": "m", "prompt": "p", "seed": {wrong}}}"#);
-            let refused = completion(body.as_bytes(), 1).unwrap_err();
+            let refused = completion(body.as_bytes(), RULES).unwrap_err();
             let said = refused.body().to_string();
             let range = "from -9223372036854775808 to 18446744073709551615";
             assert!(said.contains(range), "{said}");
@@ -742,31 +828,126 @@ mod tests {
     }
 
     #[test]
-    fn a_completions_prompt_is_one_text_or_one_list_of_tokens() {
+    fn limits_of_tokens_may_be_none_and_0() {
+        for (given, limit) in [
+            (json!({"max_tokens": 0}), Some(0)),
+            (json!({"max_tokens": -1}), None),
+            (json!({"max_tokens": u64::MAX}), Some(u32::MAX)),
+            (json!({"max_completion_tokens": -1, "max_tokens": 5}), None),
+            (
+                json!({"max_completion_tokens": 0, "max_tokens": 5}),
+                Some(0),
+            ),
+        ] {
+            assert_eq!(with(given).unwrap().chat.max_tokens, limit);
+        }
+        let body = br#"{"model": "m", "prompt": "p", "max_tokens": -1}"#;
+        assert_eq!(completion(body, RULES).unwrap().chat.max_tokens, None);
+    }
+
+    #[test]
+    fn choices_biases_and_truncation_are_read() {
+        let request = with(json!({
+            "n": 8, "logit_bias": {"10": -100, "9": 0.5, "09": 0.5}, "truncation": "auto",
+        }));
+        let chat = request.unwrap().chat;
+        assert_eq!((chat.options.choices, chat.options.drop_oldest), (8, true));
+        assert_eq!(chat.sampling.logit_bias, [(9, 0.5), (10, -100.0)]);
+        let body = br#"{"model": "m", "prompt": "p", "n": 2, "best_of": 2}"#;
+        assert_eq!(completion(body, RULES).unwrap().chat.options.choices, 2);
+    }
+
+    #[test]
+    fn a_message_of_the_assistant_may_be_empty() {
+        let messages = json!([
+            {"role": "user", "content": "hi"}, {"role": "assistant", "content": null},
+            {"role": "assistant"},
+        ]);
+        let Prompt::Messages(messages) = with(json!({"messages": messages})).unwrap().chat.prompt
+        else {
+            panic!("messages")
+        };
+        assert_eq!([&messages[1].content, &messages[2].content], ["", ""]);
+    }
+
+    #[test]
+    fn a_strict_server_names_the_field_that_it_would_ignore() {
+        let strict = Rules {
+            strict: true,
+            ..RULES
+        };
+        let asked = |name: &str, value: Value| {
+            let mut body = base();
+            body["stream"] = json!(true);
+            body[name] = value;
+            chat(body.to_string().as_bytes(), strict)
+        };
+        asked("user", json!("u")).unwrap();
+        for name in IGNORED {
+            let refused = refusal(asked(name, json!("x")));
+            assert_eq!(refused, ("unsupported_parameter".into(), (*name).into()));
+            with(json!({ (*name): "x" })).unwrap();
+        }
+        let named = json!([{"role": "user", "content": "hi", "name": "n"}]);
+        let (_, param) = refusal(asked("messages", named));
+        assert_eq!(param, "messages[0].name");
+        let padding = json!({"include_obfuscation": true});
+        assert_eq!(
+            refusal(asked("stream_options", padding)).1,
+            "stream_options"
+        );
+    }
+
+    #[test]
+    fn prompts_of_a_completion_are_texts_or_lists_of_tokens() {
         let read = |prompt: Value| {
             let body = json!({"model": "m", "prompt": prompt}).to_string();
-            completion(body.as_bytes(), 1).map(|r| match r.chat.prompt {
-                Prompt::Text(text) => text,
-                Prompt::Tokens(ids) => format!("{ids:?}"),
-                Prompt::Messages(_) => unreachable!(),
+            completion(body.as_bytes(), RULES).map(|request| {
+                let all = [request.chat.prompt]
+                    .into_iter()
+                    .chain(request.more_prompts);
+                let all = all.map(|prompt| match prompt {
+                    Prompt::Text(text) => text,
+                    Prompt::Tokens(ids) => format!("{ids:?}"),
+                    Prompt::Messages(_) => unreachable!(),
+                });
+                all.collect::<Vec<_>>()
             })
         };
-        assert_eq!(read(json!("p")).unwrap(), "p");
-        assert_eq!(read(json!(["p"])).unwrap(), "p");
-        assert_eq!(read(json!([1, 2])).unwrap(), "[1, 2]");
-        assert_eq!(read(json!([7])).unwrap(), "[7]");
-        assert_eq!(read(json!([[1, 2]])).unwrap(), "[1, 2]");
-        let wrong = json!([["a", "b"], [], [[]], [-1], [1e12], 5]);
+        assert_eq!(read(json!("p")).unwrap(), ["p"]);
+        assert_eq!(read(json!(["p", "q"])).unwrap(), ["p", "q"]);
+        assert_eq!(read(json!([1, 2])).unwrap(), ["[1, 2]"]);
+        assert_eq!(read(json!([7])).unwrap(), ["[7]"]);
+        assert_eq!(read(json!([[1, 2], [3]])).unwrap(), ["[1, 2]", "[3]"]);
+        assert_eq!(
+            read(json!(vec!["p"; MAX_PROMPTS])).unwrap().len(),
+            MAX_PROMPTS
+        );
+        let wrong = json!([[], [[]], [[1], []], [-1], [1e12], 5, ["a", 1], ["a", [1]]]);
         for wrong in wrong.as_array().unwrap() {
-            assert!(read(wrong.clone()).is_err());
+            assert!(read(wrong.clone()).is_err(), "{wrong}");
         }
+        assert!(read(json!(vec!["p"; MAX_PROMPTS + 1])).is_err());
+    }
+
+    #[test]
+    fn an_echo_with_log_probabilities_scores_the_prompt() {
+        let read = |more: &str| {
+            let body = format!(r#"{{"model": "m", "prompt": "p" {more}}}"#);
+            let request = completion(body.as_bytes(), RULES).unwrap();
+            (request.echo, request.chat.options.prompt_logprobs)
+        };
+        assert_eq!(read(""), (false, false));
+        assert_eq!(read(r#", "logprobs": 1"#), (false, false));
+        assert_eq!(read(r#", "echo": true"#), (true, false));
+        assert_eq!(read(r#", "echo": true, "logprobs": 0"#), (true, true));
     }
 
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(body in prop::collection::vec(any::<u8>(), 0..64)) {
-            let _ = chat(&body, 1);
-            let _ = completion(&body, 1);
+            let _ = chat(&body, RULES);
+            let _ = completion(&body, RULES);
         }
 
         #[test]
@@ -775,7 +956,8 @@ mod tests {
                 "messages", "model", "stop", "seed", "n", "logprobs", "top_logprobs", "stream",
                 "stream_options", "temperature", "max_tokens", "user", "tools", "response_format",
                 "tool_choice", "reasoning", "reasoning_effort", "chat_template_kwargs",
-                "structured_outputs", "json_schema", "grammar",
+                "structured_outputs", "json_schema", "grammar", "logit_bias", "truncation", "prompt",
+                "echo", "best_of",
             ][..]),
             value in prop::sample::select(vec![
                 json!(null), json!(true), json!(-1), json!(1e300), json!(u64::MAX), json!(""),
@@ -784,8 +966,8 @@ mod tests {
         ) {
             let mut body = base();
             body[name] = value;
-            let _ = chat(body.to_string().as_bytes(), 1);
-            let _ = completion(body.to_string().as_bytes(), 1);
+            let _ = chat(body.to_string().as_bytes(), RULES);
+            let _ = completion(body.to_string().as_bytes(), RULES);
         }
     }
 }

@@ -275,7 +275,14 @@ fn every_refusal_has_its_status_code_and_param() {
             "temperature",
         ),
         (json!({"tools": [1]}), 400, "invalid_value", "tools[0]"),
-        (json!({"n": 2}), 400, "unsupported_parameter", "n"),
+        (json!({"n": 9}), 400, "invalid_value", "n"),
+        // Of a token that this model does not have.
+        (
+            json!({"logit_bias": {"9999999": 1}}),
+            400,
+            "bad_request",
+            "",
+        ),
         (json!({"top_k": -2}), 400, "invalid_value", "top_k"),
         // Refused by the compiler, for a chat that had its turn.
         (
@@ -303,7 +310,12 @@ fn every_refusal_has_its_status_code_and_param() {
         );
     }
     let long = json!({"messages": [{"role": "user", "content": "long ".repeat(300)}]});
-    assert_eq!(house.chat(long).error().1, "context_length_exceeded");
+    let long = house.chat(long);
+    assert_eq!(long.error().1, "context_length_exceeded");
+    let said = long.json()["error"]["message"].as_str().unwrap().to_owned();
+    // LangChain and LiteLLM look for the first words.
+    let begin = "This model's maximum context length is 256 tokens. However, ";
+    assert!(said.starts_with(begin), "{said}");
     let not_json = house.raw(&post("/v1/chat/completions", "{", CLOSE));
     assert_eq!(
         not_json.error(),

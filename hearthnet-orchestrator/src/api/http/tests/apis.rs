@@ -326,8 +326,8 @@ fn read(path: &str, body: &Value) -> Result<(), ApiError> {
         created_ms: 0,
     };
     let translated = match path {
-        "/v1/chat/completions" => return request::chat(body, 1).map(drop),
-        "/v1/completions" => return request::completion(body, 1).map(drop),
+        "/v1/chat/completions" => return request::chat(body, Rules::default()).map(drop),
+        "/v1/completions" => return request::completion(body, Rules::default()).map(drop),
         "/api/show" => return ollama::shown(body).map(drop),
         "/v1/messages" => anthropic::request(body, Purpose::Answer, stamp)?,
         "/v1/messages/count_tokens" => anthropic::request(body, Purpose::Count, stamp)?,
@@ -346,8 +346,8 @@ fn read(path: &str, body: &Value) -> Result<(), ApiError> {
     };
     let body = translated.request.to_string();
     match translated.shape {
-        Shape::Chat => request::chat(body.as_bytes(), 1).map(drop),
-        Shape::Text => request::completion(body.as_bytes(), 1).map(drop),
+        Shape::Chat => request::chat(body.as_bytes(), Rules::default()).map(drop),
+        Shape::Text => request::completion(body.as_bytes(), Rules::default()).map(drop),
     }
 }
 

@@ -60,6 +60,7 @@ pub(in crate::api::http) fn request(
             ("seed", "seed"),
             ("stop", "stop"),
             ("exact", "exact"),
+            ("truncation", "truncation"),
         ],
     );
     let user = request["user"].as_str().unwrap_or_default();
@@ -87,11 +88,7 @@ pub(in crate::api::http) fn request(
         reasoning.move_to(&mut request, &[("effort", "reasoning_effort")]);
         reasoning.nothing_left(&["summary", "generate_summary", "context"])?;
     }
-    for (name, value) in [
-        ("background", json!(false)),
-        ("truncation", json!("disabled")),
-        ("top_logprobs", json!(0)),
-    ] {
+    for (name, value) in [("background", json!(false)), ("top_logprobs", json!(0))] {
         if fields.take(name).is_some_and(|given| given != value) {
             let problem = format!("`{name}` other than {value} is not supported here");
             return Err(unsupported(name, &problem));
@@ -642,6 +639,7 @@ mod tests {
                 ],
                 "response_format": {"type": "json_schema", "json_schema": schema},
                 "stream": true, "stream_options": {"include_usage": true},
+                "truncation": "disabled",
             })
         );
         // Instructions do not carry over to the next response.
