@@ -77,10 +77,51 @@ fn openais_package_is_answered_over_two_hosts() {
     let shards = service.client("metrics")["shards"].clone();
     assert_eq!(shards.as_array().map(Vec::len), Some(2), "{shards}");
 
-    // Same text and same fingerprint as from this machine alone.
-    let split = service.client("plain");
+    // Same text and same fingerprint as from this machine alone, and the same scores to the bit.
     let alone = start(&Home::new(), &[], &["--local"], Vec::new());
-    assert_eq!(split, alone.client("plain"));
+    for what in ["plain", "choices", "scores"] {
+        assert_eq!(service.client(what), alone.client(what), "{what}");
+    }
+}
+
+/// Starts four streamed stories.
+fn stories(service: &Service) -> Reply {
+    let body = json!({
+        "model": service.model, "max_tokens": 60, "temperature": 0.9, "seed": 11, "n": 4,
+        "stream": true,
+        "messages": [{"role": "user", "content": "Tell me a story about a whale."}],
+    });
+    let reply = Reply::chat(&http::address(&service.process), &body);
+    assert_eq!(reply.status, 200);
+    reply
+}
+
+/// Adds the texts of `chunks` chunks, or of all that are left, to the stories.
+fn read_stories(reply: &mut Reply, chunks: usize, stories: &mut [String; 4]) {
+    for chunk in std::iter::from_fn(|| reply.event()).take(chunks) {
+        assert!(chunk.get("error").is_none(), "{chunk}");
+        let choice = &chunk["choices"][0];
+        let index = choice["index"].as_u64().expect("an index") as usize;
+        stories[index] += choice["delta"]["content"].as_str().unwrap_or_default();
+    }
+}
+
+#[test]
+fn none_of_several_answers_loses_a_token_if_a_host_dies() {
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let mut undisturbed = <[String; 4]>::default();
+    read_stories(&mut stories(&alone), usize::MAX, &mut undisturbed);
+    assert!(undisturbed.iter().all(|story| story.len() > 60));
+
+    let mut service = over_hosts(&[]);
+    let mut reply = stories(&service);
+    let mut told = <[String; 4]>::default();
+    read_stories(&mut reply, 24, &mut told);
+    let host = &mut service.hosts[0].process.child;
+    host.kill().expect("it runs");
+    host.wait().expect("its end");
+    read_stories(&mut reply, usize::MAX, &mut told);
+    assert_eq!(told, undisturbed);
 }
 
 #[test]

@@ -148,6 +148,55 @@ def seed(door):
     return {}
 
 
+def choices(door):
+    """Several answers to one prompt, whole and streamed, and answers to a list of prompts."""
+    options = {"temperature": 1.2, "n": 4}
+    texts = [choice.message.content for choice in door.ask(seed=7, **options).choices]
+    assert len(texts) == 4 and len(set(texts)) > 1, texts
+    for index, text in enumerate(texts):
+        seed = (7 + index * 0x9E3779B97F4A7C15) % 2**64
+        assert door.ask(temperature=1.2, seed=seed).choices[0].message.content == text
+    streamed = [""] * 4
+    for chunk in door.ask(seed=7, stream=True, **options):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+    def complete(prompt):
+        answer = door.client.completions.create(
+            model=door.model, prompt=prompt, max_tokens=8, temperature=0.8, seed=3, n=2
+        )
+        return [choice.text for choice in answer.choices]
+
+    prompts = ["The capital of France is", "Once upon a time", "One, two, three,"]
+    listed = complete(prompts)
+    assert listed == [text for prompt in prompts for text in complete(prompt)]
+    return {"texts": texts, "listed": listed}
+
+
+def scores(door):
+    """Log-probabilities of prompts, as lm_eval asks for them."""
+    prompts = [[504, 3575, 282, 4649, 314, 7042], [1, 2, 3], list(range(100, 400))]
+
+    def score(**options):
+        answer = door.client.completions.create(
+            model=door.model, prompt=prompts, temperature=0, logprobs=1, echo=True, seed=1234,
+            **options,
+        )
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+        return [choice.logprobs for choice in answer.choices]
+
+    scored = score(max_tokens=1)
+    for prompt, one in zip(prompts, scored):
+        assert len(one.tokens) == len(one.token_logprobs) == len(prompt) + 1
+        assert one.token_logprobs[0] is None
+        for logprob, top in zip(one.token_logprobs[1:], one.top_logprobs[1:]):
+            assert logprob <= max(top.values())
+    for one, prompt in zip(scored, score(max_tokens=0)):
+        assert prompt.token_logprobs == one.token_logprobs[:-1]
+    return {"scores": [one.token_logprobs for one in scored]}
+
+
 def errors(door):
     ask, bad = door.ask, openai.BadRequestError
     _fails(openai.NotFoundError, 404, "model_not_found", "model",
@@ -155,7 +204,7 @@ def errors(door):
     _fails(openai.NotFoundError, 404, "model_not_found", "model",
            lambda: door.client.models.retrieve("none"))
     _fails(bad, 400, "invalid_value", "temperature", lambda: ask(temperature=9))
-    _fails(bad, 400, "unsupported_parameter", "n", lambda: ask(n=2))
+    _fails(bad, 400, "invalid_value", "n", lambda: ask(n=9))
     _fails(bad, 400, "unsupported_parameter", "response_format.type",
            lambda: ask(response_format={"type": "structural_tag"}))
     unique = {"name": "n", "schema": {"type": "array", "uniqueItems": True}}
@@ -169,8 +218,10 @@ def errors(door):
     _fails(bad, 400, "unsupported_parameter", "messages[0].content[0].type",
            lambda: ask([{"role": "user", "content": [
                {"type": "image_url", "image_url": {"url": "http://localhost/"}}]}]))
-    _fails(bad, 400, "context_length_exceeded", None,
-           lambda: ask([{"role": "user", "content": "long " * 20_000}]))
+    error = _fails(bad, 400, "context_length_exceeded", None,
+                   lambda: ask([{"role": "user", "content": "long " * 20_000}]))
+    # LiteLLM and LangChain look for these words.
+    assert "This model's maximum context length is" in error.message, error.message
     large = [{"role": "user", "content": "x" * (2 << 20)}]
     error = _fails(openai.APIStatusError, 413, "request_too_large", None, lambda: ask(large))
     assert "1048576" in error.message

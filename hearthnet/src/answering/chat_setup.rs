@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use hearthnet_engine::{EngineOptions, Head};
 use hearthnet_orchestrator::backend::Backend;
-use hearthnet_orchestrator::chat::Conversation;
+use hearthnet_orchestrator::chat::{Conversation, MAX_CHOICES};
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::WithFallback;
 use hearthnet_orchestrator::hosts::{HostPool, HostSource};
@@ -139,10 +139,11 @@ pub(crate) fn settings(config: &Config) -> ServiceSettings {
     }
 }
 
-/// Most conversations of `serve`, running or kept.
+/// Most conversations of `serve`, running or kept, if one of the requests asks for several answers.
+/// Without room for those of further requests, they run one after the other.
 pub(crate) fn most_chats(config: &Config) -> usize {
     let settings = settings(config);
-    settings.turns.most_running() + settings.keep.count
+    settings.turns.most_running() + settings.keep.count + MAX_CHOICES as usize - 1
 }
 
 /// Model that `args` request, over named hosts or on this machine.
