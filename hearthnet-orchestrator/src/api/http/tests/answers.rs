@@ -444,8 +444,8 @@ fn the_oldest_turns_are_left_out_if_the_request_says_so() {
             .as_u64()
             .is_some_and(|n| n <= 244)
     };
-    let shorter = (1..=8).map(|first| house.chat(json!({"messages": from(first)})).json());
-    let expected = { shorter }.find(fits).expect("the last turn fits");
+    let mut shorter = (1..=8).map(|first| house.chat(json!({"messages": from(first)})).json());
+    let expected = shorter.find(fits).expect("the last turn fits");
     assert_eq!(
         auto["choices"][0]["message"],
         expected["choices"][0]["message"]
