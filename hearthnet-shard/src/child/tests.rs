@@ -81,6 +81,7 @@ fn no_message_makes_either_side_panic() {
         Just(CLOSE),
         Just(TRUNCATE),
         Just(FORWARD),
+        Just(FORK),
         any::<u8>()
     ];
     let bytes = proptest::collection::vec(prop_oneof![0_u8..3, any::<u8>()], 0..200);
