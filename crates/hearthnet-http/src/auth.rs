@@ -2,7 +2,7 @@
 //! Requests that a browser sends for a page of another origin are refused, unless the origin is listed.
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Router;
@@ -12,7 +12,7 @@ use axum::http::uri::{Authority, Uri};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::routing::MethodRouter;
-use hearthnet_platform::peer::User;
+use hearthnet_platform::peer::{User, user_of};
 use hearthnet_transport::subscriber;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -62,6 +62,8 @@ pub struct Client {
     pub user: Option<User>,
     /// Number of the connection, unique within this listener.
     pub number: u64,
+    /// Addresses of the client and of this program, if known.
+    pub(crate) ends: Option<(SocketAddr, SocketAddr)>,
 }
 
 impl Client {
@@ -72,7 +74,15 @@ impl Client {
             subscriber: subscriber(ip),
             user,
             number,
+            ends: None,
         }
+    }
+
+    /// Whether the system names the user of this program as the one behind the connection, with a
+    /// key as well. Reads the system's table of sockets if there is a key.
+    pub fn is_owner(&self) -> bool {
+        let look_up = || self.ends.and_then(|(peer, own)| user_of(peer, own));
+        self.user.or_else(look_up).is_some_and(|user| user.is_owner)
     }
 }
 
@@ -433,6 +443,24 @@ mod tests {
             assert!(!is_address(host, true), "{host}");
             assert!(is_address(host, false), "{host}");
         }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_owner_is_known_with_a_key_and_other_machines_are_never_the_owner() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let own = listener.local_addr().unwrap();
+        let _client = std::net::TcpStream::connect(own).unwrap();
+        let (_accepted, peer) = listener.accept().unwrap();
+        let far = SocketAddr::from(([192, 0, 2, 1], 40_000));
+        for (peer, is_owner) in [(peer, true), (far, false)] {
+            let client = Client {
+                ends: Some((peer, own)),
+                ..Client::new(peer.ip(), None, 1)
+            };
+            assert_eq!(client.is_owner(), is_owner, "{peer}");
+        }
+        assert!(!Client::new(own.ip(), None, 1).is_owner());
     }
 
     #[test]

@@ -171,9 +171,10 @@ async fn accept_until(
             (stream, peer) = accept(|cx| listener.poll_accept(cx)) => {
                 // Send small tokens at once. A failure only costs speed.
                 let _ = stream.set_nodelay(true);
-                // The look-up reads all sockets of the system; it is not needed with a key.
-                let own = stream.local_addr().ok().filter(|_| settings.api_key.is_none());
-                let user = own.and_then(|own| user_of(peer, own));
+                let ends = stream.local_addr().ok().map(|own| (peer, own));
+                // The look-up reads all sockets of the system; with a key, few requests need it.
+                let known = ends.filter(|_| settings.api_key.is_none());
+                let user = known.and_then(|(peer, own)| user_of(peer, own));
                 // All loopback addresses count as one, since local programs can use any of
                 // them.
                 let ip = match peer.ip().is_loopback() {
@@ -185,7 +186,10 @@ async fn accept_until(
                     // All connections are active: close this one.
                     continue;
                 };
-                let client = Client::new(ip, user, connection.id);
+                let client = Client {
+                    ends,
+                    ..Client::new(ip, user, connection.id)
+                };
                 let unread = Unread::default();
                 let router = track_requests(router.clone(), &connection)
                     .layer(Extension(client));

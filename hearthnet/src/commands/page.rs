@@ -87,9 +87,7 @@ pub(super) fn show_to_phones(listen: SocketAddr, key: &str) -> Result<(), Failur
         return Ok(());
     };
     let link = link(at, Some(key));
-    note(
-        "for a phone in this network; anyone with this link can chat, invite and pause, and on an anchor change levels:",
-    );
+    note("for a phone in this network; anyone with this link can chat, invite and pause:");
     print(format!("{link}\n"))?;
     match Qr::of(&link) {
         // Its escape sequences would be removed from text.

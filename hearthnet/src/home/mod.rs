@@ -12,6 +12,7 @@
 //! | the owner's quiet hours | `quiet_hours.rs` |
 //! | hours in which the node ran | `online.rs` |
 //! | the community's root key | `root_key.rs` |
+//! | which key may sign a change | `rights.rs` |
 
 pub(crate) mod community;
 pub(crate) mod key_status;
@@ -22,6 +23,7 @@ pub(crate) mod online;
 pub(crate) mod paths;
 pub(crate) mod pause;
 pub(crate) mod quiet_hours;
+pub(crate) mod rights;
 pub(crate) mod root_key;
 
 pub(crate) use self::community::{

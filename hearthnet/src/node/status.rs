@@ -24,8 +24,8 @@ use crate::home::now_ms;
 pub(crate) struct SharedStatus {
     /// Weak, because the node holds its capabilities.
     pub(super) node: OnceLock<WeakNode>,
-    /// Fields that the daemon sets: `serving`, `suspended`, `url`, `key_file`, `downloads` and
-    /// `isolation`.
+    /// Fields that the daemon sets: `serving`, `suspended`, `url`, `key_file`, `downloads`, `waiting`
+    /// and `isolation`.
     pub(super) running: Mutex<Running>,
 }
 
@@ -53,6 +53,8 @@ pub(crate) struct Running {
     pub(crate) isolation: String,
     /// Parts of models that are being fetched.
     pub(crate) downloads: Vec<Download>,
+    /// Code of the error for which a model cannot be fetched at present, by the model's name.
+    pub(crate) waiting: BTreeMap<String, String>,
     /// Members whose last event is dated too far ahead to be accepted, and how far, in ms.
     pub(crate) dated_ahead: BTreeMap<NodeId, u64>,
 }
@@ -85,6 +87,29 @@ impl Drop for ShownDownload {
     fn drop(&mut self) {
         let mut running = self.told.running.lock();
         running.downloads.retain(|it| it.name != self.name);
+    }
+}
+
+/// Why a model cannot be fetched at present, which `node.status` shows until this is dropped.
+pub(crate) struct ShownWait {
+    pub(super) told: Arc<SharedStatus>,
+    pub(super) model: String,
+}
+
+impl ShownWait {
+    /// Shows the code of an error; `None` while the fetch goes on.
+    pub(crate) fn set(&self, code: Option<&str>) {
+        let mut running = self.told.running.lock();
+        match code {
+            Some(code) => running.waiting.insert(self.model.clone(), code.to_owned()),
+            None => running.waiting.remove(&self.model),
+        };
+    }
+}
+
+impl Drop for ShownWait {
+    fn drop(&mut self) {
+        self.set(None);
     }
 }
 
