@@ -1,6 +1,7 @@
 //! Anthropic's Messages API: requests to OpenAI's, answers back. Pure.
 
-use hearthnet_http::{ApiError, ErrorFormat};
+use axum::http::StatusCode;
+use hearthnet_http::{ApiError, ErrorFormat, THREAD_UNSUPPORTED};
 use serde_json::{Value, json};
 
 use super::super::reply::Shape;
@@ -46,6 +47,11 @@ pub(in crate::api::http) fn request(
 ) -> Result<Translated, ApiError> {
     let mut fields = Fields::parse(body)?;
     let mut request = json!({});
+    if fields.take("thread").is_some() {
+        let problem = "threads of messages are not kept here: send the whole conversation";
+        let status = StatusCode::BAD_REQUEST;
+        return Err(ApiError::new(status, THREAD_UNSUPPORTED, problem).about("thread"));
+    }
     fields.move_to(
         &mut request,
         &[
@@ -546,6 +552,7 @@ mod tests {
             (json!({"tool_choice": {"type": "some"}}), "tool_choice.type"),
             (json!({"thinking": {"type": "deep"}}), "thinking.type"),
             (json!({"temprature": 1}), "temprature"),
+            (json!({"thread": {"type": "create"}}), "thread"),
         ] {
             let refused = read(base(extra)).err().unwrap().body();
             assert_eq!(refused["error"]["param"], param);
