@@ -137,7 +137,12 @@ impl ApiError {
                     "context_length_exceeded" => format!("prompt is too long: {}", self.message),
                     _ => self.message.clone(),
                 };
-                json!({"type": "error", "error": {"type": kind, "message": message}})
+                let mut error = json!({"type": kind, "message": message});
+                // With this code, Anthropic's own package asks again in another way.
+                if self.code.as_str() == "thread_unsupported_request" {
+                    error["details"] = json!({"error_code": self.code});
+                }
+                json!({"type": "error", "error": error})
             }
         }
     }

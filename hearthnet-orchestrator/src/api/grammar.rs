@@ -1,7 +1,7 @@
 //! Grammar of a request, in the fields that clients send: OpenAI's `response_format`, vLLM's
 //! `structured_outputs`, and `json_schema` and `grammar` of llama.cpp. Pure.
 
-use hearthnet_tokens::Grammar;
+use hearthnet_tokens::{Grammar, grammar};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -234,9 +234,12 @@ fn lark(at: &str, text: String) -> Result<Grammar, Refused> {
     Ok(Grammar::Lark(alone.map(str::to_owned).unwrap_or(text)))
 }
 
-fn json_schema(at: &str, schema: Value) -> Result<Grammar, Refused> {
+fn json_schema(at: &str, mut schema: Value) -> Result<Grammar, Refused> {
     match schema {
-        Value::Object(_) | Value::Bool(true) => Ok(Grammar::JsonSchema(schema)),
+        Value::Object(_) | Value::Bool(true) => {
+            grammar::close(&mut schema);
+            Ok(Grammar::JsonSchema(schema))
+        }
         _ => Err(wrong(at, "a JSON schema, which is an object")),
     }
 }
