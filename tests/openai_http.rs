@@ -56,11 +56,17 @@ fn over_cut(layers: &[&str], settings: &[&str]) -> Service {
 impl Service {
     /// Result of a scenario of OpenAI's package.
     fn client(&self, what: &str) -> Value {
-        let output = python("../tests/clients/openai_http.py")
-            .args([&self.url, &self.model, what])
+        self.run("openai_http.py", &[what])
+    }
+
+    /// Result of a script in `tests/clients`.
+    fn run(&self, script: &str, args: &[&str]) -> Value {
+        let output = python(&format!("../tests/clients/{script}"))
+            .args([&self.url, &self.model])
+            .args(args)
             .output()
             .expect("Python starts");
-        serde_json::from_str(&succeeded(&output)).expect("one JSON object")
+        serde_json::from_str(&succeeded(&output)).expect("JSON")
     }
 
     fn signal(&self, signal: Signal) {
@@ -125,17 +131,53 @@ fn none_of_several_answers_loses_a_token_if_a_host_dies() {
 }
 
 #[test]
-fn clients_of_every_api_get_the_same_texts_over_two_hosts() {
-    let texts = |service: &Service| -> Value {
-        let output = python("../tests/clients/apis.py")
-            .args([&service.url, &service.model])
-            .output()
-            .expect("Python starts");
-        serde_json::from_str(&succeeded(&output)).expect("one JSON object")
-    };
-    let split = texts(&over_hosts(&[]));
+fn clients_of_every_api_get_the_same_texts_and_vectors_over_two_hosts() {
+    let split = over_hosts(&[]).run("apis.py", &[]);
     let alone = start(&Home::new(), &[], &["--local"], Vec::new());
-    assert_eq!(split, texts(&alone));
+    assert_eq!(split, alone.run("apis.py", &[]));
+}
+
+#[test]
+fn anthropics_package_runs_loops_of_tools_over_two_hosts() {
+    let split = over_hosts(&[]).run("anthropic_tools.py", &[]);
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    assert_eq!(split, alone.run("anthropic_tools.py", &[]));
+}
+
+#[test]
+fn vectors_are_the_same_if_a_host_dies_among_them() {
+    let texts: Vec<String> = (0..15)
+        .map(|n| format!("Story {n}. {}", "A whale swims in the sea. ".repeat(12)))
+        .collect();
+    let embed = |address: &str, model: &str| {
+        let body = json!({"model": model, "input": texts});
+        let (status, answer) = http::post_json(address, "/v1/embeddings", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    };
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let undisturbed = embed(&http::address(&alone.process), &alone.model);
+    let vectors = undisturbed["data"].as_array().map(Vec::len);
+    assert_eq!(vectors, Some(texts.len()));
+
+    // The texts are several groups, of which one after the other is computed.
+    let one = "research.distributed_inference.max_concurrent_pipelines=1";
+    let mut service = over_hosts(&[one]);
+    let (address, model) = (http::address(&service.process), service.model.clone());
+    let answer = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| embed(&address, &model));
+        until("a group is embedded", || {
+            let answers = Gauges::at(&address).value("hearthnet_answers_total{code=\"ok\"}");
+            answers.is_some_and(|count| count >= 1.0)
+        });
+        let host = &mut service.hosts[0].process.child;
+        host.kill().expect("it runs");
+        host.wait().expect("its end");
+        asked.join().expect("an answer")
+    });
+    assert_eq!(answer, undisturbed);
+    let fallbacks = "distributed_inference_fallback_to_local_total";
+    assert!(Gauges::at(&address).count(fallbacks) >= 1);
 }
 
 #[test]

@@ -85,14 +85,19 @@ pub(crate) fn engine(file: &ModelFile, layers: Range<u32>) -> SharedEngine {
 pub(crate) fn tiny() -> (ModelFile, SharedEngine, TextModel) {
     let file = tiny_file(2);
     let engine = Engine::load(&file, 0..2, &one_thread(), &mut |_, _| {}).unwrap();
-    let text = TextModel {
+    let text = text(&file, Head::beside(&file, &engine).unwrap());
+    (file, shared(engine), text)
+}
+
+/// Caller's side of a model.
+pub(crate) fn text(file: &ModelFile, head: Head) -> TextModel {
+    TextModel {
         tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
         template: Some(ChatTemplate::from_gguf(file.gguf()).unwrap()),
-        head: Head::beside(&file, &engine).unwrap().into(),
+        head: head.into(),
         context: file.spec().context,
         sampling: SamplingChoice::GREEDY,
-    };
-    (file, shared(engine), text)
+    }
 }
 
 /// Request with the default sampling and nothing else.

@@ -29,7 +29,7 @@ pub use hearthnet_platform::peer::User;
 pub use self::auth::{Admitted, ApiKey, Client, MIN_KEY_BYTES};
 pub use self::connections::hold_until_sent;
 pub use self::endpoint::{Health, metrics_route, serve_metrics};
-pub use self::error::{ApiError, ErrorFormat, json_response};
+pub use self::error::{ApiError, ErrorFormat, THREAD_UNSUPPORTED, json_response};
 pub use self::metrics::{Metrics, OtherRecorder, Part};
 pub use self::pages::Page;
 pub use self::server::{HttpError, HttpServer, HttpSettings};

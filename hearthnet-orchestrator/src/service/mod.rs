@@ -6,7 +6,7 @@
 //! | idle conversations kept for their next turn | [`prefix_cache`] (pure) |
 //! | how long a chat waits for a slow reader | `slow_reader.rs` (pure) |
 //! | a chat from its turn to its end | `run.rs` |
-//! | one or several answers of a chat on the step loop | `choices.rs` |
+//! | one or several answers of a chat on the step loop, and vectors of texts | `choices.rs` |
 //! | frames of an answer, and their reader | `answer.rs` |
 //! | queueing, refusing, cancelling, draining | here |
 //!
@@ -47,7 +47,7 @@ use self::fair_queue::{Entry, FairQueue, Principal, QueueLimits, Refused, Ticket
 use self::prefix_cache::{Key, PrefixCache, PrefixCacheLimits};
 use crate::Cancel;
 use crate::backend::Backend;
-use crate::chat::{ChatRequest, Conversation, Frame, TextModel};
+use crate::chat::{ChatRequest, Conversation, EmbedRequest, Frame, TextModel};
 use crate::error::ChatError;
 use crate::exact::Exact;
 use crate::steps::chat_loop::ChatLoop;
@@ -189,11 +189,31 @@ impl State {
     }
 }
 
+/// What a caller asks for. Vectors wait and run as chats do.
+#[derive(Clone)]
+pub enum Request {
+    Chat(ChatRequest),
+    /// One or more vectors. Each ends with [`Frame::Done`] or, of several, [`Frame::ChoiceDone`].
+    Embed(EmbedRequest),
+}
+
+impl From<ChatRequest> for Request {
+    fn from(request: ChatRequest) -> Self {
+        Self::Chat(request)
+    }
+}
+
+impl From<EmbedRequest> for Request {
+    fn from(request: EmbedRequest) -> Self {
+        Self::Embed(request)
+    }
+}
+
 /// A queued or running chat.
 struct Job {
     caller: Caller,
     model: Arc<ServedModel>,
-    request: ChatRequest,
+    request: Request,
     cancel: Cancel,
     frames: mpsc::Sender<Frame>,
     end: oneshot::Sender<Result<(), ChatError>>,
@@ -203,11 +223,19 @@ struct Job {
 impl Job {
     /// Key under which its conversation is taken from and put into the prefix cache.
     fn key(&self) -> Key {
+        let exact = match &self.request {
+            Request::Chat(request) => request.exact,
+            Request::Embed(request) => request.exact,
+        };
         Key {
             caller: self.caller.held_by.clone(),
             model: self.model.id.clone(),
-            exact: self.request.exact.unwrap_or(self.model.exact),
+            exact: exact.unwrap_or(self.model.exact),
         }
+    }
+
+    fn embeds(&self) -> bool {
+        matches!(self.request, Request::Embed(_))
     }
 }
 
@@ -285,20 +313,15 @@ impl Service {
         &self,
         caller: impl Into<Caller>,
         model: &str,
-        request: ChatRequest,
+        request: impl Into<Request>,
     ) -> Result<Answer, ChatError> {
-        let asked = self.queue(caller.into(), model, request);
+        let asked = self.queue(caller.into(), model, request.into());
         asked.inspect_err(|error| {
             metrics::counter!("hearthnet_refusals_total", "code" => error.code()).increment(1);
         })
     }
 
-    fn queue(
-        &self,
-        caller: Caller,
-        model: &str,
-        request: ChatRequest,
-    ) -> Result<Answer, ChatError> {
+    fn queue(&self, caller: Caller, model: &str, request: Request) -> Result<Answer, ChatError> {
         let Some(model) = self.model(model) else {
             let problem = format!("there is no model {model:?} here");
             return Err(ChatError::BadRequest(problem));

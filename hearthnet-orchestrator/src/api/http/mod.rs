@@ -5,6 +5,7 @@
 //! | request parsing, field by field | `request.rs` (pure) |
 //! | answers to several prompts of a request | `prompts.rs` |
 //! | responses, whole and in chunks | `reply.rs` (pure) |
+//! | vectors of texts, for OpenAI's and Ollama's API | `embeddings.rs` (pure) |
 //! | requests and responses of other APIs: Anthropic's, Ollama's, OpenAI's Responses | `translate/` (pure) |
 //! | stored conversations of responses | `stored.rs` (pure) |
 //! | models in Ollama's form | `ollama_models.rs` (pure) |
@@ -20,6 +21,7 @@
 //! The handlers of all APIs are in this file: they share the identity of callers, bodies and errors.
 
 mod body;
+mod embeddings;
 mod ollama_models;
 mod output;
 mod permits;
@@ -59,6 +61,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use self::body::{Bodies, NotRead, Room};
+use self::embeddings::{VectorFormat, Vectors};
 use self::output::{Format, OtherOutput, Output};
 use self::permits::PermitPool;
 use self::prompts::Answers;
@@ -121,6 +124,7 @@ pub async fn serve(
     let api = Router::new()
         .route("/v1/chat/completions", answers(Shape::Chat))
         .route("/v1/completions", answers(Shape::Text))
+        .route("/v1/embeddings", vectors(VectorFormat::Floats))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
         .route("/v1/messages", translated(Other::Messages))
@@ -134,6 +138,8 @@ pub async fn serve(
             "/api/generate",
             translated(Other::Ollama(ollama::Endpoint::Generate)),
         )
+        .route("/api/embed", vectors(VectorFormat::Ollama))
+        .route("/api/embeddings", vectors(VectorFormat::OlderOllama))
         .route("/api/tags", get(ollama_tags))
         .route("/api/ps", get(ollama_ps))
         .route("/api/show", post(ollama_show))
@@ -205,6 +211,18 @@ fn answers(shape: Shape) -> MethodRouter<Arc<Api>> {
                     Extension(client): Extension<Client>,
                     request: Request| {
             let answer = api.answer(shape, client, request).await;
+            answer.unwrap_or_else(|error| error.response())
+        },
+    )
+}
+
+/// Handler of an endpoint for vectors of texts.
+fn vectors(format: VectorFormat) -> MethodRouter<Arc<Api>> {
+    post(
+        async move |State(api): State<Arc<Api>>,
+                    Extension(client): Extension<Client>,
+                    request: Request| {
+            let answer = api.embed(format, client, request).await;
             answer.unwrap_or_else(|error| error.response())
         },
     )
@@ -382,6 +400,12 @@ fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
     })
 }
 
+/// 429: other requests or responses use the memory for `what`.
+fn full(what: &str) -> ApiError {
+    let why = format!("the memory for {what} is full");
+    failed(&ChatError::Busy(why), Some(CROWDED))
+}
+
 impl Api {
     fn describe(&self, model: &ServedModel) -> Value {
         json!({
@@ -529,6 +553,62 @@ impl Api {
         answer.map_err(|error| failed(&ChatError::Engine(error.to_string()), None))?
     }
 
+    /// Embeds the texts of a request. `format`: that of the endpoint, by default.
+    async fn embed(
+        &self,
+        format: VectorFormat,
+        client: Client,
+        request: Request,
+    ) -> Result<Response<Body>, ApiError> {
+        let began = Instant::now();
+        let identity = who(&client, self.has_key);
+        let (body, room) = self.body(request, &identity).await?;
+        let asked = match format {
+            VectorFormat::Floats | VectorFormat::Base64 => embeddings::request(&body)?,
+            VectorFormat::Ollama | VectorFormat::OlderOllama => ollama::embed(&body, format)?,
+        };
+        drop(body);
+        let Some(served) = self.service.model(&asked.model) else {
+            return Err(no_model(&asked.model));
+        };
+        let bytes = asked.bytes(served.text.head.spec().width as usize)?;
+        let reserved = self.bodies.reserve(bytes, &identity);
+        let reserved = reserved.map_err(|_| full("responses"))?;
+        let (format, exact) = (asked.format, asked.exact);
+        let (model, caller) = (
+            asked.model.clone(),
+            caller(&client, self.has_key, &asked.user),
+        );
+        let text = Arc::clone(&served);
+        let tokens = tokio::task::spawn_blocking(move || asked.tokens(&text.text)).await;
+        let tokens = tokens.map_err(|e| failed(&ChatError::Engine(e.to_string()), None))?;
+        let tokens = tokens.map_err(|(at, error)| failed(&error, None).about(at))?;
+        let (mut vectors, requests) = Vectors::ask(tokens, exact);
+        let mut alone = false;
+        if !requests.is_empty() {
+            let ended = |error: &ChatError| failed(error, Some(self.service.retry_after()));
+            let requests = requests.into_iter().map(Into::into).collect();
+            let answers = Answers::ask(self.service.clone(), caller, &model, requests, room);
+            let mut answers = answers.map_err(|error| ended(&error))?;
+            loop {
+                let (group, frame) = answers.next().await.map_err(|error| ended(&error))?;
+                alone |= answers_alone(&frame);
+                if vectors.take(group, frame) {
+                    break;
+                }
+            }
+        }
+        let total_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let response = vectors.response(format, &model, served.weights, total_ns);
+        let missing = || failed(&ChatError::Engine("a vector is missing".into()), None);
+        let mut response = response.ok_or_else(missing)?;
+        if alone {
+            let here = HeaderValue::from_static("this-machine");
+            response.headers_mut().insert(ANSWERED_BY, here);
+        }
+        Ok(hold_until_sent(response, reserved))
+    }
+
     /// Runs the chat of a body in the form of OpenAI's.
     async fn run(
         &self,
@@ -596,6 +676,7 @@ impl Api {
             Prompt::Messages(_) => String::new(),
         });
         let echoed: Vec<String> = echoed.collect();
+        let requests = requests.into_iter().map(Into::into).collect();
         let asked = Answers::ask(self.service.clone(), caller, &model, requests, room);
         let mut answers = asked.map_err(|error| ended(&error))?;
         // The first frame follows the request check and the search for hosts: earlier failures get
@@ -674,10 +755,7 @@ impl Api {
         match tokio::time::timeout(self.client_deadline, body).await {
             Ok(Ok(body)) => Ok(body),
             Ok(Err(NotRead::TooLarge)) => Err(large()),
-            Ok(Err(NotRead::Full)) => {
-                let why = "the memory for incoming requests is full";
-                Err(failed(&ChatError::Busy(why.to_owned()), Some(CROWDED)))
-            }
+            Ok(Err(NotRead::Full)) => Err(full("incoming requests")),
             Ok(Err(NotRead::Broken)) => Err(ApiError::new(
                 StatusCode::BAD_REQUEST,
                 "invalid_json",

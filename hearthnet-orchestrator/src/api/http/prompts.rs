@@ -6,9 +6,9 @@ use futures_util::FutureExt as _;
 use futures_util::future::select_all;
 
 use super::body::Room;
-use crate::chat::{ChatRequest, Frame};
+use crate::chat::Frame;
 use crate::error::ChatError;
-use crate::service::{Answer, Caller, Service};
+use crate::service::{Answer, Caller, Request, Service};
 
 /// Prompts of one request that are answered at the same time: as many as chats run, by default.
 const AT_ONCE: usize = 4;
@@ -19,7 +19,7 @@ pub(super) struct Answers {
     caller: Caller,
     model: String,
     /// Prompts that were not asked yet, by number.
-    waiting: VecDeque<(usize, ChatRequest)>,
+    waiting: VecDeque<(usize, Request)>,
     asked: Vec<(usize, Answer)>,
     /// Memory of the request, until all of its prompts are at work.
     room: Option<Room>,
@@ -34,7 +34,7 @@ impl Answers {
         service: Service,
         caller: Caller,
         model: &str,
-        requests: Vec<ChatRequest>,
+        requests: Vec<Request>,
         room: Room,
     ) -> Result<Self, ChatError> {
         let mut answers = Self {

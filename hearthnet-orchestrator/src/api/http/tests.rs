@@ -3,6 +3,7 @@
 mod answers;
 mod apis;
 mod exact;
+mod vectors;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

@@ -353,6 +353,9 @@ fn read(path: &str, body: &Value) -> Result<(), ApiError> {
     let translated = match path {
         "/v1/chat/completions" => return request::chat(body, Rules::default()).map(drop),
         "/v1/completions" => return request::completion(body, Rules::default()).map(drop),
+        "/v1/embeddings" => return embeddings::request(body).map(drop),
+        "/api/embed" => return ollama::embed(body, VectorFormat::Ollama).map(drop),
+        "/api/embeddings" => return ollama::embed(body, VectorFormat::OlderOllama).map(drop),
         "/api/show" => return ollama::shown(body).map(drop),
         "/tokenize" => return vllm::tokenize(body).map(drop),
         "/detokenize" => return vllm::detokenize(body).map(drop),
@@ -421,13 +424,15 @@ proptest! {
     fn no_value_of_any_field_makes_a_translation_panic(
         path in prop::sample::select(&[
             "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/api/chat",
-            "/api/generate", "/api/show", "/tokenize", "/detokenize",
+            "/api/generate", "/api/show", "/v1/embeddings", "/api/embed", "/api/embeddings",
+            "/tokenize", "/detokenize",
         ][..]),
         name in prop::sample::select(&[
             "model", "messages", "system", "tools", "tool_choice", "thinking", "output_config",
             "metadata", "stop_sequences", "stream", "input", "instructions", "text", "reasoning",
             "previous_response_id", "store", "options", "format", "think", "prompt", "raw",
-            "context", "images", "keep_alive", "user", "tokens", "add_special_tokens",
+            "context", "images", "keep_alive", "user", "dimensions", "truncate", "encoding_format",
+            "tokens", "add_special_tokens",
         ][..]),
         value in prop::sample::select(vec![
             json!(null), json!(true), json!(-1), json!(1e300), json!(u64::MAX), json!(""),

@@ -1,7 +1,7 @@
 //! Anthropic's Messages API: requests to OpenAI's, answers back. Pure.
 
 use axum::http::StatusCode;
-use hearthnet_http::{ApiError, ErrorFormat};
+use hearthnet_http::{ApiError, ErrorFormat, THREAD_UNSUPPORTED};
 use serde_json::{Value, json};
 
 use super::super::reply::Shape;
@@ -46,12 +46,12 @@ pub(in crate::api::http) fn request(
     stamp: Stamp,
 ) -> Result<Translated, ApiError> {
     let mut fields = Fields::parse(body)?;
-    if fields.take("thread").is_some() {
-        let problem = "`thread` is not supported here: send the whole conversation";
-        let code = "thread_unsupported_request";
-        return Err(ApiError::new(StatusCode::BAD_REQUEST, code, problem).about("thread"));
-    }
     let mut request = json!({});
+    if fields.take("thread").is_some() {
+        let problem = "threads of messages are not kept here: send the whole conversation";
+        let status = StatusCode::BAD_REQUEST;
+        return Err(ApiError::new(status, THREAD_UNSUPPORTED, problem).about("thread"));
+    }
     fields.move_to(
         &mut request,
         &[
