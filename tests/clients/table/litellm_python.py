@@ -174,7 +174,8 @@ def batch():
 @feature("errors")
 def errors():
     long = [{"role": "user", "content": TOO_LONG}]
-    for place in (SHORT, *OTHERS):
+    # It does not classify errors of Ollama's, which shortens a prompt itself.
+    for place in (SHORT, OTHERS[0], OTHERS[2]):
         raises(
             litellm.ContextWindowExceededError,
             lambda: litellm.completion(messages=long, **place),
