@@ -27,7 +27,6 @@ def options(**more):
         # It asks no other server then.
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
-        # Answers of a small model are long and pointless.
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "1000",
         # So that no answer of the small model is a long one.
         "CLAUDE_CODE_EXTRA_BODY": '{"temperature": 0, "stop_sequences": ["."]}',
