@@ -400,7 +400,7 @@ fn a_body_that_a_refusal_leaves_unread_spoils_no_later_request_of_its_client() {
     let json = "Content-Type: application/json\r\n";
     let refusals = [
         ("POST /v1/models", "evil.example", json, 403),
-        ("POST /v1/embeddings", "localhost", json, 404),
+        ("POST /v1/images", "localhost", json, 404),
         ("PUT /v1/completions", "localhost", json, 405),
         ("POST /v1/completions", "localhost", json, 413),
         (
