@@ -275,7 +275,9 @@ mod tests {
 
     #[test]
     fn every_clients_field_is_read() {
-        let schema = json!({"type": "object", "properties": {"z": {}, "a": {}}});
+        let schema = json!({
+            "type": "object", "properties": {"z": {}, "a": {}}, "additionalProperties": true,
+        });
         let text = schema.to_string();
         let wanted = Some(Grammar::JsonSchema(schema.clone()));
         let named = json!({"name": "n", "description": "d", "strict": true, "schema": schema});
@@ -296,6 +298,10 @@ mod tests {
             assert_eq!(schema.to_string(), text);
         }
         let is = |fields: Value, grammar: Grammar| assert!(read(fields).unwrap() == Some(grammar));
+        // Objects have no other properties, unless the schema says something about them.
+        let open = json!({"json_schema": {"properties": {"a": {}}}});
+        let closed = json!({"properties": {"a": {}}, "additionalProperties": false});
+        is(open, Grammar::JsonSchema(closed));
         let object = json!({"response_format": {"type": "json_object"}});
         is(object, Grammar::json_object());
         let object = json!({"structured_outputs": {"json_object": true}});

@@ -359,6 +359,9 @@ mod tests {
             let there = serde_json::to_value(TurnFields::of(&options)).unwrap();
             assert!(read(there).unwrap() == options);
         }
+        let named = json!({"type": "function", "function": {"name": "get_weather"}});
+        let named = read(json!({"tools": [weather()], "tool_choice": named}));
+        assert!(named.unwrap().tools.one_call, "a named tool is called once");
         let options = read(json!({"reasoning_effort": "none"})).unwrap();
         let set = |name: &str| options.variables.iter().find(|(other, _)| other == name);
         assert_eq!(set("enable_thinking").unwrap().1, json!(false));
