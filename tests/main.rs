@@ -23,6 +23,7 @@ mod bus_app;
 mod cancel;
 #[cfg(feature = "line-editor")]
 mod chat_terminal;
+mod client_programs;
 mod community_life;
 mod conformance;
 mod demo;

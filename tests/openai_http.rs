@@ -11,16 +11,16 @@ use crate::support::http::Reply;
 use crate::support::*;
 
 /// Running `hearthnet serve`, stopped when dropped.
-struct Service {
+pub(crate) struct Service {
     process: Server,
-    url: String,
-    model: String,
+    pub(crate) url: String,
+    pub(crate) model: String,
     /// Hosts of the service, stopped with it.
     hosts: Vec<Host>,
 }
 
 /// Starts the service, with `before` in front of the command and `after` behind it.
-fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Service {
+pub(crate) fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Service {
     let model = model();
     let mut args = before.to_vec();
     args.extend(["serve", "--json", "--lifeline", "--http", "127.0.0.1:0"]);
@@ -37,7 +37,7 @@ fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Serv
 }
 
 /// Service over two hosts with half of the layers each.
-fn over_hosts(settings: &[&str]) -> Service {
+pub(crate) fn over_hosts(settings: &[&str]) -> Service {
     over_cut(&["0-14", "15-29"], settings)
 }
 
@@ -306,47 +306,6 @@ fn a_call_of_a_tool_survives_the_death_of_a_host() {
     host.wait().expect("its end");
     told += &arguments(&mut reply, usize::MAX);
     assert_eq!(told, undisturbed);
-}
-
-#[test]
-fn the_example_agent_calls_a_tool_over_two_hosts_and_answers() {
-    let service = over_hosts(&[]);
-    let home = Home::new();
-    let notes = home.path().join("notes.txt");
-    std::fs::write(notes, "The key is under the blue pot.").expect("a file");
-    let output = python("../examples/agent.py")
-        .args(["--url", &service.url, "--max-tokens", "100", "--folder"])
-        .arg(home.path())
-        .arg("Where is the key?")
-        .output()
-        .expect("Python starts");
-    assert!(!succeeded(&output).trim().is_empty());
-    let calls = text(&output.stderr);
-    let is_call = |line: &str| line.starts_with("list_files {") || line.starts_with("read_file {");
-    assert!(calls.lines().next().is_some_and(is_call), "{calls}");
-}
-
-#[test]
-fn the_example_prints_json_by_its_schema_over_two_hosts() {
-    let service = over_hosts(&[]);
-    let output = python("../examples/json_by_schema.py")
-        .args(["--url", &service.url])
-        .arg("Ada Lovelace, born in 1815, lived in London. Alan Turing was born in 1912.")
-        .output()
-        .expect("Python starts");
-    let said: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
-    let people = said["people"].as_array().expect("a list");
-    assert!((1..=3).contains(&people.len()), "{said}");
-    for person in people {
-        assert!(person["name"].is_string(), "{person}");
-        let year = person["born"].as_u64().expect("a year");
-        assert!((1000..=2100).contains(&year), "{person}");
-        assert_eq!(
-            person.as_object().map(serde_json::Map::len),
-            Some(2),
-            "{person}"
-        );
-    }
 }
 
 #[test]

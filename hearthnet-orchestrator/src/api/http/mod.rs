@@ -70,7 +70,7 @@ use self::request::{ApiRequest, Rules};
 use self::stored::StoredResponses;
 use self::translate::anthropic::{self, Purpose};
 use self::translate::ollama::{self, Asked};
-use self::translate::{Part, Stamp, Translated, Translating, responses};
+use self::translate::{Part, Stamp, Translated, Translating, responses, vllm};
 use crate::chat::{ChatRequest, Frame, Prompt, check};
 use crate::error::ChatError;
 use crate::service::fair_queue::{OWNER, Principal};
@@ -144,6 +144,9 @@ pub async fn serve(
         .route("/api/ps", get(ollama_ps))
         .route("/api/show", post(ollama_show))
         .route("/api/version", get(ollama_version))
+        .route("/tokenizer_info", get(tokenizer_info))
+        .route("/tokenize", tokens(vllm::tokenize))
+        .route("/detokenize", tokens(vllm::detokenize))
         .route("/openapi.json", get(openapi))
         .with_state(Arc::clone(&shared))
         .merge(more)
@@ -297,6 +300,27 @@ async fn ollama_version() -> Response<Body> {
     json_response(StatusCode::OK, &version)
 }
 
+async fn tokenizer_info(State(api): State<Arc<Api>>) -> Response<Body> {
+    match api.only_model() {
+        Ok(model) => json_response(StatusCode::OK, &vllm::info(&model.text)),
+        Err(error) => error.response(),
+    }
+}
+
+/// Handler of an endpoint of vLLM's for the tokenizer.
+fn tokens(read: fn(&[u8]) -> Result<vllm::Asked, ApiError>) -> MethodRouter<Arc<Api>> {
+    post(
+        async move |State(api): State<Arc<Api>>,
+                    Extension(client): Extension<Client>,
+                    request: Request| {
+            match api.tokens(read, client, request).await {
+                Ok(answer) => json_response(StatusCode::OK, &answer),
+                Err(error) => error.response(),
+            }
+        },
+    )
+}
+
 /// Description of every path, for programs.
 async fn openapi() -> Response<Body> {
     let mut response = Response::new(Body::from(include_str!("openapi.json")));
@@ -359,8 +383,8 @@ fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
     let text = match error {
         // OpenAI's words: LangChain, LiteLLM and others look for them.
         ChatError::TooLong { tokens, context } => format!(
-            "This model's maximum context length is {context} tokens. However, your prompt has \
-             {tokens} tokens. Please shorten it."
+            "This model's maximum context length is {context} tokens. However, the prompt is too \
+             long: it has {tokens} tokens. Please shorten it."
         ),
         error => format!("{error}; {}", error.hint()),
     };
@@ -496,6 +520,37 @@ impl Api {
             Ok(Err(error)) => Err(failed(&error, None)),
             Err(error) => Err(failed(&ChatError::Engine(error.to_string()), None)),
         }
+    }
+
+    /// The model of a request that names none.
+    fn only_model(&self) -> Result<Arc<ServedModel>, ApiError> {
+        let models = self.service.models();
+        match models.as_slice() {
+            [model] => Ok(Arc::clone(model)),
+            // Another model's tokens would be wrong without a sign of it.
+            _ => {
+                let text = "this server does not serve exactly one model: name one in `model`";
+                let error = ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", text);
+                Err(error.about("model"))
+            }
+        }
+    }
+
+    /// Tokens of a text, or the text of tokens.
+    async fn tokens(
+        &self,
+        read: fn(&[u8]) -> Result<vllm::Asked, ApiError>,
+        client: Client,
+        request: Request,
+    ) -> Result<Value, ApiError> {
+        let (body, _room) = self.body(request, &who(&client, self.has_key)).await?;
+        let asked = read(&body)?;
+        let served = match &asked.model {
+            Some(id) => self.service.model(id).ok_or_else(|| no_model(id))?,
+            None => self.only_model()?,
+        };
+        let answer = tokio::task::spawn_blocking(move || asked.answer(&served.text)).await;
+        answer.map_err(|error| failed(&ChatError::Engine(error.to_string()), None))?
     }
 
     /// Embeds the texts of a request. `format`: that of the endpoint, by default.
@@ -665,10 +720,13 @@ impl Api {
 
     /// Reads the body of a request by `who`, within the limits of type, size and time.
     async fn body(&self, request: Request, who: &str) -> Result<(Vec<u8>, Room), ApiError> {
-        // An HTML form, which needs no CORS preflight, cannot send this type.
+        // An HTML form, which needs no CORS preflight, cannot send this type, and always sends one.
         let kind = request.headers().get(header::CONTENT_TYPE);
-        let kind = kind.and_then(|kind| kind.to_str().ok()?.split(';').next());
-        if !kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
+        let is_json = |kind: &HeaderValue| {
+            let kind = kind.to_str().ok().and_then(|kind| kind.split(';').next());
+            kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+        };
+        if !kind.is_none_or(is_json) {
             return Err(ApiError::new(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "unsupported_media_type",

@@ -20,8 +20,8 @@ use crate::api::turn::TurnFields;
 use crate::chat::{AnswerOptions, ChatRequest, MAX_CHOICES, Prompt, TurnOptions};
 use crate::exact::Exact;
 
-/// Maximum number of stop texts, as in OpenAI's API.
-const MAX_STOPS: usize = 4;
+/// Maximum number of stop texts. OpenAI's API takes 4, and tasks of `lm_eval` have more.
+const MAX_STOPS: usize = 16;
 
 /// Maximum number of prompts of one request.
 const MAX_PROMPTS: usize = 128;
@@ -775,7 +775,7 @@ mod tests {
             ("logit_bias", json!([1]), ""),
             ("truncation", json!("some"), ""),
             ("max_completion_tokens", json!(1.5), ""),
-            ("stop", json!(["a", "b", "c", "d", "e"]), ""),
+            ("stop", json!(vec!["a"; 17]), ""),
             ("stop", json!(""), ""),
             ("stop", json!([1]), ""),
             ("seed", json!(1.5), ""),

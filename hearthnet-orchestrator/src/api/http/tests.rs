@@ -326,9 +326,14 @@ fn every_refusal_has_its_status_code_and_param() {
     let no_text = house.get("/v1/models/%ff", "").error();
     assert_eq!(no_text, (404, "model_not_found".into(), "model".into()));
     assert_eq!(house.get("/v1/chat/completions", "").error().0, 405);
-    let form = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\
-                Connection: close\r\n\r\n";
-    assert_eq!(house.raw(form).error().0, 415);
+    let typed = |kind: &str| {
+        let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n";
+        house.raw(&format!("{head}{kind}Connection: close\r\n\r\n"))
+    };
+    let form = typed("Content-Type: application/x-www-form-urlencoded\r\n");
+    assert_eq!(form.error().0, 415);
+    // Without a type, as some clients of Ollama's send it, it is read as JSON.
+    assert_eq!(typed("").error().1, "invalid_json");
 }
 
 #[test]
@@ -398,7 +403,12 @@ fn a_body_that_a_refusal_leaves_unread_spoils_no_later_request_of_its_client() {
         ("POST /v1/images", "localhost", json, 404),
         ("PUT /v1/completions", "localhost", json, 405),
         ("POST /v1/completions", "localhost", json, 413),
-        ("POST /v1/completions", "localhost", "", 415),
+        (
+            "POST /v1/completions",
+            "localhost",
+            "Content-Type: text/plain\r\n",
+            415,
+        ),
         ("POST /healthz", "localhost", json, 405),
     ];
     for (line, host, kind, status) in refusals {
@@ -428,7 +438,7 @@ fn a_body_that_a_refusal_leaves_unread_spoils_no_later_request_of_its_client() {
     }
     // A body held back by `Expect` is not requested.
     let held_back = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\
-                     Expect: 100-continue\r\n\r\n";
+                     Content-Type: text/plain\r\nExpect: 100-continue\r\n\r\n";
     let refused = house.raw(held_back);
     assert_eq!(
         (refused.status, refused.headers["connection"].as_str()),

@@ -218,7 +218,7 @@ fn errors_have_the_format_of_their_api() {
         (405, &json!("error"))
     );
     let bare = "POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\
-                Connection: close\r\n\r\n";
+                Content-Type: text/plain\r\nConnection: close\r\n\r\n";
     let kind = house.raw(bare);
     assert_eq!(kind.status, 415);
     assert!(kind.json()["error"].is_string());
@@ -260,6 +260,31 @@ fn ollamas_models_are_those_of_the_service() {
         .json();
     assert_eq!(loaded["done_reason"], "load");
     assert!(house.get("/api/version", "").json()["version"].is_string());
+}
+
+#[test]
+fn tokens_of_a_text_are_its_text_again() {
+    let house = open();
+    let ask = |body: Value| house.post("/tokenize", &body).json();
+    let text = "Why share?";
+    let whole = ask(json!({"prompt": text}));
+    let plain = ask(json!({"prompt": text, "add_special_tokens": false, "model": "tiny"}));
+    let count = |tokens: &Value| tokens["tokens"].as_array().map(Vec::len).unwrap();
+    assert_eq!(plain["count"], count(&plain));
+    assert!(count(&whole) >= count(&plain));
+    let back = house.post("/detokenize", &json!({"tokens": plain["tokens"]}));
+    assert_eq!(back.json()["prompt"], text);
+    // The name of a control token is this token.
+    let info = house.get("/tokenizer_info", "").json();
+    let end = ask(json!({"prompt": info["eos_token"], "add_special_tokens": false}));
+    assert_eq!(end["count"], 1);
+    for (path, body) in [
+        ("/tokenize", json!({"prompt": 5})),
+        ("/tokenize", json!({"prompt": "x", "model": "none"})),
+        ("/detokenize", json!({"tokens": [-1]})),
+    ] {
+        assert!(house.post(path, &body).status >= 400, "{path} {body}");
+    }
 }
 
 #[test]
@@ -332,6 +357,8 @@ fn read(path: &str, body: &Value) -> Result<(), ApiError> {
         "/api/embed" => return ollama::embed(body, VectorFormat::Ollama).map(drop),
         "/api/embeddings" => return ollama::embed(body, VectorFormat::OlderOllama).map(drop),
         "/api/show" => return ollama::shown(body).map(drop),
+        "/tokenize" => return vllm::tokenize(body).map(drop),
+        "/detokenize" => return vllm::detokenize(body).map(drop),
         "/v1/messages" => anthropic::request(body, Purpose::Answer, stamp)?,
         "/v1/messages/count_tokens" => anthropic::request(body, Purpose::Count, stamp)?,
         "/v1/responses" => responses::request(body, stamp, &|_, _| None)?,
@@ -398,12 +425,14 @@ proptest! {
         path in prop::sample::select(&[
             "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/api/chat",
             "/api/generate", "/api/show", "/v1/embeddings", "/api/embed", "/api/embeddings",
+            "/tokenize", "/detokenize",
         ][..]),
         name in prop::sample::select(&[
             "model", "messages", "system", "tools", "tool_choice", "thinking", "output_config",
             "metadata", "stop_sequences", "stream", "input", "instructions", "text", "reasoning",
             "previous_response_id", "store", "options", "format", "think", "prompt", "raw",
             "context", "images", "keep_alive", "user", "dimensions", "truncate", "encoding_format",
+            "tokens", "add_special_tokens",
         ][..]),
         value in prop::sample::select(vec![
             json!(null), json!(true), json!(-1), json!(1e300), json!(u64::MAX), json!(""),

@@ -256,10 +256,11 @@ fn message(at: &str, value: Value, calls: &mut Calls) -> Result<Value, ApiError>
 fn no_images(fields: &mut Fields) -> Result<(), ApiError> {
     match fields.list("images")?.is_empty() {
         true => Ok(()),
-        false => Err(unsupported(
-            &fields.path("images"),
-            "this server reads text only",
-        )),
+        false => {
+            let at = fields.path("images");
+            let problem = format!("`{at}` is not supported: this server reads text only");
+            Err(unsupported(&at, &problem))
+        }
     }
 }
 
