@@ -79,7 +79,7 @@ impl Drop for RunningSlot {
 async fn work(slot: RunningSlot, job: Job) -> Option<()> {
     let (inner, runtime) = (Arc::clone(&slot.inner), slot.inner.runtime.clone());
     let began = Instant::now();
-    metrics::histogram!("hearthnet_queue_wait_ms").record((began - job.asked).as_secs_f64() * 1e3);
+    metrics::histogram!("hearthnet_queue_wait_seconds").record(began - job.asked);
     let beginning = runtime.spawn_blocking(move || {
         let begun = begin(&inner, &job);
         (inner, job, begun)

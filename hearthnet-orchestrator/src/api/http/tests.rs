@@ -612,8 +612,8 @@ fn metrics_are_exported_for_prometheus() {
     let reply = house.get("/metrics", "");
     assert!(reply.headers["content-type"].starts_with("text/plain; version=0.0.4"));
     for name in [
-        "distributed_inference_pipeline_construct_ms_bucket",
-        "distributed_inference_first_token_ms_bucket",
+        "distributed_inference_pipeline_construct_seconds_bucket",
+        "distributed_inference_first_token_seconds_bucket",
         "distributed_inference_tokens_per_second_bucket",
         "distributed_inference_failovers_total 0",
         "distributed_inference_fallback_to_local_total 0",
@@ -621,7 +621,7 @@ fn metrics_are_exported_for_prometheus() {
         "hearthnet_pipelines_running",
         "hearthnet_pipelines_waiting",
         "hearthnet_answers_total{code=\"ok\"}",
-        "hearthnet_queue_wait_ms_bucket",
+        "hearthnet_queue_wait_seconds_bucket",
     ] {
         assert!(reply.body.contains(name), "{name}: {}", reply.body);
     }
