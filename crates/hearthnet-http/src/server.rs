@@ -1,5 +1,6 @@
 //! HTTP server: connection limits, deadlines and shutdown.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
@@ -38,6 +39,8 @@ pub struct HttpSettings {
     pub allowed_hosts: Vec<String>,
     /// Origins of web pages that may use the paths under `/v1/` (CORS).
     pub cors_origins: Vec<String>,
+    /// Ids of models by other names; `default` stands for every other name.
+    pub aliases: BTreeMap<String, String>,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
     /// Whether the API refuses the fields that it would ignore.
@@ -59,6 +62,7 @@ impl Default for HttpSettings {
             api_key: None,
             allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
+            aliases: BTreeMap::new(),
             max_body_bytes: 1 << 20,
             strict: false,
             client_deadline: Duration::from_secs(30),

@@ -78,6 +78,7 @@ pub(crate) fn http_settings(listen: &str, config: &Config) -> Result<HttpSetting
         },
         allowed_hosts: config.http.allowed_hosts.clone(),
         cors_origins: config.http.cors_origins.clone(),
+        aliases: config.http.aliases.clone(),
         max_body_bytes: config.http.max_body_bytes.0,
         strict: config.http.strict,
         ..HttpSettings::default()

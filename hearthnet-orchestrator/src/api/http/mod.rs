@@ -7,6 +7,7 @@
 //! | responses, whole and in chunks | `reply.rs` (pure) |
 //! | requests and responses of other APIs: Anthropic's, Ollama's, OpenAI's Responses | `translate/` (pure) |
 //! | stored conversations of responses | `stored.rs` (pure) |
+//! | names of models: ids and aliases | `names.rs` |
 //! | models in Ollama's form | `ollama_models.rs` (pure) |
 //! | an answer in the objects of its API, and their format | `output.rs` (pure) |
 //! | description of all paths for programs | `openapi.json` |
@@ -20,6 +21,7 @@
 //! The handlers of all APIs are in this file: they share the identity of callers, bodies and errors.
 
 mod body;
+mod names;
 mod ollama_models;
 mod output;
 mod permits;
@@ -59,6 +61,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use self::body::{Bodies, NotRead, Room};
+use self::names::Names;
 use self::output::{Format, OtherOutput, Output};
 use self::permits::PermitPool;
 use self::prompts::Answers;
@@ -86,6 +89,7 @@ const CROWDED: Duration = Duration::from_secs(2);
 /// State shared by the handlers.
 struct Api {
     service: Service,
+    names: Names,
     bodies: Bodies,
     client_deadline: Duration,
     /// True if clients must present a key.
@@ -109,6 +113,7 @@ pub async fn serve(
     settings: &HttpSettings,
 ) -> Result<HttpServer, HttpError> {
     let shared = Arc::new(Api {
+        names: Names::new(service.clone(), settings.aliases.clone()),
         service,
         bodies: Bodies::new(settings.max_body_bytes),
         client_deadline: settings.client_deadline,
@@ -160,8 +165,9 @@ pub async fn serve(
 }
 
 async fn models(State(api): State<Arc<Api>>) -> Response<Body> {
-    let models = api.service.models();
-    let data: Vec<Value> = models.iter().map(|model| api.describe(model)).collect();
+    let models = api.names.all();
+    let data = models.iter().map(|(name, model)| api.describe(name, model));
+    let data: Vec<Value> = data.collect();
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
@@ -171,9 +177,9 @@ async fn model(
 ) -> Response<Body> {
     // An id that is not UTF-8 matches no model.
     let id = id.map_or_else(|_| "\u{fffd}".to_owned(), |Path(id)| id);
-    match api.service.model(&id) {
-        Some(model) => json_response(StatusCode::OK, &api.describe(&model)),
-        None => no_model(&id).response(),
+    match api.names.find(&id) {
+        Ok(model) => json_response(StatusCode::OK, &api.describe(&id, &model)),
+        Err(error) => error.response(),
     }
 }
 
@@ -243,8 +249,9 @@ async fn count_tokens(
 }
 
 async fn ollama_tags(State(api): State<Arc<Api>>) -> Response<Body> {
-    let models = api.service.models();
-    let models: Vec<Value> = models.iter().map(|m| ollama_models::tag(m)).collect();
+    let models = api.names.all();
+    let models = models.iter().map(|(name, m)| ollama_models::tag(name, m));
+    let models: Vec<Value> = models.collect();
     json_response(StatusCode::OK, &json!({"models": models}))
 }
 
@@ -262,10 +269,8 @@ async fn ollama_show(
     let shown = async {
         let (body, _room) = api.body(request, &who(&client, api.has_key)).await?;
         let model = ollama::shown(&body)?;
-        match api.service.model(&model) {
-            Some(model) => Ok(json_response(StatusCode::OK, &ollama_models::show(&model))),
-            None => Err(no_model(&model)),
-        }
+        let model = api.names.find(&model)?;
+        Ok(json_response(StatusCode::OK, &ollama_models::show(&model)))
     };
     shown
         .await
@@ -321,13 +326,6 @@ fn caller(client: &Client, has_key: bool, user: &str) -> Caller {
     }
 }
 
-/// 404 for an unknown model; quotes at most 100 characters of its id.
-fn no_model(id: &str) -> ApiError {
-    let id: String = id.chars().take(100).collect();
-    let text = format!("there is no model {id:?} here; GET /v1/models lists those that are");
-    ApiError::new(StatusCode::NOT_FOUND, "model_not_found", text).about("model")
-}
-
 /// API error of a failed chat. `after` is the retry delay, used if a retry can help.
 fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
     let status = StatusCode::from_u16(error.http_status());
@@ -359,11 +357,16 @@ fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
 }
 
 impl Api {
-    fn describe(&self, model: &ServedModel) -> Value {
-        json!({
-            "id": model.id, "object": "model", "created": self.since, "owned_by": "hearthnet",
+    /// Description of a model under one of its names.
+    fn describe(&self, name: &str, model: &ServedModel) -> Value {
+        let mut described = json!({
+            "id": name, "object": "model", "created": self.since, "owned_by": "hearthnet",
             "weights_sha256": model.weights.to_string(), "context_length": model.text.context,
-        })
+        });
+        if name != model.id {
+            described["alias_of"] = json!(model.id);
+        }
+        described
     }
 
     async fn answer(
@@ -407,10 +410,10 @@ impl Api {
             })?,
             Other::Ollama(endpoint) => match ollama::request(&body, endpoint, stamp)? {
                 Asked::Answer(asked) => asked,
-                Asked::Load(model, value) => match self.service.model(&model) {
-                    Some(_) => return Ok(json_response(StatusCode::OK, &value)),
-                    None => return Err(no_model(&model)),
-                },
+                Asked::Load(model, value) => {
+                    self.names.find(&model)?;
+                    return Ok(json_response(StatusCode::OK, &value));
+                }
             },
         };
         let Translated {
@@ -462,9 +465,7 @@ impl Api {
         } = request::chat(asked.request.to_string().as_bytes(), Rules::default())?;
         // A grammar adds nothing to the prompt.
         chat.grammar = None;
-        let Some(served) = self.service.model(&model) else {
-            return Err(no_model(&model));
-        };
+        let served = self.names.find(&model)?;
         let counted = tokio::task::spawn_blocking(move || check(&served.text, &chat)).await;
         match counted {
             Ok(Ok(prompt)) => Ok(prompt.len()),
@@ -509,9 +510,7 @@ impl Api {
             Shape::Text => request::completion(&body, rules)?,
         };
         drop(body);
-        let Some(served) = self.service.model(&model) else {
-            return Err(no_model(&model));
-        };
+        let served = self.names.find(&model)?;
         chat.sampling = chosen.or_models(&served.text.sampling).over(chat.sampling);
         let wants_logprobs = chat.sampling.logprobs.is_some();
         let template = served.text.template.as_ref();
@@ -541,7 +540,7 @@ impl Api {
             Prompt::Messages(_) => String::new(),
         });
         let echoed: Vec<String> = echoed.collect();
-        let asked = Answers::ask(self.service.clone(), caller, &model, requests, room);
+        let asked = Answers::ask(self.service.clone(), caller, &served.id, requests, room);
         let mut answers = asked.map_err(|error| ended(&error))?;
         // The first frame follows the request check and the search for hosts: earlier failures get
         // a proper HTTP status.

@@ -606,6 +606,42 @@ fn hosts_that_are_missing_or_lost_are_told_of_before_and_amid_a_stream() {
 }
 
 #[test]
+fn a_request_that_waits_for_too_long_is_refused_in_the_format_of_its_api() {
+    let house = house_with(
+        ServiceSettings {
+            longest_wait: Duration::from_millis(20),
+            ..settings(1, 4, 4)
+        },
+        |_| {},
+    );
+    let running = house.begin_at_the_gate(CLOSE);
+    let body = json!({"model": "tiny", "max_tokens": 4,
+                      "messages": [{"role": "user", "content": "hello"}]});
+    let ollamas = json!({"model": "tiny", "messages": body["messages"]});
+    let responses = json!({"model": "tiny", "input": "hello", "stream": true});
+    for (path, body, kind) in [
+        ("/v1/chat/completions", &body, "/error/code"),
+        ("/v1/messages", &body, "/error/type"),
+        ("/v1/responses", &responses, "/error/code"),
+        ("/api/chat", &ollamas, "/error"),
+    ] {
+        let refused = house.post(path, body);
+        assert_eq!(refused.status, 429, "{path}");
+        let after: u64 = refused.headers["retry-after"].parse().unwrap();
+        assert!((1..=60).contains(&after), "{path}");
+        let kind = refused.json().pointer(kind).cloned().unwrap();
+        let expected = match path {
+            "/v1/messages" => "rate_limit_error",
+            "/api/chat" => "waited",
+            _ => "busy",
+        };
+        assert!(kind.as_str().unwrap().contains(expected), "{path}: {kind}");
+    }
+    house.fixture.gate.set(false);
+    assert_eq!(rest(running).status, 200);
+}
+
+#[test]
 fn metrics_are_exported_for_prometheus() {
     let house = open();
     house.chat(json!({}));
