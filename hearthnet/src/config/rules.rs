@@ -8,6 +8,7 @@ use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::is_name;
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::router::PolicyName;
+use hearthnet_platform::local_socket::SocketMode;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
@@ -190,6 +191,10 @@ const LISTEN: &str = "must be ADDRESS:PORT, for example \"127.0.0.1:7602\"";
 
 pub(super) fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     text_that(from, LISTEN, |text| parse_listen(text).is_ok())
+}
+
+pub(super) fn socket_mode<'de, D: Deserializer<'de>>(from: D) -> Result<SocketMode, D::Error> {
+    text(from, |mode| mode.parse())
 }
 
 /// Address to listen on, or nothing.

@@ -8,12 +8,13 @@ use hearthnet_engine::EngineOptions;
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::router::PolicyName;
+use hearthnet_platform::local_socket::SocketMode;
 use serde::Deserialize;
 
 use super::rules::{
     QuietHours, UpToADay, Whole, Within, activation_dtype, aliases, allowed_hosts, backend,
     cors_origins, device, dtype, health_timeout, layers, listen, listen_or_none, model,
-    node_listen, node_name, quiet_hours, routing_policy, static_peers,
+    node_listen, node_name, quiet_hours, routing_policy, socket_mode, static_peers,
 };
 use crate::cli::args::{EngineKind, Layers};
 
@@ -74,6 +75,11 @@ pub(crate) struct Discovery {
 pub(crate) struct Http {
     #[serde(deserialize_with = "listen")]
     pub(crate) listen: String,
+    pub(crate) socket: String,
+    #[serde(deserialize_with = "socket_mode")]
+    pub(crate) socket_mode: SocketMode,
+    pub(crate) tls_certificate_file: String,
+    pub(crate) tls_key_file: String,
     pub(crate) api_key_file: String,
     #[serde(deserialize_with = "allowed_hosts")]
     pub(crate) allowed_hosts: Vec<String>,

@@ -82,6 +82,29 @@ fn every_key_of_the_example_has_a_comment() {
 }
 
 #[test]
+fn tls_takes_two_files_and_a_socket_is_open_to_its_owner() {
+    for (text, why) in [
+        (
+            "[http]\ntls_key_file = \"k\"",
+            "http.tls_certificate_file is needed with http.tls_key_file",
+        ),
+        (
+            "[http]\ntls_certificate_file = \"c\"",
+            "http.tls_key_file is needed with http.tls_certificate_file",
+        ),
+        (
+            "[http]\nsocket_mode = \"077\"",
+            "http.socket_mode must be permission bits in octal",
+        ),
+    ] {
+        let refusal = refused(text, &[]).0;
+        assert!(refusal.contains(why), "{refusal}");
+    }
+    let both = "[http]\ntls_certificate_file = \"c\"\ntls_key_file = \"k\"\nsocket_mode = \"0660\"";
+    load(both, &[]).unwrap();
+}
+
+#[test]
 fn aliases_have_any_names_and_are_one_setting() {
     let text = "[http.aliases]\n\"gpt-4.1\" = \"m\"\ndefault = \"m\"";
     let loaded = load(text, &["http.aliases={ \"a.b\" = \"n\" }"]).unwrap();

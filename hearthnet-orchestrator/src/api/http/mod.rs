@@ -52,8 +52,8 @@ use axum::{Extension, Router};
 use futures_util::{StreamExt as _, stream};
 use hearthnet_bus::now_ms;
 use hearthnet_http::{
-    Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, hold_until_sent,
-    json_response, metrics_route,
+    Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, OverLimit,
+    PresentedKey, hold_until_sent, json_response, metrics_route,
 };
 use hearthnet_tokens::grammar::GrammarError;
 use hearthnet_transport::Code;
@@ -123,6 +123,7 @@ pub async fn serve(
         responses: Arc::new(Mutex::new(StoredResponses::new(stored::LIMITS))),
     });
     let (permits, has_key) = (PermitPool::new(settings.max_connections, 1), shared.has_key);
+    let limited = shared.service.clone();
     let api = Router::new()
         .route("/v1/chat/completions", answers(Shape::Chat))
         .route("/v1/completions", answers(Shape::Text))
@@ -148,11 +149,17 @@ pub async fn serve(
         .merge(more)
         .route_layer(middleware::from_fn(
             move |Extension(client): Extension<Client>, request: Request, next: Next| {
-                let permit = permits.take(who(&client, has_key));
+                let begun = client.key.as_ref().map(PresentedKey::begin).transpose();
+                let begun = begun.map_err(|over| over_limit(&over, &limited));
+                let permit = begun.and_then(|begun| {
+                    let permit = permits.take(who(&client, has_key));
+                    let busy = |why| failed(&ChatError::Busy(why), Some(CROWDED));
+                    Ok((permit.map_err(busy)?, begun))
+                });
                 async move {
                     match permit {
                         Ok(permit) => hold_until_sent(next.run(request).await, permit),
-                        Err(why) => failed(&ChatError::Busy(why), Some(CROWDED)).response(),
+                        Err(error) => error.response(),
                     }
                 }
             },
@@ -292,9 +299,12 @@ async fn openapi() -> Response<Body> {
     response
 }
 
-/// Verified identity of a client: a user of this machine, or an address (an IPv6 network). A local
-/// client with the key is the owner. No part of it is chosen by the client.
+/// Verified identity of a client: a named key, a user of this machine, or an address (an IPv6
+/// network). A local client with the owner's key is the owner. No part of it is chosen by the client.
 fn who(client: &Client, has_key: bool) -> String {
+    if let Some(key) = &client.key {
+        return format!("key {}", key.name());
+    }
     match client.user {
         Some(user) if user.is_owner => OWNER.to_owned(),
         Some(user) => format!("user {}", user.id),
@@ -306,8 +316,8 @@ fn who(client: &Client, has_key: bool) -> String {
 /// Caller for the service: the verified identity, and the user that the client names.
 fn caller(client: &Client, has_key: bool, user: &str) -> Caller {
     let identity = who(client, has_key);
-    // A client chooses its address within its IPv6 network.
-    let user_there = match client.user.is_some() || identity == OWNER {
+    // A client chooses its address within its IPv6 network. A key is one caller everywhere.
+    let user_there = match client.user.is_some() || client.key.is_some() || identity == OWNER {
         true => user.to_owned(),
         false => format!("{}\0{user}", client.ip),
     };
@@ -317,13 +327,26 @@ fn caller(client: &Client, has_key: bool, user: &str) -> Caller {
         true => format!("{identity}\0{user_there}"),
         false => format!("connection {}\0{user}", client.number),
     };
+    // Keys take turns, whatever users a program names behind one.
+    let user = match client.key {
+        Some(_) => String::new(),
+        None => user_there,
+    };
     Caller {
-        principal: Principal {
-            identity,
-            user: user_there,
-        },
+        principal: Principal { identity, user },
         held_by,
     }
+}
+
+/// API error of a request beyond a limit of its key.
+fn over_limit(over: &OverLimit, service: &Service) -> ApiError {
+    let code = "rate_limit_exceeded";
+    metrics::counter!("hearthnet_refusals_total", "code" => code).increment(1);
+    let after = match over {
+        OverLimit::Tokens { after, .. } => *after,
+        _ => service.retry_after(),
+    };
+    ApiError::new(StatusCode::TOO_MANY_REQUESTS, code, over.to_string()).retry_after(Some(after))
 }
 
 /// API error of a failed chat. `after` is the retry delay, used if a retry can help.
@@ -517,6 +540,7 @@ impl Api {
         let thinks = template.is_some_and(|template| template.turn_format().thinks());
         let has_parts = shape == Shape::Chat && (thinks || !chat.turn.tools.list.is_empty());
         let caller = caller(&client, self.has_key, &user.unwrap_or_default());
+        let key = client.key;
         let ended = |error: &ChatError| {
             let failed = failed(error, Some(self.service.retry_after()));
             match (error, grammar_field) {
@@ -540,7 +564,14 @@ impl Api {
             Prompt::Messages(_) => String::new(),
         });
         let echoed: Vec<String> = echoed.collect();
-        let asked = Answers::ask(self.service.clone(), caller, &served.id, requests, room);
+        let asked = Answers::ask(
+            self.service.clone(),
+            caller,
+            &served.id,
+            requests,
+            room,
+            key,
+        );
         let mut answers = asked.map_err(|error| ended(&error))?;
         // The first frame follows the request check and the search for hosts: earlier failures get
         // a proper HTTP status.

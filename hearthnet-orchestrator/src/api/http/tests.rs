@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use hearthnet_http::{ApiKey, Part};
+use hearthnet_http::{ApiKey, KeyLimits, NamedKey, NamedKeys, Part};
 
 use super::*;
 use crate::service::ServiceSettings;
@@ -639,6 +639,68 @@ fn a_request_that_waits_for_too_long_is_refused_in_the_format_of_its_api() {
     }
     house.fixture.gate.set(false);
     assert_eq!(rest(running).status, 200);
+}
+
+#[test]
+fn a_named_key_has_limits_and_turns_of_its_own_and_changes_nothing() {
+    let named = |name: &str, key: &str, requests| NamedKey {
+        name: name.to_owned(),
+        key: ApiKey::new(key).unwrap(),
+        limits: KeyLimits {
+            requests,
+            ..KeyLimits::default()
+        },
+    };
+    let (one, other, owners) = (
+        "one-one-one-one-one",
+        "other-other-other",
+        "owner-owner-owner",
+    );
+    let all = vec![named("one", one, Some(1)), named("other", other, None)];
+    let keys = NamedKeys::watch("/nowhere".into(), move || Ok(all.clone())).unwrap();
+    let house = house_with(settings(1, 8, 8), |http| {
+        http.api_key = ApiKey::new(owners);
+        http.named_keys = Some(keys.clone());
+    });
+    let head = |key: &str| format!("{CLOSE}Authorization: Bearer {key}\r\n");
+    let running = house.begin_at_the_gate(&head(owners));
+    let waiting = [one, other, other].map(|key| {
+        let before = house.fixture.service.load().waiting;
+        let stream = house.begin(json!({}), &head(key));
+        house
+            .fixture
+            .until("it waits", |load, _| load.waiting == before + 1);
+        stream
+    });
+    let refused = rest(house.begin(json!({}), &head(one)));
+    let code = "rate_limit_exceeded".to_owned();
+    assert_eq!(refused.error(), (429, code, String::new()));
+    assert!(refused.headers["retry-after"].parse::<u64>().unwrap() >= 1);
+    house.fixture.gate.set(false);
+    assert!(
+        std::iter::once(running)
+            .chain(waiting)
+            .all(|it| rest(it).status == 200)
+    );
+    let uses = keys.uses();
+    assert_eq!(
+        (uses[0].requests, uses[0].refused, uses[0].running),
+        (1, 1, 0)
+    );
+    assert_eq!((uses[1].requests, uses[1].refused), (2, 0));
+    assert!(uses[0].tokens > 12 && uses[1].tokens == 2 * uses[0].tokens);
+
+    let change = |key: &str| {
+        let request = post("/hearthnet/v1/pause", "{}", &head(key));
+        house.raw(&request).error()
+    };
+    assert_eq!(
+        (change(one).0, change(one).1.as_str()),
+        (403, "unauthorized")
+    );
+    // This server has no such path.
+    assert_eq!(change(owners).0, 404);
+    assert_eq!(change("another-key-of-many").0, 401);
 }
 
 #[test]
