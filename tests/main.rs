@@ -41,6 +41,7 @@ mod models;
 mod one_daemon;
 mod one_writer;
 mod openai_http;
+mod operations;
 mod page;
 mod python_client;
 mod running_service;

@@ -308,7 +308,8 @@ impl Conversation {
     ) -> Result<Begun, ChatError> {
         let model = call.model;
         let construct_ms = ms(call.started);
-        metrics::histogram!("distributed_inference_pipeline_construct_ms").record(construct_ms);
+        metrics::histogram!("distributed_inference_pipeline_construct_seconds")
+            .record(construct_ms / 1e3);
         for hop in self.backend.route() {
             call.listener.on_frame(&Frame::ShardStatus {
                 shard_id: hop.shard_id,
@@ -400,7 +401,8 @@ impl Conversation {
             head_ms += ms(head);
             if token_ids.is_empty() {
                 first_token_ms = ms(call.started);
-                metrics::histogram!("distributed_inference_first_token_ms").record(first_token_ms);
+                metrics::histogram!("distributed_inference_first_token_seconds")
+                    .record(first_token_ms / 1e3);
                 decode = Instant::now();
             }
             token_ids.push(sampled.id);

@@ -35,7 +35,8 @@ impl Inner {
     pub(super) fn take_slot(self: &Arc<Self>, state: &mut State, job: Job) -> (RunningSlot, Job) {
         let number = state.next;
         state.next += 1;
-        state.running.insert(number, job.cancel.clone());
+        let running = (job.cancel.clone(), Instant::now());
+        state.running.insert(number, running);
         let slot = RunningSlot {
             inner: Arc::clone(self),
             number,
@@ -79,7 +80,7 @@ impl Drop for RunningSlot {
 async fn work(slot: RunningSlot, job: Job) -> Option<()> {
     let (inner, runtime) = (Arc::clone(&slot.inner), slot.inner.runtime.clone());
     let began = Instant::now();
-    metrics::histogram!("hearthnet_queue_wait_ms").record((began - job.asked).as_secs_f64() * 1e3);
+    metrics::histogram!("hearthnet_queue_wait_seconds").record(began - job.asked);
     let beginning = runtime.spawn_blocking(move || {
         let begun = begin(&inner, &job);
         (inner, job, begun)
@@ -120,7 +121,8 @@ async fn work(slot: RunningSlot, job: Job) -> Option<()> {
     {
         let took_ms = began.elapsed().as_secs_f64() * 1e3;
         let mut state = inner.lock();
-        state.answer_ms += (took_ms - state.answer_ms) * RECENT;
+        let average = state.answer_ms.unwrap_or(took_ms);
+        state.answer_ms = Some(average + (took_ms - average) * RECENT);
     }
     // The next chat need not wait for this one's reader.
     drop(slot);

@@ -485,6 +485,52 @@ fn an_answer_that_is_dropped_frees_its_place_or_its_turn() {
 }
 
 #[test]
+fn a_chat_that_has_waited_for_too_long_leaves_the_queue_and_is_told_so() {
+    let f = fixture(ServiceSettings {
+        longest_wait: Duration::from_millis(20),
+        ..settings(1, 4, 4)
+    });
+    f.gate.set(true);
+    let running = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
+    let waiting = f.service.ask("b", "tiny", request("hello", 2)).unwrap();
+    let refused = f.end(waiting).unwrap_err();
+    assert_eq!(refused.code(), Code::BUSY);
+    assert!(refused.to_string().contains("waited"), "{refused}");
+    assert_eq!((f.service.load().running, f.service.load().waiting), (1, 0));
+    f.gate.set(false);
+    f.end(running).unwrap();
+    f.say("b", "hello").unwrap();
+}
+
+#[test]
+fn a_caller_is_told_to_come_again_after_the_measured_time_of_answers() {
+    let f = fixture(settings(1, 4, 4));
+    let after = |answer_ms: Option<f64>| {
+        f.service.0.lock().answer_ms = answer_ms;
+        f.service.retry_after().as_secs()
+    };
+    assert_eq!(after(None), 1);
+    f.gate.set(true);
+    let asked = [(); 3].map(|()| f.service.ask("a", "tiny", request("hello", 2)).unwrap());
+    // One runs and two wait; a further one would wait for three answers.
+    assert_eq!(after(Some(8_000.0)), 24);
+    assert_eq!(after(Some(80_000.0)), 60);
+    // Chats that run for longer than earlier ones count more.
+    let long_ago = Instant::now() - Duration::from_secs(10);
+    f.service
+        .0
+        .lock()
+        .running
+        .values_mut()
+        .for_each(|it| it.1 = long_ago);
+    assert!((30..=60).contains(&after(Some(1_000.0))));
+    f.gate.set(false);
+    for answer in asked {
+        f.end(answer).unwrap();
+    }
+}
+
+#[test]
 fn a_reader_that_takes_nothing_is_given_up_for_and_others_go_on() {
     let f = fixture(ServiceSettings {
         slow_reader: Duration::from_millis(50),

@@ -35,6 +35,7 @@ use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::log::Body;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
 use hearthnet_bus::{CommunityId, NodeId};
+use hearthnet_http::NamedKeys;
 use hearthnet_orchestrator::health::SharedHealth;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -266,6 +267,12 @@ impl DaemonNode {
         let mut running = self.told.running.lock();
         running.url = url;
         running.key_file = key_file.and_then(Path::to_str).map(str::to_owned);
+    }
+
+    /// Shows the use of these keys in `node.status`.
+    pub(crate) fn show_keys(&self, keys: NamedKeys) {
+        // Set once: a daemon opens one listener.
+        let _ = self.told.keys.set(keys);
     }
 
     /// Closes links in order and stops the node.

@@ -8,6 +8,7 @@
 //! | vectors of texts, for OpenAI's and Ollama's API | `embeddings.rs` (pure) |
 //! | requests and responses of other APIs: Anthropic's, Ollama's, OpenAI's Responses | `translate/` (pure) |
 //! | stored conversations of responses | `stored.rs` (pure) |
+//! | names of models: ids and aliases | `names.rs` |
 //! | models in Ollama's form | `ollama_models.rs` (pure) |
 //! | an answer in the objects of its API, and their format | `output.rs` (pure) |
 //! | description of all paths for programs | `openapi.json` |
@@ -22,6 +23,7 @@
 
 mod body;
 mod embeddings;
+mod names;
 mod ollama_models;
 mod output;
 mod permits;
@@ -52,8 +54,8 @@ use axum::{Extension, Router};
 use futures_util::{StreamExt as _, stream};
 use hearthnet_bus::now_ms;
 use hearthnet_http::{
-    Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, hold_until_sent,
-    json_response, metrics_route,
+    Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, OverLimit,
+    PresentedKey, hold_until_sent, json_response, metrics_route,
 };
 use hearthnet_tokens::grammar::GrammarError;
 use hearthnet_transport::Code;
@@ -62,6 +64,7 @@ use serde_json::{Value, json};
 
 use self::body::{Bodies, NotRead, Room};
 use self::embeddings::{VectorFormat, Vectors};
+use self::names::Names;
 use self::output::{Format, OtherOutput, Output};
 use self::permits::PermitPool;
 use self::prompts::Answers;
@@ -89,6 +92,7 @@ const CROWDED: Duration = Duration::from_secs(2);
 /// State shared by the handlers.
 struct Api {
     service: Service,
+    names: Names,
     bodies: Bodies,
     client_deadline: Duration,
     /// True if clients must present a key.
@@ -112,6 +116,7 @@ pub async fn serve(
     settings: &HttpSettings,
 ) -> Result<HttpServer, HttpError> {
     let shared = Arc::new(Api {
+        names: Names::new(service.clone(), settings.aliases.clone()),
         service,
         bodies: Bodies::new(settings.max_body_bytes),
         client_deadline: settings.client_deadline,
@@ -121,6 +126,7 @@ pub async fn serve(
         responses: Arc::new(Mutex::new(StoredResponses::new(stored::LIMITS))),
     });
     let (permits, has_key) = (PermitPool::new(settings.max_connections, 1), shared.has_key);
+    let limited = shared.service.clone();
     let api = Router::new()
         .route("/v1/chat/completions", answers(Shape::Chat))
         .route("/v1/completions", answers(Shape::Text))
@@ -152,11 +158,17 @@ pub async fn serve(
         .merge(more)
         .route_layer(middleware::from_fn(
             move |Extension(client): Extension<Client>, request: Request, next: Next| {
-                let permit = permits.take(who(&client, has_key));
+                let begun = client.key.as_ref().map(PresentedKey::begin).transpose();
+                let begun = begun.map_err(|over| over_limit(&over, &limited));
+                let permit = begun.and_then(|begun| {
+                    let permit = permits.take(who(&client, has_key));
+                    let busy = |why| failed(&ChatError::Busy(why), Some(CROWDED));
+                    Ok((permit.map_err(busy)?, begun))
+                });
                 async move {
                     match permit {
                         Ok(permit) => hold_until_sent(next.run(request).await, permit),
-                        Err(why) => failed(&ChatError::Busy(why), Some(CROWDED)).response(),
+                        Err(error) => error.response(),
                     }
                 }
             },
@@ -169,8 +181,9 @@ pub async fn serve(
 }
 
 async fn models(State(api): State<Arc<Api>>) -> Response<Body> {
-    let models = api.service.models();
-    let data: Vec<Value> = models.iter().map(|model| api.describe(model)).collect();
+    let models = api.names.all();
+    let data = models.iter().map(|(name, model)| api.describe(name, model));
+    let data: Vec<Value> = data.collect();
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
@@ -180,9 +193,9 @@ async fn model(
 ) -> Response<Body> {
     // An id that is not UTF-8 matches no model.
     let id = id.map_or_else(|_| "\u{fffd}".to_owned(), |Path(id)| id);
-    match api.service.model(&id) {
-        Some(model) => json_response(StatusCode::OK, &api.describe(&model)),
-        None => no_model(&id).response(),
+    match api.names.find(&id) {
+        Ok(model) => json_response(StatusCode::OK, &api.describe(&id, &model)),
+        Err(error) => error.response(),
     }
 }
 
@@ -264,8 +277,9 @@ async fn count_tokens(
 }
 
 async fn ollama_tags(State(api): State<Arc<Api>>) -> Response<Body> {
-    let models = api.service.models();
-    let models: Vec<Value> = models.iter().map(|m| ollama_models::tag(m)).collect();
+    let models = api.names.all();
+    let models = models.iter().map(|(name, m)| ollama_models::tag(name, m));
+    let models: Vec<Value> = models.collect();
     json_response(StatusCode::OK, &json!({"models": models}))
 }
 
@@ -283,10 +297,8 @@ async fn ollama_show(
     let shown = async {
         let (body, _room) = api.body(request, &who(&client, api.has_key)).await?;
         let model = ollama::shown(&body)?;
-        match api.service.model(&model) {
-            Some(model) => Ok(json_response(StatusCode::OK, &ollama_models::show(&model))),
-            None => Err(no_model(&model)),
-        }
+        let model = api.names.find(&model)?;
+        Ok(json_response(StatusCode::OK, &ollama_models::show(&model)))
     };
     shown
         .await
@@ -329,9 +341,12 @@ async fn openapi() -> Response<Body> {
     response
 }
 
-/// Verified identity of a client: a user of this machine, or an address (an IPv6 network). A local
-/// client with the key is the owner. No part of it is chosen by the client.
+/// Verified identity of a client: a named key, a user of this machine, or an address (an IPv6
+/// network). A local client with the owner's key is the owner. No part of it is chosen by the client.
 fn who(client: &Client, has_key: bool) -> String {
+    if let Some(key) = &client.key {
+        return format!("key {}", key.name());
+    }
     match client.user {
         Some(user) if user.is_owner => OWNER.to_owned(),
         Some(user) => format!("user {}", user.id),
@@ -343,8 +358,8 @@ fn who(client: &Client, has_key: bool) -> String {
 /// Caller for the service: the verified identity, and the user that the client names.
 fn caller(client: &Client, has_key: bool, user: &str) -> Caller {
     let identity = who(client, has_key);
-    // A client chooses its address within its IPv6 network.
-    let user_there = match client.user.is_some() || identity == OWNER {
+    // A client chooses its address within its IPv6 network. A key is one caller everywhere.
+    let user_there = match client.user.is_some() || client.key.is_some() || identity == OWNER {
         true => user.to_owned(),
         false => format!("{}\0{user}", client.ip),
     };
@@ -354,20 +369,26 @@ fn caller(client: &Client, has_key: bool, user: &str) -> Caller {
         true => format!("{identity}\0{user_there}"),
         false => format!("connection {}\0{user}", client.number),
     };
+    // Keys take turns, whatever users a program names behind one.
+    let user = match client.key {
+        Some(_) => String::new(),
+        None => user_there,
+    };
     Caller {
-        principal: Principal {
-            identity,
-            user: user_there,
-        },
+        principal: Principal { identity, user },
         held_by,
     }
 }
 
-/// 404 for an unknown model; quotes at most 100 characters of its id.
-fn no_model(id: &str) -> ApiError {
-    let id: String = id.chars().take(100).collect();
-    let text = format!("there is no model {id:?} here; GET /v1/models lists those that are");
-    ApiError::new(StatusCode::NOT_FOUND, "model_not_found", text).about("model")
+/// API error of a request beyond a limit of its key.
+fn over_limit(over: &OverLimit, service: &Service) -> ApiError {
+    let code = "rate_limit_exceeded";
+    metrics::counter!("hearthnet_refusals_total", "code" => code).increment(1);
+    let after = match over {
+        OverLimit::Tokens { after, .. } => *after,
+        _ => service.retry_after(),
+    };
+    ApiError::new(StatusCode::TOO_MANY_REQUESTS, code, over.to_string()).retry_after(Some(after))
 }
 
 /// API error of a failed chat. `after` is the retry delay, used if a retry can help.
@@ -407,11 +428,16 @@ fn full(what: &str) -> ApiError {
 }
 
 impl Api {
-    fn describe(&self, model: &ServedModel) -> Value {
-        json!({
-            "id": model.id, "object": "model", "created": self.since, "owned_by": "hearthnet",
+    /// Description of a model under one of its names.
+    fn describe(&self, name: &str, model: &ServedModel) -> Value {
+        let mut described = json!({
+            "id": name, "object": "model", "created": self.since, "owned_by": "hearthnet",
             "weights_sha256": model.weights.to_string(), "context_length": model.text.context,
-        })
+        });
+        if name != model.id {
+            described["alias_of"] = json!(model.id);
+        }
+        described
     }
 
     async fn answer(
@@ -455,10 +481,10 @@ impl Api {
             })?,
             Other::Ollama(endpoint) => match ollama::request(&body, endpoint, stamp)? {
                 Asked::Answer(asked) => asked,
-                Asked::Load(model, value) => match self.service.model(&model) {
-                    Some(_) => return Ok(json_response(StatusCode::OK, &value)),
-                    None => return Err(no_model(&model)),
-                },
+                Asked::Load(model, value) => {
+                    self.names.find(&model)?;
+                    return Ok(json_response(StatusCode::OK, &value));
+                }
             },
         };
         let Translated {
@@ -510,9 +536,7 @@ impl Api {
         } = request::chat(asked.request.to_string().as_bytes(), Rules::default())?;
         // A grammar adds nothing to the prompt.
         chat.grammar = None;
-        let Some(served) = self.service.model(&model) else {
-            return Err(no_model(&model));
-        };
+        let served = self.names.find(&model)?;
         let counted = tokio::task::spawn_blocking(move || check(&served.text, &chat)).await;
         match counted {
             Ok(Ok(prompt)) => Ok(prompt.len()),
@@ -546,7 +570,7 @@ impl Api {
         let (body, _room) = self.body(request, &who(&client, self.has_key)).await?;
         let asked = read(&body)?;
         let served = match &asked.model {
-            Some(id) => self.service.model(id).ok_or_else(|| no_model(id))?,
+            Some(id) => self.names.find(id)?,
             None => self.only_model()?,
         };
         let answer = tokio::task::spawn_blocking(move || asked.answer(&served.text)).await;
@@ -568,9 +592,7 @@ impl Api {
             VectorFormat::Ollama | VectorFormat::OlderOllama => ollama::embed(&body, format)?,
         };
         drop(body);
-        let Some(served) = self.service.model(&asked.model) else {
-            return Err(no_model(&asked.model));
-        };
+        let served = self.names.find(&asked.model)?;
         let bytes = asked.bytes(served.text.head.spec().width as usize)?;
         let reserved = self.bodies.reserve(bytes, &identity);
         let reserved = reserved.map_err(|_| full("responses"))?;
@@ -588,7 +610,15 @@ impl Api {
         if !requests.is_empty() {
             let ended = |error: &ChatError| failed(error, Some(self.service.retry_after()));
             let requests = requests.into_iter().map(Into::into).collect();
-            let answers = Answers::ask(self.service.clone(), caller, &model, requests, room);
+            let key = client.key;
+            let answers = Answers::ask(
+                self.service.clone(),
+                caller,
+                &served.id,
+                requests,
+                room,
+                key,
+            );
             let mut answers = answers.map_err(|error| ended(&error))?;
             loop {
                 let (group, frame) = answers.next().await.map_err(|error| ended(&error))?;
@@ -644,15 +674,14 @@ impl Api {
             Shape::Text => request::completion(&body, rules)?,
         };
         drop(body);
-        let Some(served) = self.service.model(&model) else {
-            return Err(no_model(&model));
-        };
+        let served = self.names.find(&model)?;
         chat.sampling = chosen.or_models(&served.text.sampling).over(chat.sampling);
         let wants_logprobs = chat.sampling.logprobs.is_some();
         let template = served.text.template.as_ref();
         let thinks = template.is_some_and(|template| template.turn_format().thinks());
         let has_parts = shape == Shape::Chat && (thinks || !chat.turn.tools.list.is_empty());
         let caller = caller(&client, self.has_key, &user.unwrap_or_default());
+        let key = client.key;
         let ended = |error: &ChatError| {
             let failed = failed(error, Some(self.service.retry_after()));
             match (error, grammar_field) {
@@ -677,7 +706,14 @@ impl Api {
         });
         let echoed: Vec<String> = echoed.collect();
         let requests = requests.into_iter().map(Into::into).collect();
-        let asked = Answers::ask(self.service.clone(), caller, &model, requests, room);
+        let asked = Answers::ask(
+            self.service.clone(),
+            caller,
+            &served.id,
+            requests,
+            room,
+            key,
+        );
         let mut answers = asked.map_err(|error| ended(&error))?;
         // The first frame follows the request check and the search for hosts: earlier failures get
         // a proper HTTP status.

@@ -195,6 +195,79 @@ fn a_response_continues_one_of_the_same_caller() {
 }
 
 #[test]
+fn a_model_is_found_by_its_aliases_in_every_api_and_by_default_under_any_name() {
+    let with = |aliases: &[(&str, &str)]| {
+        house_with(settings(2, 4, 4), |http| {
+            let aliases = aliases.iter();
+            http.aliases = aliases.map(|(a, b)| ((*a).into(), (*b).into())).collect();
+        })
+    };
+    let house = with(&[("gpt-4.1", "tiny"), ("gone", "other"), ("tiny", "other")]);
+    let list = house.get("/v1/models", "").json();
+    let listed = list["data"].as_array().unwrap().iter();
+    let listed: Vec<_> = listed.map(|it| (&it["id"], &it["alias_of"])).collect();
+    let expected = [
+        (json!("tiny"), Value::Null),
+        (json!("gpt-4.1"), json!("tiny")),
+    ];
+    assert_eq!(listed, expected.each_ref().map(|(id, of)| (id, of)));
+    let tags = house.get("/api/tags", "").json();
+    assert_eq!(tags["models"][1]["name"], "gpt-4.1");
+    assert_eq!(house.get("/v1/models/gpt-4.1", "").status, 200);
+
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    let asks = |model: &str| {
+        let short = json!({"model": model, "max_tokens": 4, "temperature": 0});
+        let (mut chat, mut text) = (short.clone(), short);
+        chat["messages"] = messages.clone();
+        text["prompt"] = json!("hello");
+        let options = json!({"num_predict": 4, "temperature": 0});
+        [
+            ("/v1/chat/completions", chat.clone()),
+            ("/v1/completions", text),
+            ("/v1/messages", chat.clone()),
+            (
+                "/v1/messages/count_tokens",
+                json!({"model": model, "messages": messages}),
+            ),
+            (
+                "/v1/responses",
+                json!({"model": model, "input": "hello", "max_output_tokens": 4}),
+            ),
+            (
+                "/api/chat",
+                json!({"model": model, "messages": messages, "options": options}),
+            ),
+            (
+                "/api/generate",
+                json!({"model": model, "prompt": "hello", "options": options}),
+            ),
+            ("/api/show", json!({"model": model})),
+        ]
+    };
+    for (path, body) in asks("gpt-4.1") {
+        let reply = house.post(path, &body);
+        assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+        if path == "/v1/chat/completions" {
+            let (own, alias) = (house.chat(json!({"max_tokens": 4})).json(), reply.json());
+            assert_eq!(alias["model"], "gpt-4.1");
+            assert_eq!(alias["choices"][0]["message"], own["choices"][0]["message"]);
+            assert_eq!(alias["system_fingerprint"], own["system_fingerprint"]);
+        }
+    }
+    for (path, body) in asks("gpt-4").into_iter().chain(asks("gone")) {
+        assert_eq!(house.post(path, &body).status, 404, "{path}");
+    }
+
+    let house = with(&[("default", "tiny")]);
+    let list = house.get("/v1/models", "").json();
+    assert_eq!(list["data"].as_array().map(Vec::len), Some(1));
+    for (path, body) in asks("whatever") {
+        assert_eq!(house.post(path, &body).status, 200, "{path}");
+    }
+}
+
+#[test]
 fn errors_have_the_format_of_their_api() {
     let house = open();
     let body = json!({"model": "none", "max_tokens": 1,
