@@ -208,14 +208,14 @@ impl State {
 /// What a caller asks for. Vectors wait and run as chats do.
 #[derive(Clone)]
 pub enum Request {
-    Chat(ChatRequest),
+    Chat(Box<ChatRequest>),
     /// One or more vectors. Each ends with [`Frame::Done`] or, of several, [`Frame::ChoiceDone`].
     Embed(EmbedRequest),
 }
 
 impl From<ChatRequest> for Request {
     fn from(request: ChatRequest) -> Self {
-        Self::Chat(request)
+        Self::Chat(Box::new(request))
     }
 }
 

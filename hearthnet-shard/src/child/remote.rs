@@ -84,7 +84,7 @@ impl EngineSource for RemoteSource {
             footprint,
             kv_bytes: 0,
             lengths: HashMap::new(),
-            core: SharedCore::new(),
+            core: SharedCore::of_this_thread(),
             lost: false,
         })
     }

@@ -91,7 +91,7 @@ pub(super) fn serve<E: LayerEngine>(pipe: &Pipe, engine: E, width: usize) -> io:
     message.u32(footprint.page).send(pipe)?;
     let mut served = Served::new(engine, width);
     let mut reply = Message::default();
-    let mut core = SharedCore::new();
+    let mut core = SharedCore::of_this_thread();
     loop {
         core.stay_on(SharedCore::current());
         let received = message.receive(pipe, REQUEST_LIMIT);

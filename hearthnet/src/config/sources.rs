@@ -361,7 +361,7 @@ pub(super) fn flatten(prefix: &str, table: &Table, each: &mut dyn FnMut(&str, &V
         };
         match value {
             Value::Table(inner) if !inner.is_empty() && path != TABLE_OF_NAMES => {
-                flatten(&path, inner, each)
+                flatten(&path, inner, each);
             }
             other => each(&path, other),
         }

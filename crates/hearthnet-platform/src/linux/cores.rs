@@ -39,7 +39,7 @@ pub struct SharedCore {
 
 impl SharedCore {
     /// For the calling thread, which may run on any of its cores.
-    pub fn new() -> Self {
+    pub fn of_this_thread() -> Self {
         let allowed = sched_getaffinity(None).ok();
         Self {
             allowed,
