@@ -69,6 +69,8 @@ pub(crate) struct Reply {
     pub(crate) retry_after: Option<Duration>,
     /// Whether the header says that this machine answered alone.
     pub(crate) alone: bool,
+    /// Whether the body has the chunked transfer coding.
+    is_chunked: bool,
     body: BufReader<TcpStream>,
 }
 
@@ -84,7 +86,7 @@ impl Reply {
         let mut line = String::new();
         body.read_line(&mut line).expect("a status");
         let status = line.split(' ').nth(1).and_then(|code| code.parse().ok());
-        let (mut retry_after, mut alone) = (None, false);
+        let (mut retry_after, mut alone, mut is_chunked) = (None, false, false);
         loop {
             line.clear();
             body.read_line(&mut line).expect("a header");
@@ -96,6 +98,9 @@ impl Reply {
                     assert_eq!(who, "this-machine");
                     alone = true;
                 }
+                Some((name, "chunked")) => {
+                    is_chunked |= name.eq_ignore_ascii_case("transfer-encoding");
+                }
                 Some(_) => {}
                 None => break,
             }
@@ -105,15 +110,31 @@ impl Reply {
             status: status.unwrap_or_else(|| panic!("no status: {line}")),
             retry_after,
             alone,
+            is_chunked,
             body,
         }
     }
 
     /// Whole body.
     pub(crate) fn text(&mut self) -> String {
-        let mut text = String::new();
-        self.body.read_to_string(&mut text).expect("a body");
-        text
+        let mut text = Vec::new();
+        if !self.is_chunked {
+            self.body.read_to_end(&mut text).expect("a body");
+        }
+        while self.is_chunked {
+            let mut line = String::new();
+            self.body.read_line(&mut line).expect("the size of a chunk");
+            let size = usize::from_str_radix(line.trim_end(), 16).expect("a size");
+            // The chunk and its CRLF.
+            let start = text.len();
+            text.resize(start + size + 2, 0);
+            self.body.read_exact(&mut text[start..]).expect("a chunk");
+            text.truncate(start + size);
+            if size == 0 {
+                break;
+            }
+        }
+        String::from_utf8(text).expect("UTF-8")
     }
 
     /// Next event of a stream; `None` after `[DONE]`. Lines of the chunked transfer coding are

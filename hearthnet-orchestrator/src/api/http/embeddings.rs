@@ -401,7 +401,10 @@ mod tests {
             (&[1, 9000, 1, 1], &[(0, 1), (1, 2), (2, 4)]),
         ] {
             let groups = groups(&inputs(lengths));
-            let ends: Vec<_> = groups.iter().map(|group| (group.start, group.end)).collect();
+            let ends: Vec<_> = groups
+                .iter()
+                .map(|group| (group.start, group.end))
+                .collect();
             assert_eq!(ends, expected, "{lengths:?}");
         }
     }
