@@ -24,6 +24,8 @@ use crate::support::community::{address, founded, host, join, join_as, serve, st
 use crate::support::http::Reply;
 use crate::support::*;
 
+/// By its measurements another host could be faster than the stubborn one.
+const POLICY: &str = "research.distributed_inference.routing_policy=greedy";
 const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
 
 /// Delay of everything sent to the host.
@@ -187,9 +189,7 @@ impl Street {
     fn chat(&self, extra: &[&str]) -> std::process::Command {
         let known = [ENABLE, QUIET, static_peer(&self.founder_runs)].concat();
         let ask = ["chat", QUESTION, "--model", model(), "--max-tokens", "96"];
-        // By its measurements another host could be faster.
-        let policy = "research.distributed_inference.routing_policy=greedy";
-        let how = ["--temperature", "0.8", "--seed", "7", "--set", policy];
+        let how = ["--temperature", "0.8", "--seed", "7", "--set", POLICY];
         self.asks
             .hearthnet(&[&known[..], &ask, &how, extra].concat())
     }
@@ -259,7 +259,8 @@ fn a_host_demoted_during_an_answer_beside_a_running_node_gets_no_more_rows() {
 #[test]
 fn the_next_turn_of_a_conversation_avoids_a_former_host() {
     let street = Street::new();
-    let service = serve(&street.asks, &static_peer(&street.founder_runs));
+    let settings = [static_peer(&street.founder_runs), ["--set", POLICY]].concat();
+    let service = serve(&street.asks, &settings);
     // An earlier question would be answered without the hosts.
     until_hosts_are_known(&street.asks);
     let mut messages = vec![json!({"role": "user", "content": QUESTION})];

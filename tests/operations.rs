@@ -17,11 +17,11 @@ fn client(args: &[&str]) -> Value {
 
 /// Arguments of a service on this machine alone.
 fn alone<'a>(args: &[&'a str]) -> Vec<&'a str> {
-    [&refused(args)[..], &["--lifeline"]].concat()
+    [&ends_itself(args)[..], &["--lifeline"]].concat()
 }
 
 /// As [`alone`], for a service that ends by itself.
-fn refused<'a>(args: &[&'a str]) -> Vec<&'a str> {
+fn ends_itself<'a>(args: &[&'a str]) -> Vec<&'a str> {
     let serve = ["serve", "--json", "--local", "--model", model()];
     [&serve[..], &["--http", "127.0.0.1:0"], args].concat()
 }
@@ -62,7 +62,7 @@ fn a_unix_socket_needs_no_key_is_private_and_is_never_taken_from_a_living_servic
 
     // Another service is refused by name, and the first one stays.
     let other = Home::new();
-    let refused = other.run(&refused(&args));
+    let refused = other.run(&ends_itself(&args));
     assert_fails(&refused, 9, "host_failed");
     let process = format!("process {} listens there", first.child.id());
     assert_complains(&refused, &process);
@@ -147,11 +147,11 @@ fn a_wrong_certificate_is_refused_with_what_would_help_and_an_open_key_is_warned
     let (settings, files, _) = certificate(&home, "a");
     let (_, others, _) = certificate(&home, "b");
     let mixed = tls_settings(&[files[0].clone(), others[1].clone()]);
-    let refused = home.run(&refused(&refs(&mixed)));
+    let refused = home.run(&ends_itself(&refs(&mixed)));
     assert_fails(&refused, 2, "bad_config");
     assert_complains(&refused, "does not belong to the first certificate");
     assert_complains(&refused, "openssl x509");
-    let refused = home.run(&refused(&refs(&settings[..2])));
+    let refused = home.run(&ends_itself(&refs(&settings[..2])));
     assert_fails(&refused, 2, "bad_config");
     assert_complains(&refused, "http.tls_key_file is needed");
 
