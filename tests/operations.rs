@@ -67,7 +67,7 @@ fn a_unix_socket_needs_no_key_is_private_and_is_never_taken_from_a_living_servic
     let process = format!("process {} listens there", first.child.id());
     assert_complains(&refused, &process);
     assert_complains(&refused, text_of(&path));
-    assert_eq!(ask(), answer);
+    assert_eq!(ask()["answer"]["choices"], answer["answer"]["choices"]);
 
     // A killed service leaves its socket behind, which the next one replaces.
     first.signal(Signal::KILL);
