@@ -85,7 +85,7 @@ pub struct NamedKeys(Arc<Inner>);
 
 struct Inner {
     listed: Watched<Vec<NamedKey>, String>,
-    /// By name.
+    /// Use of each key that was presented, by the key's name.
     uses: Mutex<BTreeMap<String, Arc<Mutex<Use>>>>,
 }
 

@@ -52,7 +52,7 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// What would help.
+    /// Advice to the user who set the files.
     pub fn hint(&self) -> String {
         match self {
             Self::File { .. } => {

@@ -4,11 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hearthnet_platform::files::{changed_ns, inode};
+use hearthnet_platform::files::{FileState, file_state};
 use parking_lot::Mutex;
-
-/// Device-independent mark of a file's content: length, inode number, time of the last change.
-type Mark = Option<(u64, u64, i128)>;
 
 type Read<T, E> = Box<dyn Fn() -> Result<T, E> + Send + Sync>;
 
@@ -16,19 +13,19 @@ type Read<T, E> = Box<dyn Fn() -> Result<T, E> + Send + Sync>;
 pub(crate) struct Watched<T, E> {
     paths: Vec<PathBuf>,
     read: Read<T, E>,
-    state: Mutex<(Vec<Mark>, Arc<T>)>,
+    state: Mutex<(Vec<Option<FileState>>, Arc<T>)>,
 }
 
 impl<T, E> Watched<T, E> {
     /// Reads the value of these files for the first time.
     pub(crate) fn new(paths: Vec<PathBuf>, read: Read<T, E>) -> Result<Self, E> {
-        // Marked before they are read: a change meanwhile is then noticed later.
-        let marks = marks(&paths);
+        // Before they are read: a change meanwhile is then noticed later.
+        let states = states(&paths);
         let value = Arc::new(read()?);
         Ok(Self {
             paths,
             read,
-            state: Mutex::new((marks, value)),
+            state: Mutex::new((states, value)),
         })
     }
 
@@ -36,7 +33,7 @@ impl<T, E> Watched<T, E> {
     /// change, and the earlier value remains.
     pub(crate) fn get(&self, failed: impl FnOnce(E)) -> Arc<T> {
         let mut state = self.state.lock();
-        let now = marks(&self.paths);
+        let now = states(&self.paths);
         if state.0 != now {
             state.0 = now;
             match (self.read)() {
@@ -48,12 +45,10 @@ impl<T, E> Watched<T, E> {
     }
 }
 
-fn marks(paths: &[PathBuf]) -> Vec<Mark> {
-    let mark = |path: &PathBuf| {
-        let file = fs::metadata(path).ok()?;
-        Some((file.len(), inode(&file), changed_ns(&file)))
-    };
-    paths.iter().map(mark).collect()
+/// State of each file; `None` for one that is missing.
+fn states(paths: &[PathBuf]) -> Vec<Option<FileState>> {
+    let state = |path: &PathBuf| fs::metadata(path).ok().as_ref().map(file_state);
+    paths.iter().map(state).collect()
 }
 
 #[cfg(test)]

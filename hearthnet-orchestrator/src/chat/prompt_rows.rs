@@ -1,5 +1,5 @@
-//! What is made of the outputs of all tokens of a prompt: their log probabilities, or the vector of
-//! a text.
+//! Work on the outputs of all tokens of a prompt: the tokens' log probabilities, and the vector of a
+//! text.
 
 use super::embedding::Pool;
 use super::{Call, Conversation, engine};
@@ -24,7 +24,7 @@ impl Conversation {
         let spec = model.head.spec();
         let (width, vocab) = (spec.width as usize, spec.vocab as usize);
         let (mut tokens, mut last) = (Vec::with_capacity(ids.len()), Vec::new());
-        // Nothing precedes the first token.
+        // The first token has no log probability, because no output precedes it.
         tokens.extend(ids.first().map(|&id| PromptToken {
             id,
             logprob: None,

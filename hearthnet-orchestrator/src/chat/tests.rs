@@ -3,10 +3,12 @@ use std::time::Duration;
 
 use hearthnet_engine::Head;
 use hearthnet_files::ModelFile;
+use hearthnet_files::sampling::SamplerConfig;
 use hearthnet_testkit::{TinyLlama, one_thread};
-use hearthnet_tokens::Detokenizer;
+use hearthnet_tokens::{Detokenizer, Grammar};
 use parking_lot::Mutex;
 
+use super::prepared::room_for;
 use super::*;
 use crate::backend::Output;
 use crate::backend::local::{LocalBackend, SharedEngine};

@@ -205,11 +205,12 @@ impl State {
     }
 }
 
-/// What a caller asks for. Vectors wait and run as chats do.
+/// Request of a caller. Requests for vectors wait and run as chats do.
 #[derive(Clone)]
 pub enum Request {
     Chat(Box<ChatRequest>),
-    /// One or more vectors. Each ends with [`Frame::Done`] or, of several, [`Frame::ChoiceDone`].
+    /// Vectors of texts. A single vector comes in [`Frame::Done`], several in one
+    /// [`Frame::ChoiceDone`] each.
     Embed(EmbedRequest),
 }
 

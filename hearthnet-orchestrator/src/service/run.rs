@@ -152,9 +152,7 @@ fn begin(inner: &Inner, job: &Job) -> Result<(Conversation, Prepared, Numbered),
     let model = &job.model;
     let mut prepared: Numbered = match &job.request {
         Request::Chat(request) => (0..request.options.choices)
-            .map(|index| Prepared::new(&model.text, &request.choice(index)))
-            .zip(0..)
-            .map(|(prepared, index)| Ok((index, prepared?)))
+            .map(|index| Ok((index, Prepared::new(&model.text, &request.choice(index))?)))
             .collect::<Result<_, ChatError>>()?,
         Request::Embed(request) => (0..)
             .zip(&request.inputs)

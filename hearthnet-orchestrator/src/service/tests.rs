@@ -417,7 +417,7 @@ fn vectors_of_several_texts_are_those_of_single_ones_over_one_backend() {
     f.until_empty();
     assert_eq!(vectors(&f, &inputs).unwrap(), (expected, 9));
     assert_eq!(f.census.lock().opened, 4);
-    // Nothing would continue the conversation of a text.
+    // The conversation of an embedded text is not kept, because no request continues it.
     f.until_empty();
     f.say("me", "hello hello").unwrap();
     vectors(&f, &inputs).unwrap();

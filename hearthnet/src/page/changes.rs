@@ -55,9 +55,9 @@ fn require_owner(page: &Page, client: &Client, what: &str) -> Result<(), ApiErro
 
 /// Members are changed only by the user who runs this node, on its machine: a phone in the network
 /// has the key as well, and a member that is removed stays removed.
-fn require_owner_here(client: &Client) -> Result<(), ApiError> {
+fn may_change_members<'a>(page: &'a Page, client: &Client) -> Result<&'a PageNode, ApiError> {
     if client.is_owner() {
-        return Ok(());
+        return member(page);
     }
     let text = "members are changed only on this node's own machine, by the user who runs it: open the page there with `hearthnet page --open`, or use `hearthnet community`";
     Err(forbidden("unauthorized", text))
@@ -125,8 +125,7 @@ pub(super) async fn level(
     Extension(client): Extension<Client>,
     request: Request,
 ) -> Answer {
-    require_owner_here(&client)?;
-    let it = member(&page)?;
+    let it = may_change_members(&page, &client)?;
     let LevelRequest {
         node,
         level,
@@ -146,8 +145,7 @@ pub(super) async fn revoke(
     Extension(client): Extension<Client>,
     request: Request,
 ) -> Answer {
-    require_owner_here(&client)?;
-    let it = member(&page)?;
+    let it = may_change_members(&page, &client)?;
     let RevokeRequest { node, passphrase } = body(request).await?;
     let now = other_member(it, &node)?;
     let signer = signer(it, now, "revoke").await?;

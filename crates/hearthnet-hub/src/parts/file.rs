@@ -5,11 +5,10 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
 
 use hearthnet_files::manifest::{Digest, WeightsId};
 use hearthnet_files::part::{Identity, Part, Piece, objects_of};
-use hearthnet_platform::files::{changed_ns, inode, read_exact_at};
+use hearthnet_platform::files::{FileState, file_state, read_exact_at};
 use hearthnet_platform::regular_file;
 
 use super::directory::DirectorySource;
@@ -25,17 +24,8 @@ fn unusable(why: impl ToString) -> SourceError {
     SourceError::Unusable(why.to_string())
 }
 
-/// Length, times of change and inode of a file, by which an unchanged file is recognised.
-type State = (u64, Option<SystemTime>, i128, u64);
-
-fn state_of(file: &File) -> io::Result<State> {
-    let info = file.metadata()?;
-    let modified = info.modified().ok();
-    Ok((info.len(), modified, changed_ns(&info), inode(&info)))
-}
-
 /// Manifest and piece list of the file that was hashed last, for as long as it is unchanged.
-type Hashed = Arc<Mutex<Option<(State, (Vec<u8>, Vec<u8>))>>>;
+type Hashed = Arc<Mutex<Option<(FileState, (Vec<u8>, Vec<u8>))>>>;
 
 /// Whole model file. It is read and never mapped, because its drive may be pulled out.
 pub struct FileSource {
@@ -129,7 +119,7 @@ impl PieceSource for FileSource {
                 .range(offset, u64::from(len.min(MAX_OBJECT_READ)))
                 .map(Some);
         }
-        let state = state_of(&self.file)?;
+        let state = file_state(&self.file.metadata()?);
         let mut hashed = self.hashed.lock().unwrap_or_else(PoisonError::into_inner);
         let known = hashed.take().filter(|(of, _)| *of == state);
         let (_, (manifest, pieces)) = hashed.insert(match known {

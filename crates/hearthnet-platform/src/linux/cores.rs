@@ -11,12 +11,16 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 pub fn on_core<T>(core: Option<usize>, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let Some(core) = core else { return act() };
     let before = sched_getaffinity(None)?;
-    let mut only = CpuSet::new();
-    only.set(core);
-    sched_setaffinity(None, &only)?;
+    sched_setaffinity(None, &only(core))?;
     let result = act();
     sched_setaffinity(None, &before)?;
     result
+}
+
+fn only(core: usize) -> CpuSet {
+    let mut only = CpuSet::new();
+    only.set(core);
+    only
 }
 
 /// Cores that this process may run on. Empty if the system does not report them; then nothing is
@@ -56,9 +60,8 @@ impl SharedCore {
     pub fn stay_on(&mut self, core: u32) {
         let allowed = |set: CpuSet| (core as usize) < CpuSet::MAX_CPU && set.is_set(core as usize);
         if self.core != Some(core) && self.allowed.is_some_and(allowed) {
-            let mut only = CpuSet::new();
-            only.set(core as usize);
-            self.core = sched_setaffinity(None, &only).is_ok().then_some(core);
+            let kept = sched_setaffinity(None, &only(core as usize));
+            self.core = kept.is_ok().then_some(core);
         }
     }
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::{
     PermissionsExt as _,
 };
 use std::path::Path;
+use std::time::SystemTime;
 
 use rustix::fs::OFlags;
 
@@ -124,6 +125,15 @@ pub fn names(file: &Metadata) -> u64 {
 /// Bytes that a file takes on the disk. Less than its length if it has holes.
 pub fn disk_bytes(file: &Metadata) -> u64 {
     file.blocks().saturating_mul(512)
+}
+
+/// Length, times of change and inode of a file, by which an unchanged file is recognised.
+pub type FileState = (u64, Option<SystemTime>, i128, u64);
+
+/// State of a file now.
+pub fn file_state(file: &Metadata) -> FileState {
+    let modified = file.modified().ok();
+    (file.len(), modified, changed_ns(file), inode(file))
 }
 
 /// Time of the last change of a file's content or properties, in ns since 1970. Programs cannot set

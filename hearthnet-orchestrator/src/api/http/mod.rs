@@ -217,28 +217,31 @@ async fn health(
     json_response(status, &body)
 }
 
-/// Handler of one of the two completion endpoints.
-fn answers(shape: Shape) -> MethodRouter<Arc<Api>> {
+/// Handler of requests with a body.
+fn handler<F>(
+    answer: impl Fn(Arc<Api>, Client, Request) -> F + Clone + Send + Sync + 'static,
+) -> MethodRouter<Arc<Api>>
+where
+    F: Future<Output = Result<Response<Body>, ApiError>> + Send,
+{
     post(
         async move |State(api): State<Arc<Api>>,
                     Extension(client): Extension<Client>,
                     request: Request| {
-            let answer = api.answer(shape, client, request).await;
+            let answer = answer(api, client, request).await;
             answer.unwrap_or_else(|error| error.response())
         },
     )
 }
 
+/// Handler of one of the two completion endpoints.
+fn answers(shape: Shape) -> MethodRouter<Arc<Api>> {
+    handler(move |api, client, request| async move { api.answer(shape, client, request).await })
+}
+
 /// Handler of an endpoint for vectors of texts.
 fn vectors(format: VectorFormat) -> MethodRouter<Arc<Api>> {
-    post(
-        async move |State(api): State<Arc<Api>>,
-                    Extension(client): Extension<Client>,
-                    request: Request| {
-            let answer = api.embed(format, client, request).await;
-            answer.unwrap_or_else(|error| error.response())
-        },
-    )
+    handler(move |api, client, request| async move { api.embed(format, client, request).await })
 }
 
 /// API that is translated, with the endpoint for answers.
@@ -254,14 +257,7 @@ enum Other {
 
 /// Handler of an endpoint that is translated.
 fn translated(other: Other) -> MethodRouter<Arc<Api>> {
-    post(
-        async move |State(api): State<Arc<Api>>,
-                    Extension(client): Extension<Client>,
-                    request: Request| {
-            let answer = api.translated(other, client, request).await;
-            answer.unwrap_or_else(|error| error.response())
-        },
-    )
+    handler(move |api, client, request| async move { api.translated(other, client, request).await })
 }
 
 /// Number of tokens of the prompt of Anthropic's messages.
@@ -321,16 +317,10 @@ async fn tokenizer_info(State(api): State<Arc<Api>>) -> Response<Body> {
 
 /// Handler of an endpoint of vLLM's for the tokenizer.
 fn tokens(read: fn(&[u8]) -> Result<vllm::Asked, ApiError>) -> MethodRouter<Arc<Api>> {
-    post(
-        async move |State(api): State<Arc<Api>>,
-                    Extension(client): Extension<Client>,
-                    request: Request| {
-            match api.tokens(read, client, request).await {
-                Ok(answer) => json_response(StatusCode::OK, &answer),
-                Err(error) => error.response(),
-            }
-        },
-    )
+    handler(move |api, client, request| async move {
+        let answer = api.tokens(read, client, request).await?;
+        Ok(json_response(StatusCode::OK, &answer))
+    })
 }
 
 /// Description of every path, for programs.

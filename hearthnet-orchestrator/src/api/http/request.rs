@@ -222,7 +222,7 @@ impl GivenPrompt {
         }
     }
 
-    /// Whether there may be several.
+    /// Whether the field is a list of prompts, also of a single one.
     pub(super) fn is_list(&self) -> bool {
         matches!(self, Self::Texts(_) | Self::Lists(_))
     }

@@ -128,7 +128,7 @@ pub(in crate::api::http) fn embed(
 ) -> Result<EmbeddingsRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
     let model = without_tag(fields.needed("model")?);
-    // Those of the sampler have no effect on a vector.
+    // Options of the sampler are read, and have no effect on a vector.
     options(&mut fields, &mut json!({}))?;
     fields.take("keep_alive");
     let (mut truncate, mut dimensions) = (true, None);
