@@ -17,8 +17,11 @@ impl Stage {
         of_host.next().map(|one| one.audits).unwrap_or_default()
     }
 
+    /// Good for a host that was not used yet.
     fn standing(&self, host: &str) -> Standing {
-        self.health_of(host).standing
+        let all = self.health.all().into_iter();
+        let mut of_host = all.filter(|one| one.host.to_string() == host);
+        of_host.next().map_or(Standing::Good, |one| one.standing)
     }
 
     /// Sum of all audits.
@@ -354,9 +357,6 @@ fn this_machine_compares_when_it_takes_over() {
         stage.audit_share = NEVER;
         let liar = &stage.hosts[0];
         liar.state().lies = lie;
-        // It leaves the call by a refusal that is no failure.
-        liar.at(12, Deed::Preempt);
-        liar.state().refusals = vec!["kv_full"; 1000];
         let settings = PumpSettings {
             room_timeout: Duration::from_millis(100),
             ..fallback_settings()
@@ -368,7 +368,11 @@ fn this_machine_compares_when_it_takes_over() {
                 all: false,
             }) as Box<dyn Backend>)
         });
-        let mut backend = stage.with_fallback(stage.open_with(settings), load);
+        let hosts = stage.open_with(settings);
+        // It leaves the call by a refusal that is no failure.
+        liar.at(12, Deed::Preempt);
+        liar.state().refusals = vec!["kv_full"; 1000];
+        let mut backend = stage.with_fallback(hosts, load);
         let (result, _) = stage.failovers(&mut backend, 6);
         // One row, as before.
         assert_eq!(result.unwrap().len(), WIDTH);
