@@ -344,12 +344,13 @@ impl Backend for Local {
 
 #[test]
 fn this_machine_compares_when_it_takes_over() {
+    // In the last case the next host must see the difference.
     for (ranges, lie, blame) in [
         (&[(0, 3)][..], None, None),
         (&[(0, 3)], Some(LIES[0]), Some(FailureKind::Corruption)),
         (
             &[(0, 1), (2, 3)],
-            Some(LIES[0]),
+            Some(LIES[1]),
             Some(FailureKind::Disputed),
         ),
     ] {
