@@ -149,7 +149,10 @@ impl Fleet {
             file,
             text,
             private_last: 0,
-            pump: PumpSettings::default(),
+            pump: PumpSettings {
+                audit_share: 0.0,
+                ..PumpSettings::default()
+            },
         })
     }
 

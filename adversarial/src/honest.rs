@@ -131,7 +131,12 @@ impl Call {
     pub(crate) async fn open(target: &Target, key: &NodeKey, positions: u32) -> Result<Call> {
         let identity = key.identity()?;
         let hello = Hello::new("pipeline", target.token(key).await?);
-        let (addr, config) = (target.addr.to_string(), Config::default());
+        let addr = target.addr.to_string();
+        // A receipt is not the answer to a message.
+        let config = Config {
+            receipts: 0,
+            ..Config::default()
+        };
         let mut call = Call {
             connection: connect(&addr, &identity, target.node, hello, config).await?,
             target: *target,

@@ -15,6 +15,7 @@
 //! |---|---|
 //! | node identity | [`NodeId`], [`NodeKey`] |
 //! | session tokens | [`Grant`], [`ReplayCache`] (`specs/session-grant.md`) |
+//! | receipts of hosts | [`receipt`] (`specs/receipts.md`) |
 //! | community and its event log | [`CommunityId`], [`log`] (`specs/event-log.md`) |
 //! | synchronising logs | [`sync`] (`specs/gossip.md`) |
 //! | joining | [`invite`], [`joining`] |
@@ -41,6 +42,7 @@ pub use community::{
     Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_TEXT, invite, log, sync,
 };
 pub use hearthnet_transport::{NodeId, NodeIdError};
+pub use identity::receipt;
 pub use identity::{
     CHAT, Capability, CapabilityError, CommunityId, CommunityIdError, Domain, Expectation, Grant,
     GrantError, InvalidSignature, KeyFileError, MAX_CLOCK_SKEW_SECS, MAX_GRANT_BYTES,

@@ -18,6 +18,7 @@ use crate::log::{
     ModelSpeed, Policy,
 };
 use crate::node::weights::{Held, Object, Reply, Request};
+use crate::receipt::{Claim, Inputs, Statement};
 use crate::sync::SyncMessage;
 use crate::testing::{descriptor, id, key};
 use crate::{Capability, CommunityId, Descriptor, Grant};
@@ -337,6 +338,34 @@ fn weights() -> Vec<Vector> {
     .into()
 }
 
+/// The example of `specs/receipts.md`.
+fn receipts() -> Vec<Vector> {
+    let mut inputs = Inputs::default();
+    assert!(inputs.extend(0, &[1, 2, 3, 4, 5, 6, 7, 8], 4));
+    let claim = Claim::new(&inputs, 1, &[9, 10, 11, 12]).expect("a claim");
+    let statement = Statement {
+        host: id(NODE),
+        caller: id(OTHER),
+        weights: [6; 32],
+        layers: (2, 5),
+        arithmetic: "canonical-1".into(),
+        stream: 7,
+        epoch: 0,
+        claims: 1,
+        chain: claim.after([0; 32]),
+    };
+    let signature = statement.sign(&key(NODE));
+    [
+        ("input", claim.input.to_vec()),
+        ("output", claim.output.to_vec()),
+        ("chain", statement.chain.to_vec()),
+        ("statement", statement.encode()),
+        ("signature", signature.to_vec()),
+    ]
+    .map(|(name, bytes)| (name.to_owned(), hex::encode(bytes)))
+    .into()
+}
+
 /// The file. It is written by hand, because the order of the members of a `serde_json` object
 /// depends on the features of the build.
 fn file() -> String {
@@ -361,6 +390,7 @@ fn file() -> String {
         ("calls", calls()),
         ("gossip", gossip()),
         ("weights", weights()),
+        ("receipts", receipts()),
     ];
     let quoted = |text: &str| serde_json::to_string(text).expect("JSON");
     let sections = sections.map(|(name, vectors): (&str, Vec<Vector>)| {

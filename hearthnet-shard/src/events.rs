@@ -82,6 +82,8 @@ pub(crate) struct Caller {
     /// Quota group of the caller: itself, or the member that invited it.
     pub(crate) party: NodeId,
     pub(crate) session: SessionId,
+    /// Positions between two receipts; 0: none.
+    pub(crate) receipts: u32,
 }
 
 impl Caller {
@@ -98,6 +100,7 @@ impl Caller {
             node: connection.peer(),
             party,
             session: SessionId::of_token(connection.token()),
+            receipts: connection.receipts(),
         }
     }
 }

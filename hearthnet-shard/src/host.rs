@@ -24,6 +24,7 @@ use crate::engine::{EngineSource, Footprint, LoadFault, Served, StartProgress};
 use crate::events::{HostEvents, Stats};
 use crate::fault::StartError;
 use crate::memory::MemoryReport;
+use crate::notary::{Notary, Sign};
 use crate::plan::Pool;
 use crate::sched::{Command, Limits, Scheduler};
 use crate::session::{self, Phase, ShutdownWatch};
@@ -148,9 +149,10 @@ pub(crate) async fn start<S: EngineSource>(
         evict_after: config.evict_after,
         chunk: config.prefill_piece,
     };
+    let notary = Notary::start(node, signer(place), config.niceness).map_err(StartError::Thread)?;
     let scheduler = {
         let (served, events, clock) = (served.clone(), events.clone(), clock.clone());
-        move || Scheduler::new(source, served, limits, events, clock)
+        move || Scheduler::new(source, served, limits, events, clock, notary)
     };
     let (compute, mut reports) =
         Compute::start(scheduler, config.niceness).map_err(StartError::Thread)?;
@@ -223,6 +225,21 @@ pub(crate) async fn start<S: EngineSource>(
         phase,
         accepting,
     })
+}
+
+/// Signs receipts with the key of the host's node.
+fn signer(place: Place<'_>) -> Sign {
+    match place {
+        Place::Alone(key) => {
+            let key = NodeKey::from_secret(&key.secret());
+            Box::new(move |statement| Some(statement.sign(&key)))
+        }
+        Place::In(node) => {
+            // The host does not keep its node alive.
+            let node = node.downgrade();
+            Box::new(move |statement| Some(node.upgrade()?.sign_receipt(statement)))
+        }
+    }
 }
 
 /// Quota group of a caller: on a standalone host itself, otherwise as the node says.

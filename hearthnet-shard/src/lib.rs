@@ -21,6 +21,7 @@
 //! | streams, steps, timeouts, eviction | `sched/`, `stream.rs` (no I/O, no clock of their own) |
 //! | a batch through the engine, isolation of faults | `batch.rs` |
 //! | the compute thread | `compute.rs` |
+//! | receipts: hashes of rows, signatures | `notary.rs` |
 //! | sessions, and the echo for benchmarks | `session.rs` |
 //! | metrics, flight record and log | `events.rs` |
 //! | start, descriptor, shutdown | `host.rs` |
@@ -56,6 +57,7 @@ mod fault;
 mod host;
 mod memory;
 mod model;
+mod notary;
 mod plan;
 mod sched;
 mod session;

@@ -8,6 +8,7 @@ use hearthnet_transport::Step;
 
 use crate::engine::LayerEngine;
 use crate::fault::StreamFault;
+use crate::notary::StreamClaims;
 use crate::plan::{Head, ReturnEstimator, StreamSnapshot};
 use crate::stream_handle::{StreamHandle, Ticket};
 
@@ -21,6 +22,8 @@ pub(crate) struct Stream<Q> {
     /// Time of the last event on it.
     pub(crate) active: Duration,
     pub(crate) return_estimator: ReturnEstimator,
+    /// `None` without receipts.
+    pub(crate) claims: Option<StreamClaims>,
 }
 
 /// Work that a caller asked for, in order.
@@ -105,6 +108,9 @@ impl<Q: Copy> Stream<Q> {
                     engine
                         .truncate_to(self.seq, position)
                         .map_err(|fault| (None, fault))?;
+                    if let Some(claims) = &mut self.claims {
+                        claims.rest(position);
+                    }
                 }
                 Some(Work::Step(job)) if !job.settled => {
                     let (position, rows) = (job.step.position, job.step.rows);

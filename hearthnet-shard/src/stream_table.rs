@@ -422,6 +422,7 @@ impl Handler for StreamTable {
             | Message::StreamError(_)
             | Message::StepResult(_)
             | Message::Descriptor(_)
+            | Message::Receipt(_)
             | Message::Leaving { .. }
             | Message::Tensor(_) => return Err(CloseCode::ProtocolState),
         }

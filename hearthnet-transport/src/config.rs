@@ -9,6 +9,8 @@ pub(crate) const MIN_CHUNK_BYTES: u32 = 4 * 1024;
 pub(crate) const MAX_CHUNK_BYTES: u32 = 16 * 1024 * 1024;
 /// Largest window, including later grants: 1,024 chunks.
 pub(crate) const MAX_WINDOW_CHUNKS: u32 = 1024;
+/// Largest interval of receipts that can be negotiated, in positions.
+pub(crate) const MAX_RECEIPT_POSITIONS: u32 = 65_536;
 /// Largest control message (header included), and largest message of any kind before HELLO.
 pub(crate) const CONTROL_MESSAGE_BYTES: usize = 4 * 1024;
 
@@ -42,6 +44,9 @@ pub struct Config {
     /// Limit of steps of all streams of one caller that wait, over all its sessions, at least 1.
     /// Announced only, too.
     pub caller_steps: u32,
+    /// Positions of a stream between two receipts of its host, at most 65,536; 0: none. The larger
+    /// value of the two sides is used, none if either has none.
+    pub receipts: u32,
     /// Silence after which a PING is sent. After twice this time the session is closed.
     pub keep_alive: Duration,
     /// Lifetime of a session. The smaller value of the two sides is used.
@@ -99,6 +104,7 @@ impl Default for Config {
             max_steps_in_flight: 64,
             stream_steps: 32,
             caller_steps: 128,
+            receipts: 64,
             keep_alive: Duration::from_secs(30),
             session_lifetime: Duration::from_secs(3600),
             max_sessions: 64,
@@ -151,6 +157,7 @@ impl Config {
         let recv_buffer = self.recv_buffer_bytes >= self.chunk_bytes;
         let inline = within(self.inline_max, 1024, 1024 * 1024);
         let steps = within(self.max_steps_in_flight, 1, 65_535);
+        let receipts = self.receipts <= MAX_RECEIPT_POSITIONS;
         let read_buffer = (1024..=1024 * 1024).contains(&self.read_buffer_bytes);
         let in_range = [
             ("chunk_bytes", chunk, "4 KiB to 16 MiB"),
@@ -158,6 +165,7 @@ impl Config {
             ("recv_buffer_bytes", recv_buffer, "at least chunk_bytes"),
             ("inline_max", inline, "1 KiB to 1 MiB"),
             ("max_steps_in_flight", steps, "1 to 65535"),
+            ("receipts", receipts, "at most 65536"),
             ("read_buffer_bytes", read_buffer, "1 KiB to 1 MiB"),
         ];
         let (opens, frames) = (

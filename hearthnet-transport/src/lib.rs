@@ -83,8 +83,8 @@ pub use code::{CloseCode, Code, MAX_NAME, SessionClosed, Violation, is_name};
 pub use config::{Config, ConfigError, Deadlines, PathRule};
 pub use identity::{Identity, IdentityError};
 pub use message::{
-    Fork, Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate,
-    Want,
+    Fork, Message, Receipt, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened,
+    Truncate, Want,
 };
 pub use net::{
     Acceptor, Admission, Arrival, BindError, Caps, Closer, ConnectError, Connection, Full, Handler,

@@ -9,6 +9,7 @@
 //! caller's step slot. [`StreamClose`] ends a stream without an answer.
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,8 @@ pub enum Message {
     Describe,
     /// Host to caller: the descriptor, 1 to 4,080 bytes that are opaque to the transport.
     Descriptor(Bytes),
+    /// Host to caller: signature over the steps of a stream so far. May come after its end.
+    Receipt(Receipt),
     /// Host to caller: it will end its sessions. Open streams go on for at most `within_ms`; new
     /// ones are refused. May arrive at any time, and again with another time; the latest holds.
     Leaving {
@@ -62,6 +65,7 @@ impl Message {
             Message::Step(m) => Some((m.stream, m.epoch)),
             Message::StepResult(m) => Some((m.stream, m.epoch)),
             Message::Truncate(m) => Some((m.stream, m.epoch)),
+            Message::Receipt(m) => Some((m.stream, m.epoch)),
             Message::Describe | Message::Descriptor(_) => None,
             Message::Leaving { .. } | Message::Tensor(_) => None,
         }
@@ -292,6 +296,22 @@ pub struct Truncate {
     pub epoch: u32,
     /// Positions that remain.
     pub position: u32,
+}
+
+/// Signature of a host over the claims of a stream epoch so far. The transport carries the bytes;
+/// `specs/receipts.md` defines what they cover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Receipt {
+    pub stream: u32,
+    pub epoch: u32,
+    /// Number of claims, at least 1.
+    pub claims: NonZeroU32,
+    /// Chain of the claims.
+    #[serde(with = "serde_bytes")]
+    pub chain: [u8; 32],
+    #[serde(with = "serde_bytes")]
+    pub signature: [u8; 64],
 }
 
 // Activations are sensitive: only their shape is printed.

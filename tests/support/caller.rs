@@ -220,6 +220,7 @@ impl Caller {
             health_timeout: self.health_timeout,
             give_up_after: fallback.then_some(2),
             prefill_rows: 16,
+            audit_share: 0.0,
             ..PumpSettings::default()
         };
         let (runtime, cancel) = (self.runtime.handle(), Cancel::default());

@@ -17,4 +17,4 @@ mod run;
 mod script;
 
 pub use run::{Outcome, Verdict, run};
-pub use script::{Host, MakeToken, Shard, Test, Token};
+pub use script::{Host, MakeToken, ReceiptTest, Shard, SignedStep, Test, Token};

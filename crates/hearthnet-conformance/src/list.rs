@@ -1,7 +1,7 @@
 //! List of the checks. `specs/conformance.md` has it for people.
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ciborium::Value;
@@ -9,10 +9,12 @@ use hearthnet_transport::CloseCode;
 
 use crate::raw::violations::{self, Change, Reached, Violation};
 use crate::raw::{
-    Arrived, Frame, Message, Outgoing, Step, cbor, chunk, dtype, flag, kind, life, opcode,
+    Arrived, Frame, Hello, Message, Outgoing, Step, cbor, chunk, dtype, flag, kind, life, opcode,
     stream_open,
 };
-use crate::script::{Act, At, Attempt, Check, Expect, Host, POSITIONS, Shard, Test, Token};
+use crate::script::{
+    Act, At, Attempt, Check, Expect, Host, POSITIONS, Shard, SignedStep, Test, Token,
+};
 
 /// Time for an answer: the longest deadline of an opening session, and a slow host's work.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -25,10 +27,13 @@ const TENSORS: u64 = 1024;
 /// Most steps that a check sends at once.
 const STEPS: u64 = POSITIONS as u64;
 
+/// Longest interval of receipts.
+const RECEIPT_POSITIONS: u64 = 65_536;
+
 /// Limit in HELLO: key, default, range.
 type Limit = (&'static str, u64, RangeInclusive<u64>);
 
-static LIMITS: [Limit; 9] = [
+static LIMITS: [Limit; 10] = [
     ("chunk_bytes", DEFAULTS.0, 4096..=16 << 20),
     ("inline_max", 65_536, 1024..=1 << 20),
     ("lifetime_ms", 3_600_000, 1..=u64::MAX),
@@ -38,6 +43,7 @@ static LIMITS: [Limit; 9] = [
     ("stream_steps", 32, 1..=u32::MAX as u64),
     ("caller_steps", 128, 1..=u32::MAX as u64),
     ("unread_bytes", 64 << 20, 0..=u32::MAX as u64),
+    ("receipts", 0, 0..=RECEIPT_POSITIONS),
 ];
 
 /// Limits of the host's HELLO that the checks depend on.
@@ -47,6 +53,7 @@ pub(crate) struct Limits {
     max_steps: u64,
     stream_steps: u64,
     caller_steps: u64,
+    receipts: u64,
 }
 
 impl Limits {
@@ -66,6 +73,7 @@ impl Limits {
             max_steps: limit("max_steps"),
             stream_steps: limit("stream_steps"),
             caller_steps: limit("caller_steps"),
+            receipts: limit("receipts"),
         }
     }
 
@@ -204,6 +212,7 @@ pub(crate) fn checks(host: &Host, limits: &Limits) -> Vec<Check> {
         check("stream-error", "shard-host.md 4", faults(&host.shard)),
     ];
     checks.extend(steps(&host.shard, limits));
+    checks.push(receipts(host, limits));
     checks.push(check("bus-binary", "capability-bus.md 2.3", vec![bus()]));
     checks
 }
@@ -551,17 +560,19 @@ fn result(body: &[u8]) -> Result<StepResult<'_>, String> {
     read().ok_or_else(|| "a STEP_RESULT of less than 40 bytes".to_owned())
 }
 
+/// Why checks of steps are skipped.
+const WITHOUT_WIDTH: &str =
+    "the width of a row is not known: the descriptor's software has no width/, use --width";
+
 /// Checks with zero rows of the model's width.
 fn steps(shard: &Shard, limits: &Limits) -> [Check; 2] {
-    const WITHOUT: &str =
-        "the width of a row is not known: the descriptor's software has no width/, use --width";
     let parts = [
         ("step-order", "x08-tensor-transport.md 4.3"),
         ("step-error", "shard-host.md 4"),
     ];
     let Some(width) = shard.width else {
         return parts.map(|(name, section)| Check {
-            without: WITHOUT,
+            without: WITHOUT_WIDTH,
             ..check(name, section, Vec::new())
         });
     };
@@ -616,6 +627,69 @@ fn steps(shard: &Shard, limits: &Limits) -> [Check; 2] {
         check(first.0, first.1, order),
         check(second.0, second.1, errors),
     ]
+}
+
+/// A step, and the receipt at the end of its stream.
+fn receipts(host: &Host, limits: &Limits) -> Check {
+    let (name, section) = ("receipt", "receipts.md 2");
+    let shard = &host.shard;
+    let without = match (limits.receipts, shard.exact, shard.width) {
+        (0, ..) => "the host announces no receipts",
+        (_, false, _) => "the host's arithmetic is not exact",
+        (.., None) => WITHOUT_WIDTH,
+        _ => "",
+    };
+    let none = check(name, section, Vec::new());
+    let Some(width) = shard.width.filter(|_| without.is_empty()) else {
+        return Check { without, ..none };
+    };
+    let (dtype, value_bytes) = shard.dtype;
+    let sent = vec![0; width as usize * value_bytes];
+    let step = Step {
+        width,
+        dtype,
+        data: sent.clone(),
+        ..Step::default()
+    };
+    let returned = Arc::new(Mutex::new(Vec::new()));
+    let (keeps, verify) = (Arc::clone(&returned), Arc::clone(&host.receipt));
+    let keep: Test = Arc::new(move |body: &[u8]| {
+        let mut kept = keeps.lock().map_err(|e| e.to_string())?;
+        *kept = result(body)?.data.to_vec();
+        Ok(())
+    });
+    let compare: Test = Arc::new(move |body: &[u8]| {
+        let malformed = || "RECEIPT without a claim, a chain or a signature".to_owned();
+        let map: Value = ciborium::from_reader(body).map_err(|_| malformed())?;
+        let fields = map.as_map().ok_or_else(malformed)?;
+        let field = |name: &str| {
+            let mut named = fields.iter().filter(|(key, _)| key.as_text() == Some(name));
+            named.next().map(|(_, value)| value)
+        };
+        let signed = || {
+            Some(SignedStep {
+                sent: sent.clone(),
+                returned: returned.lock().ok()?.clone(),
+                claims: field("claims")?.as_integer()?.try_into().ok()?,
+                chain: field("chain")?.as_bytes()?.as_slice().try_into().ok()?,
+                signature: field("signature")?.as_bytes()?.as_slice().try_into().ok()?,
+            })
+        };
+        verify(&signed().ok_or_else(malformed)?)
+    });
+    let script = vec![
+        send(open(1, shard.layers, &shard.weights)),
+        opened(1),
+        send(step.frame()),
+        frame(kind::STEP_RESULT, "STEP_RESULT of the step", keep),
+        send(Frame::new(kind::STREAM_CLOSE, life(1, 1))),
+        frame(kind::RECEIPT, "RECEIPT of the step", compare),
+    ];
+    let what = "a step, and the end of its stream";
+    // The interval is so long that only the end of the stream brings a receipt.
+    let wants = |hello: Hello| hello.with("receipts", RECEIPT_POSITIONS);
+    let at = At::Reached(Reached::Session(wants));
+    check(name, section, vec![attempt(what, at, script)])
 }
 
 fn bus() -> Attempt {

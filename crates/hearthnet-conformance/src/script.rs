@@ -16,6 +16,22 @@ pub(crate) const POSITIONS: u32 = 64;
 /// Test of a frame's body. The error says what is wrong with it.
 pub type Test = Arc<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
 
+/// Step of one row in stream 1 and epoch 1, and the receipt of it.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names are those of the receipt")]
+#[allow(clippy::exhaustive_structs)] // Complete by design.
+pub struct SignedStep {
+    /// Row of the step, and returned row.
+    pub sent: Vec<u8>,
+    pub returned: Vec<u8>,
+    pub claims: u32,
+    pub chain: [u8; 32],
+    pub signature: [u8; 64],
+}
+
+/// Test of a receipt. The error says what is wrong with it.
+pub type ReceiptTest = Arc<dyn Fn(&SignedStep) -> Result<(), String> + Send + Sync>;
+
 /// Maker of session tokens.
 pub type MakeToken = Box<dyn Fn(Token) -> Result<Vec<u8>, String> + Send + Sync>;
 
@@ -48,6 +64,8 @@ pub struct Shard {
     pub width: Option<u32>,
     /// Element type of rows on the wire, and bytes of a value.
     pub dtype: (u8, usize),
+    /// Whether the arithmetic is exact.
+    pub exact: bool,
 }
 
 /// Host under check, and the means to reach it.
@@ -61,6 +79,7 @@ pub struct Host {
     pub shard: Shard,
     /// Test of the descriptor in DESCRIPTOR.
     pub descriptor: Test,
+    pub receipt: ReceiptTest,
 }
 
 impl fmt::Debug for Host {

@@ -9,6 +9,7 @@
 //! | canonical encoding of records | | `cbor.rs`, `raw_keys.rs`, `by_format.rs` |
 //! | right that can be granted | [`Capability`] | `capability.rs` |
 //! | session token | [`Grant`] | `grant.rs` (normative: `specs/session-grant.md`) |
+//! | what a host received and returned, signed | [`receipt`] | `receipt.rs` (normative: `specs/receipts.md`) |
 //! | replay detection | [`ReplayCache`] | `replay.rs` |
 //! | identity of a community | [`CommunityId`] | `community_id.rs` |
 //! | system clock | [`now_ms`] | `unix_time.rs` |
@@ -24,6 +25,7 @@ mod grant;
 mod key_file;
 mod node_key;
 pub(crate) mod raw_keys;
+pub mod receipt;
 pub(crate) mod replay;
 mod signature;
 mod unix_time;

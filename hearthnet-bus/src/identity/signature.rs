@@ -21,6 +21,8 @@ pub enum Domain {
     JoinRequest,
     /// The fields of a [`crate::community::log::Event`].
     Event,
+    /// What a host received and returned in a stream ([`crate::receipt::Statement`]).
+    Receipt,
     /// The envelope of a call on the capability bus ([`crate::node::calls::Envelope`]).
     Call,
 }
@@ -31,6 +33,7 @@ impl Domain {
             Self::SessionGrant => b"hearthnet/session-grant/v1\0",
             Self::JoinRequest => b"hearthnet/join-request/v1\0",
             Self::Event => b"hearthnet/event/v1\0",
+            Self::Receipt => b"hearthnet/receipt/v1\0",
             Self::Call => b"hearthnet/call/v1\0",
         }
     }
@@ -103,8 +106,8 @@ mod tests {
 
     #[test]
     fn prefixes_end_in_their_only_nul() {
-        use Domain::{Call, Event, JoinRequest, SessionGrant};
-        for domain in [SessionGrant, JoinRequest, Event, Call] {
+        use Domain::{Call, Event, JoinRequest, Receipt, SessionGrant};
+        for domain in [SessionGrant, JoinRequest, Event, Call, Receipt] {
             let prefix = domain.prefix();
             assert_eq!(prefix.iter().position(|&b| b == 0), Some(prefix.len() - 1));
         }

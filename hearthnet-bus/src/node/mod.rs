@@ -69,12 +69,13 @@ pub use shared::{LinkInfo, NodeSettings};
 
 use crate::community::log::{EventLog, Level};
 use crate::community::sync::Accounts;
+use crate::identity::receipt::Statement;
 use crate::node::calls::{BUS_PATH, CallServer, MAX_MESSAGE_BYTES, Registry};
 use crate::node::discovery::{
     Announcement, CommunityTag, Discovery, DiscoveryError, DiscoverySettings,
 };
 use crate::now_ms;
-use crate::{NodeId, NodeKey};
+use crate::{NodeId, NodeKey, SIGNATURE_BYTES};
 use access::{Access, TensorService, TensorServices, Use};
 use shared::Inner;
 use weights::{Busy, WeightsStore};
@@ -344,6 +345,11 @@ impl Node {
     /// Bytes of weights that this node has sent to members since its start.
     pub fn weights_sent(&self) -> u64 {
         self.inner.access.weights.sent()
+    }
+
+    /// Signs what the host of this node received and returned in a stream.
+    pub fn sign_receipt(&self, statement: &Statement) -> [u8; SIGNATURE_BYTES] {
+        statement.sign(&self.inner.key)
     }
 
     /// Opens a tensor session with the shard host of this same node, without a network connection.

@@ -147,16 +147,24 @@ impl WithFallback {
         fell_back(error, "going on");
         let runtime = hosts.runtime().clone();
         let (replayed, held) = (hosts.length(), hosts.submitted()?);
+        // All rows of this machine come for free, to compare those of the hosts with.
+        let audit = hosts.take_over();
         // Hosts that still work are not needed any more.
         drop(hosts);
         let mut local = loaded(&runtime, load, run.cancel).await?;
         local.begin_call(0);
         let rows = Rows {
-            all: self.all,
+            all: self.all || audit.is_some(),
             ..Rows::at(0, &held)
         };
         local.submit(rows, run.cancel).await;
-        let out = local.output(run).await?;
+        let mut out = local.output(run).await?;
+        if let Some(audit) = audit {
+            audit.compare(&out);
+            if let Some(row) = audit.last_row.filter(|_| !self.all) {
+                out.drain(..out.len().saturating_sub(row));
+            }
+        }
         if !self.answering {
             // No row of the answer came from the hosts.
             before = Arithmetics::of(&local.route());

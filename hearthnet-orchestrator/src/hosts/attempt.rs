@@ -121,7 +121,7 @@ impl Attempt {
             node: self.node,
         };
         let lifetime = self.transport.session_lifetime;
-        let link = HostLink::over(&addr, &token, connection, lifetime).await?;
+        let link = HostLink::over(&addr, self.node, &token, connection, lifetime).await?;
         self.connections
             .watch_host(self.node, Some(&token), link.closer());
         Ok(link)

@@ -24,6 +24,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::RandomState;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeId;
@@ -32,6 +33,8 @@ use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+pub use crate::hosts::audits::AuditCounts;
+use crate::hosts::audits::AuditResult;
 use crate::hosts::checks::SeenRows;
 use crate::times::{median, percentile, whole_ms};
 
@@ -81,6 +84,8 @@ pub enum FailureKind {
     Unreachable,
     /// It refused or closed a stream without a good reason.
     Refused,
+    /// An audit found that its rows or those of another host are wrong, and not which.
+    Disputed,
 }
 
 impl FailureKind {
@@ -153,6 +158,8 @@ pub struct ShardHealth {
     pub failures: BTreeMap<FailureKind, f64>,
     /// Shards with recent measurements.
     pub shards: Vec<ShardSpeed>,
+    #[serde(default)]
+    pub audits: AuditCounts,
 }
 
 /// Measured speed of a shard.
@@ -223,6 +230,7 @@ struct Host {
     shards: BTreeMap<String, StepTimes>,
     /// Recent round trips without the host's queue and compute.
     ways: VecDeque<Duration>,
+    audits: AuditCounts,
 }
 
 impl Host {
@@ -325,6 +333,27 @@ impl ShardHealthTracker {
         }
         (steps.at_ms, steps.layers) = (now_ms, layers);
         push_last(&mut steps.recent, WINDOW, took / layers.max(1));
+    }
+
+    /// Records an answer with rows.
+    pub(crate) fn claimed(&mut self, host: &NodeId, now_ms: u64) {
+        self.host(host, now_ms).audits.answers += 1;
+    }
+
+    /// Records that a receipt covers so many more answers.
+    pub(crate) fn signed(&mut self, host: &NodeId, answers: u32, now_ms: u64) {
+        self.host(host, now_ms).audits.signed += u64::from(answers);
+    }
+
+    /// Records the result of an audit of so many answers.
+    pub(crate) fn audited(
+        &mut self,
+        host: &NodeId,
+        result: AuditResult,
+        answers: u64,
+        now_ms: u64,
+    ) {
+        self.host(host, now_ms).audits.note(result, answers);
     }
 
     /// Records how much of a decode step's round trip the host neither queued nor computed.
@@ -457,6 +486,7 @@ impl ShardHealthTracker {
                         p95_ms: steps.quantile(95),
                     })
                     .collect(),
+                audits: one.audits,
             })
             .collect()
     }
@@ -473,6 +503,18 @@ struct Shared {
     /// Rows that hosts returned recently.
     seen: Arc<Mutex<SeenRows>>,
     key: RandomState,
+    /// Number of running calls.
+    calls: AtomicUsize,
+}
+
+/// A running call, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct RunningCall(SharedHealth);
+
+impl Drop for RunningCall {
+    fn drop(&mut self) {
+        self.0.0.calls.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Default for SharedHealth {
@@ -482,6 +524,7 @@ impl Default for SharedHealth {
             tracker: Mutex::default(),
             seen: Arc::default(),
             key: RandomState::new(),
+            calls: AtomicUsize::new(0),
         }))
     }
 }
@@ -496,6 +539,17 @@ impl SharedHealth {
     /// ([`RouteRequest::tie_breaker`](crate::hosts::router::RouteRequest::tie_breaker)).
     pub(crate) fn tie_breaker(&self) -> &RandomState {
         &self.0.key
+    }
+
+    /// Counts a call for as long as the result lives.
+    pub(crate) fn call(&self) -> RunningCall {
+        self.0.calls.fetch_add(1, Ordering::AcqRel);
+        RunningCall(self.clone())
+    }
+
+    /// Returns true if no call runs.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.0.calls.load(Ordering::Acquire) == 0
     }
 
     /// Rows that hosts returned recently, over all calls.
@@ -607,8 +661,16 @@ mod tests {
 
     #[test]
     fn labels_are_the_names_that_the_specifications_list() {
-        use FailureKind::{Corruption, Lost, Refused, Slow, Stalled, Unreachable};
-        let kinds = [Corruption, Stalled, Slow, Lost, Unreachable, Refused];
+        use FailureKind::{Corruption, Disputed, Lost, Refused, Slow, Stalled, Unreachable};
+        let kinds = [
+            Corruption,
+            Stalled,
+            Slow,
+            Lost,
+            Unreachable,
+            Refused,
+            Disputed,
+        ];
         let spec = include_str!("../../../specs/distributed-inference.md");
         for kind in kinds {
             assert!(spec.contains(&format!("\n| `{}` | ", kind.into_str())));

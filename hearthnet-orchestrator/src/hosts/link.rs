@@ -4,21 +4,23 @@
 //! the session's sender. A chat waits on one queue for all of its hosts, so that the first answer
 //! is processed first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_bus::{Descriptor, Grant, NodeId, NodeKey};
+use hearthnet_engine::ARITHMETIC;
 use hearthnet_text::sanitize;
 use hearthnet_transport::{
-    CloseCode, Closer, Code, Config, Connection, Handler, Hello, Identity, Message, Sender,
-    SessionClosed, StepResult, StreamClose,
+    CloseCode, Closer, Code, Config, Connection, Handler, Hello, Identity, Message, Receipt,
+    Sender, SessionClosed, StepResult, StreamClose,
 };
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::error::ChatError;
+use crate::hosts::receipts::{ReceiptFault, StreamReceipts};
 
 /// Address of a host as users write it: `ADDR:PORT#ed25519:KEY`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +76,8 @@ pub(crate) enum Inbound {
         /// Message from the host, sanitised.
         message: String,
     },
+    /// A receipt of the host is wrong.
+    BadReceipt(ReceiptFault),
     /// The host is leaving; the stream continues for a while.
     Leaving,
     /// The host is leaving, and the idle stream was closed.
@@ -94,7 +98,12 @@ struct Route {
     epoch: u32,
     /// True while the stream is idle; it then does not delay the host's shutdown.
     resting: bool,
+    /// `None` if its host sends no receipts.
+    receipts: Option<Arc<StreamReceipts>>,
 }
+
+/// Ended streams whose last receipt is still expected. It takes one round trip.
+const MAX_CLOSING: usize = 64;
 
 #[derive(Debug, Default)]
 struct Routes {
@@ -102,6 +111,8 @@ struct Routes {
     /// Last stream number given out, from 1; 0 if none was.
     last: u32,
     leaving: bool,
+    /// Ended streams whose last receipt has not come.
+    closing: VecDeque<(u32, Arc<StreamReceipts>)>,
     /// End of the session, once it has ended.
     ended: Option<SessionClosed>,
 }
@@ -112,6 +123,8 @@ type Streams = Arc<Mutex<Routes>>;
 #[derive(Debug)]
 pub struct HostLink {
     pub(crate) addr: HostAddr,
+    /// This node, as the host knows it.
+    pub(crate) caller: NodeId,
     /// Descriptor that the host sent when the session began.
     pub(crate) descriptor: Descriptor,
     /// Id of the session in the flight records of both sides.
@@ -188,13 +201,14 @@ impl HostLink {
                         &format!("{}{error}{clocks}", name.unwrap_or_default()),
                     )
                 })?;
-        Self::over(addr, &token, connection, lifetime).await
+        Self::over(addr, key.id(), &token, connection, lifetime).await
     }
 
-    /// Starts a session over an open connection, which was opened with `token` and the purpose
+    /// Starts a session over an open connection, which `caller` opened with `token` and the purpose
     /// [`PIPELINE`]. The host may be this process.
     pub(crate) async fn over(
         addr: &HostAddr,
+        caller: NodeId,
         token: &[u8],
         mut connection: Connection,
         lifetime: Duration,
@@ -229,6 +243,7 @@ impl HostLink {
         });
         Ok(Self {
             addr: addr.clone(),
+            caller,
             descriptor,
             session,
             sender,
@@ -241,6 +256,11 @@ impl HostLink {
     /// Returns true if this process is the host.
     pub(crate) fn is_here(&self) -> bool {
         self.connection.is_here()
+    }
+
+    /// Returns true if the host was asked for receipts, and computes exactly.
+    pub(crate) fn has_receipts(&self) -> bool {
+        self.connection.receipts() > 0 && self.descriptor.arithmetic == ARITHMETIC
     }
 
     /// Handle that closes the session when its authorisation ends. Chats on it are notified and
@@ -289,15 +309,23 @@ impl HostLink {
         answers.unwrap_or(false)
     }
 
-    /// Reserves a stream number. Its messages go to `inbox`.
-    pub(crate) fn register(&self, hop: u64, epoch: u32, inbox: Inbox) -> u32 {
+    /// Reserves a stream number. The stream's messages go to `inbox`, its receipts to what
+    /// `receipts` returns for the number.
+    pub(crate) fn register(
+        &self,
+        hop: u64,
+        epoch: u32,
+        inbox: Inbox,
+        receipts: impl FnOnce(u32) -> Option<Arc<StreamReceipts>>,
+    ) -> (u32, Option<Arc<StreamReceipts>>) {
         let mut routes = self.streams.lock();
         routes.last += 1;
         let stream = routes.last;
+        let receipts = receipts(stream);
         if let Some(ended) = &routes.ended {
             // The session has already ended: no other message will tell the chat.
             let _ = inbox.send((hop, Inbound::Lost(ended.clone())));
-            return stream;
+            return (stream, receipts);
         }
         if routes.leaving {
             let _ = inbox.send((hop, Inbound::Leaving));
@@ -307,9 +335,10 @@ impl HostLink {
             inbox,
             epoch,
             resting: false,
+            receipts: receipts.clone(),
         };
         routes.by_stream.insert(stream, route);
-        stream
+        (stream, receipts)
     }
 
     /// Marks a stream as idle or active. An idle stream is closed when its host leaves; its chat
@@ -326,8 +355,10 @@ impl HostLink {
 
     /// Closes a stream, so that both sides free its memory at once.
     pub(crate) fn release(&self, stream: u32) {
-        if let Some(route) = self.streams.lock().by_stream.remove(&stream) {
+        let mut routes = self.streams.lock();
+        if let Some(route) = routes.by_stream.remove(&stream) {
             close(&self.sender, stream, route.epoch);
+            routes.await_receipt(stream, route.receipts);
         }
     }
 }
@@ -335,10 +366,21 @@ impl HostLink {
 impl Routes {
     /// Closes the idle streams of a leaving host.
     fn close_idle(&mut self, sender: &Sender) {
-        for (stream, route) in self.by_stream.extract_if(|_, route| route.resting) {
+        let idle = self.by_stream.extract_if(|_, route| route.resting);
+        for (stream, route) in idle.collect::<Vec<_>>() {
             close(sender, stream, route.epoch);
             let _ = route.inbox.send((route.hop, Inbound::Closed));
+            self.await_receipt(stream, route.receipts);
         }
+    }
+
+    /// The last receipt of a stream comes after its end.
+    fn await_receipt(&mut self, stream: u32, receipts: Option<Arc<StreamReceipts>>) {
+        if self.closing.len() == MAX_CLOSING {
+            self.closing.pop_front();
+        }
+        self.closing
+            .extend(receipts.map(|receipts| (stream, receipts)));
     }
 }
 
@@ -396,6 +438,7 @@ impl Handler for Reader {
             let lost = Inbound::Lost(closed.clone());
             let _ = route.inbox.send((route.hop, lost));
         }
+        routes.closing.clear();
         routes.ended = Some(closed.clone());
     }
 }
@@ -421,6 +464,7 @@ impl Reader {
                     message: sanitize(&m.message).into_owned(),
                 },
             ),
+            Message::Receipt(receipt) => return self.certified(receipt),
             Message::Leaving { within_ms } => {
                 let mut routes = self.streams.lock();
                 if !routes.leaving {
@@ -454,6 +498,42 @@ impl Reader {
         drop(routes);
         if is_wrong {
             self.closer.close(CloseCode::ProtocolState);
+        }
+    }
+}
+
+impl Reader {
+    /// Compares a receipt with the rows of its stream.
+    fn certified(&self, receipt: Receipt) {
+        let stream = receipt.stream;
+        let routes = self.streams.lock();
+        let (receipts, chat) = match routes.by_stream.get(&stream) {
+            Some(route) if route.epoch == receipt.epoch => {
+                let chat = (route.hop, route.inbox.clone());
+                (route.receipts.clone(), Some(chat))
+            }
+            None if stream > 0 && stream <= routes.last => {
+                let mut closing = routes.closing.iter();
+                let ended = closing.find(|(ended, _)| *ended == stream);
+                (ended.map(|(_, receipts)| Arc::clone(receipts)), None)
+            }
+            _ => {
+                drop(routes);
+                return self.closer.close(CloseCode::ProtocolState);
+            }
+        };
+        drop(routes);
+        let Some(receipts) = receipts else {
+            return;
+        };
+        let compared = receipts.look(|ledger| ledger.received(receipt));
+        match (compared, chat) {
+            (Ok(()), _) => {}
+            // If the chat is gone meanwhile, nothing depends on these rows any more.
+            (Err(fault), Some((hop, inbox))) => {
+                let _ = inbox.send((hop, Inbound::BadReceipt(fault)));
+            }
+            (Err(fault), None) => receipts.blame(fault),
         }
     }
 }

@@ -7,6 +7,7 @@
 //! | which hosts run which layers | [`router`] (pure) |
 //! | failures and speed of hosts over all calls | [`health`] (pure) |
 //! | plausibility of returned rows | `checks/` (pure) |
+//! | receipts of hosts, what audits found | `receipts.rs`, `audits.rs` (pure) |
 //! | search parameters ([`Search`]), host selection ([`Choice`]) | `source.rs` |
 //! | hosts known by address ([`HostPool`]) | `pool.rs` |
 //! | hosts found in a community's log ([`CommunityHosts`]) | `community.rs` |
@@ -14,12 +15,14 @@
 //! | a session that is being opened | `opening.rs` |
 
 mod attempt;
+pub(crate) mod audits;
 pub(crate) mod checks;
 mod community;
 pub mod health;
 pub mod link;
 mod opening;
 mod pool;
+pub(crate) mod receipts;
 pub mod router;
 mod source;
 

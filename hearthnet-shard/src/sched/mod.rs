@@ -26,6 +26,7 @@ use crate::clock::Clock;
 use crate::engine::{EngineSource, LayerEngine, LoadFault, Served, StartProgress};
 use crate::events::HostEvents;
 use crate::fault::StreamFault;
+use crate::notary::Notary;
 use crate::plan::{
     Full, Planner, Pool, ReturnEstimator, StreamSnapshot, admit, admit_fork, holders, may_grow,
 };
@@ -83,6 +84,7 @@ pub(crate) struct Scheduler<S: EngineSource> {
     limits: Limits,
     events: Arc<HostEvents>,
     clock: Arc<dyn Clock>,
+    notary: Notary,
     streams: BTreeMap<u64, Stream<<S::Engine as LayerEngine>::Seq>>,
     /// KV pages; empty before the first load of the weights. More than `budgeted` while streams hold
     /// more.
@@ -114,6 +116,7 @@ impl<S: EngineSource> Scheduler<S> {
         limits: Limits,
         events: Arc<HostEvents>,
         clock: Arc<dyn Clock>,
+        notary: Notary,
     ) -> Self {
         let prefill = ChunkedPrefill::new(limits.chunk);
         let pool = Pool {
@@ -128,6 +131,7 @@ impl<S: EngineSource> Scheduler<S> {
             limits,
             events,
             clock,
+            notary,
             streams: BTreeMap::new(),
             pool,
             budgeted: pool,
@@ -390,6 +394,13 @@ impl<S: EngineSource> Scheduler<S> {
                 engine.fork(seq, position)?
             }
         };
+        let mut claims = self.notary.claims(handle, &self.served);
+        let source = source.and_then(|source| Some((self.streams.get(&source.handle)?, source)));
+        if let (Some(claims), Some((of, source))) = (&mut claims, source)
+            && let Some(of) = &of.claims
+        {
+            claims.fork_of(of, source.position);
+        }
         let stream = Stream {
             handle: Arc::clone(handle),
             seq,
@@ -397,6 +408,7 @@ impl<S: EngineSource> Scheduler<S> {
             served: self.turn,
             active: self.clock.now(),
             return_estimator: ReturnEstimator::default(),
+            claims,
         };
         self.streams.insert(handle.id, stream);
         Ok(())
@@ -450,6 +462,8 @@ impl<S: EngineSource> Scheduler<S> {
                 faults.push((id, None));
             } else if let Err((position, fault)) = stream.settle(engine) {
                 faults.push((id, Some((position, fault))));
+            } else if let Some(claims) = &mut stream.claims {
+                self.notary.certify(claims, &stream.handle.sink, false);
             }
         }
         for (id, fault) in faults {
@@ -483,6 +497,9 @@ impl<S: EngineSource> Scheduler<S> {
         let Some(stream) = self.streams.remove(&id) else {
             return;
         };
+        if let Some(mut claims) = stream.claims {
+            self.notary.certify(&mut claims, &stream.handle.sink, true);
+        }
         if let Some(engine) = self.engine.as_mut() {
             engine.close(stream.seq);
         }

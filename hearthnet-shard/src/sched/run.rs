@@ -9,12 +9,16 @@ use zeroize::Zeroize as _;
 use super::Scheduler;
 use crate::batch::{self, Part, wipe};
 use crate::engine::{EngineSource, LayerEngine as _, Span};
+use crate::notary::AnsweredRows;
 use crate::plan::{Kind, Sizes, Turn, decoders, others_decode, piggybacks, short_rows};
 use crate::stream::{Job, Stream, Work};
 use crate::stream_handle::ResponseSink;
 
 /// Every 16th batch takes one extra row, so that the cost model sees batches of different sizes.
 const EXTRA_ROW_EVERY: u64 = 16;
+
+/// Message, and the session that gets it.
+type Answer = (Arc<dyn ResponseSink>, Message);
 
 impl<S: EngineSource> Scheduler<S> {
     /// Computes one batch. Returns `false` if no step waited.
@@ -116,13 +120,21 @@ impl<S: EngineSource> Scheduler<S> {
         let mut x = std::mem::take(&mut self.x);
         let mut rest = x.as_mut_slice();
         let mut answers = Vec::with_capacity(results.len());
+        let mut answered = Vec::with_capacity(results.len());
         for (part, result) in parts.into_iter().zip(results) {
             let (rows, after) = rest.split_at_mut(part.span.rows as usize * width);
             rest = after;
             // The step now holds the last reference to its rows, so that they can be wiped.
             drop(part.data);
             match result {
-                Ok(()) => answers.extend(self.complete(part.stream, part.span.rows, rows, took)),
+                Ok(()) => {
+                    if let Some((answer, rows)) =
+                        self.complete(part.stream, part.span.rows, rows, took)
+                    {
+                        answers.push(answer);
+                        answered.push((part.stream, rows));
+                    }
+                }
                 Err(fault) => {
                     let position = self.head(part.stream).map(|job| job.step.position);
                     self.fail(part.stream, position, &fault);
@@ -130,20 +142,36 @@ impl<S: EngineSource> Scheduler<S> {
             }
         }
         send(answers);
+        // Hashed only now, so that no answer waits for it.
+        for (stream, rows) in answered {
+            self.claim(stream, &rows, width * boundary.bytes_per_value());
+            wipe(rows.received);
+        }
         x.as_mut_slice().zeroize();
         x.clear();
         self.x = x;
         self.count_kv();
     }
 
-    /// Records computed rows. Returns the answer to the step if these were its last rows.
+    /// Takes the rows of an answered step into the claims of its stream.
+    fn claim(&mut self, stream: u64, rows: &AnsweredRows, row_bytes: usize) {
+        if let Some(stream) = self.streams.get_mut(&stream)
+            && let Some(claims) = &mut stream.claims
+        {
+            claims.answered(rows, row_bytes);
+            self.notary.certify(claims, &stream.handle.sink, false);
+        }
+    }
+
+    /// Records computed rows. Returns the answer to the step, and its rows, if these were its last
+    /// rows.
     fn complete(
         &mut self,
         stream: u64,
         rows: u32,
         x: &[f32],
         took: Duration,
-    ) -> Option<(Arc<dyn ResponseSink>, Message)> {
+    ) -> Option<(Answer, AnsweredRows)> {
         let now = self.clock.now();
         let (boundary, width) = (self.served.boundary, self.served.width as usize);
         let stream = self.streams.get_mut(&stream)?;
@@ -195,12 +223,17 @@ impl<S: EngineSource> Scheduler<S> {
         // Before the caller can see the answer or the counters: its next step may need the ticket.
         handle.answered(now);
         drop(ticket);
-        let rows = (step.rows, handle.given_layers());
+        let rows = AnsweredRows {
+            position: step.position,
+            rows: answer.rows,
+            returned: answer.data.clone(),
+            received: step.data,
+        };
+        let given = (step.rows, handle.given_layers());
         self.events
-            .answered(handle.caller.node, rows, bytes, queued);
+            .answered(handle.caller.node, given, bytes, queued);
         let sink = Arc::clone(&handle.sink);
-        wipe(step.data);
-        Some((sink, Message::StepResult(answer)))
+        Some(((sink, Message::StepResult(answer)), rows))
     }
 }
 
@@ -209,11 +242,10 @@ fn micros(duration: Duration) -> u32 {
 }
 
 /// Sends the answers of a batch, all of one session in one call.
-fn send(mut answers: Vec<(Arc<dyn ResponseSink>, Message)>) {
+fn send(mut answers: Vec<Answer>) {
     while let Some((sink, _)) = answers.first() {
         let sink = Arc::clone(sink);
-        let of_session =
-            |answer: &mut (Arc<dyn ResponseSink>, Message)| Arc::ptr_eq(&answer.0, &sink);
+        let of_session = |answer: &mut Answer| Arc::ptr_eq(&answer.0, &sink);
         let messages = answers
             .extract_if(.., of_session)
             .map(|(_, message)| message);

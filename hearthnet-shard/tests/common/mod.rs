@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hearthnet_bus::{Grant, NodeKey};
+use hearthnet_bus::{Grant, NodeId, NodeKey};
 use hearthnet_engine::{Engine, EngineOptions, Head, Span};
 use hearthnet_files::{BoundaryDtype, ModelFile, WeightsId};
 use hearthnet_shard::{PIPELINE, RunningHost, ShardConfig, ShardHost};
@@ -95,14 +95,29 @@ pub(crate) struct Host {
 }
 
 impl Host {
+    /// Session without receipts.
     pub(crate) async fn connect(&self, purpose: &str) -> Caller {
+        self.connect_for(purpose, 0).await
+    }
+
+    /// Session with a receipt for so many positions each.
+    pub(crate) async fn connect_for(&self, purpose: &str, receipts: u32) -> Caller {
         let caller = self.caller.id();
         let grant = Grant::of_session(caller, caller, self.key.id(), 60).unwrap();
         let hello = Hello::new(purpose, grant.sign(&self.caller).unwrap());
         let addr = self.running.local_addr().to_string();
         let identity = self.caller.identity().unwrap();
-        let connection = connect(&addr, &identity, self.key.id(), hello, Config::default()).await;
+        let config = Config {
+            receipts,
+            ..Config::default()
+        };
+        let connection = connect(&addr, &identity, self.key.id(), hello, config).await;
         Caller(connection.unwrap())
+    }
+
+    /// Keys of the host and of the caller.
+    pub(crate) fn ids(&self) -> (NodeId, NodeId) {
+        (self.key.id(), self.caller.id())
     }
 
     /// Waits until the host's numbers satisfy `reached`.

@@ -1,7 +1,9 @@
 //! Hosts of the real model compute the same bits as a single engine.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use hearthnet_shard::{ShardConfig, ShardHost, StartError};
+use hearthnet_bus::receipt::{Claim, Inputs, Statement};
+use hearthnet_engine::ARITHMETIC;
+use hearthnet_shard::{PIPELINE, ShardConfig, ShardHost, StartError};
 use hearthnet_transport::Message;
 
 use crate::common::{self, Model, assert_same, pipeline};
@@ -54,6 +56,46 @@ async fn streams_that_share_batches_do_not_touch_each_other() {
     }
     host.until(|stats| stats.streams == 0 && stats.kv_bytes == 0)
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_signs_what_it_received_and_returned() {
+    let model = Model::open();
+    let (rows, layers, width) = (model.rows(40), (3, 6), model.width);
+    let host = model.host((2, 8), |_| {}).await;
+    let (host_id, caller_id) = host.ids();
+    // The host signs no more often than every 64 positions, so only the end of the stream is signed.
+    let mut caller = host.connect_for(PIPELINE, 1).await;
+    caller.open(&model, 1, layers).await;
+    let (mut inputs, mut chain, mut position) = (Inputs::default(), [0; 32], 0);
+    for count in [24, 15, 1] {
+        let sent = &rows[position * width..(position + count) * width];
+        caller.send(1, position, sent, width).await;
+        let result = caller.result().await;
+        let mut data = Vec::new();
+        common::BOUNDARY.encode(sent, &mut data);
+        assert!(inputs.extend(position as u32, &data, 2 * width));
+        let claim = Claim::new(&inputs, result.rows, &result.data).unwrap();
+        chain = claim.after(chain);
+        position += count;
+    }
+    caller.close(1).await;
+    let Message::Receipt(receipt) = caller.0.recv().await.unwrap() else {
+        panic!("no receipt");
+    };
+    let statement = Statement {
+        host: host_id,
+        caller: caller_id,
+        weights: model.weights.0,
+        layers,
+        arithmetic: ARITHMETIC.into(),
+        stream: 1,
+        epoch: 1,
+        claims: 3,
+        chain,
+    };
+    assert_eq!((receipt.claims.get(), receipt.chain), (3, chain));
+    assert_eq!(statement.verify(&receipt.signature), Ok(()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

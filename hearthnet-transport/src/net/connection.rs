@@ -221,6 +221,11 @@ impl Connection {
         &self.token
     }
 
+    /// Positions of a stream between two receipts of the host; 0: the host sends none.
+    pub fn receipts(&self) -> u32 {
+        self.sender.terms.receipts
+    }
+
     pub fn stats(&self) -> SessionStats {
         self.sender.stats()
     }

@@ -69,6 +69,8 @@ pub fn connect_here(
             chunk_bytes: own.chunk_bytes.min(peer.chunk_bytes),
             inline_max: own.inline_max.min(peer.inline_max),
             compress_above: None,
+            // A process needs no proof against itself.
+            receipts: 0,
             peer_buffer: peer.recv_buffer_bytes,
         };
         let session = Arc::clone(&session);

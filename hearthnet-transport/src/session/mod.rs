@@ -238,6 +238,7 @@ impl Session {
             chunk_bytes,
             inline_max: own.inline_max.min(peer.inline_max),
             compress_above: self.config.compress_above.filter(|_| zstd),
+            receipts: own.receipts_with(&peer),
             peer_buffer: peer.recv_buffer_bytes,
         };
         self.outbox = Outbox::new(peer.window_chunks, peer.recv_buffer_bytes);
@@ -426,8 +427,8 @@ impl Protocol for Session {
     }
 
     /// A [`StreamClose`](crate::StreamClose) and a [`StreamError`](crate::StreamError) never wait,
-    /// and drop all queued messages of their stream. A [`Leaving`](Message::Leaving) never waits,
-    /// and overtakes queued messages. A [`Step`](crate::Step) waits for one of the host's step
+    /// and drop all queued messages of their stream. A [`Leaving`](Message::Leaving) and a
+    /// [`Receipt`](crate::Receipt) never wait, and overtake queued messages. A [`Step`](crate::Step) waits for one of the host's step
     /// slots. Tensors wait while the send buffer is full. A [`StepResult`](crate::StepResult)
     /// without an unanswered step is dropped.
     fn send(&mut self, out: Outgoing) -> Result<Option<Outgoing>, SessionClosed> {
@@ -439,7 +440,8 @@ impl Protocol for Session {
         let slots = self.peer_limits.map_or(0, |peer| peer.max_steps);
         let bulk = self.outbox.queued_bulk;
         let blocked = match out.kind {
-            FrameType::StreamClose | FrameType::StreamError | FrameType::Leaving => false,
+            FrameType::StreamClose | FrameType::StreamError => false,
+            FrameType::Leaving | FrameType::Receipt => false,
             // Answers are bounded by their steps.
             FrameType::StepResult => false,
             FrameType::Step if self.steps.total >= slots => true,

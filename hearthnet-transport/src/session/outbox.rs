@@ -236,8 +236,9 @@ pub(super) struct Outbox {
     lanes: VecDeque<(Lane, VecDeque<Item>)>,
     live: BTreeMap<u16, Live>,
     live_bytes: u64,
-    /// Ends of tensors and streams, and LEAVING. They go first: the peer must free the ended
-    /// tensors and streams before it sees their successors.
+    /// Ends of tensors and streams, LEAVING, and receipts. They go first: the peer must free the
+    /// ended tensors and streams before it sees their successors. A receipt is not dropped with its
+    /// stream.
     ends: VecDeque<FrameBuf>,
     next_id: u16,
     next_ticket: u64,
@@ -274,7 +275,10 @@ impl Outbox {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         let body = match (kind, body) {
-            (FrameType::StreamClose | FrameType::Leaving, Body::Small(frame)) => {
+            (
+                FrameType::StreamClose | FrameType::Leaving | FrameType::Receipt,
+                Body::Small(frame),
+            ) => {
                 return self.end(frame);
             }
             (_, Body::Small(frame)) => {
@@ -317,7 +321,7 @@ impl Outbox {
         }
     }
 
-    /// Queues the end of a tensor or a stream, or LEAVING.
+    /// Queues the end of a tensor or a stream, LEAVING, or a receipt.
     pub(super) fn end(&mut self, frame: FrameBuf) {
         self.queued_bytes += frame.len() as u64;
         self.ends.push_back(frame);

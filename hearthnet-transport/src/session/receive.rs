@@ -118,6 +118,11 @@ impl Session {
                 if kind == FrameType::StreamOpen && !self.opens.take(now) {
                     return Err(CloseCode::StreamChurn.violation("streams opened too fast"));
                 }
+                let wants_receipts = self.terms.is_some_and(|terms| terms.receipts > 0);
+                if kind == FrameType::Receipt && !wants_receipts {
+                    let detail = "a receipt that was not negotiated";
+                    return Err(CloseCode::ProtocolState.violation(detail));
+                }
                 let message = pipeline::read(kind, body)?;
                 match message {
                     Message::StreamClose(StreamClose { stream, epoch }) => {

@@ -12,6 +12,8 @@ pub struct Terms {
     pub inline_max: u32,
     /// Size above which this side tries to compress tensors; `None` if compression is off.
     pub compress_above: Option<u32>,
+    /// Positions between two receipts; 0: the host sends none.
+    pub receipts: u32,
     /// Receive buffer of the peer, in bytes.
     pub peer_buffer: u32,
 }

@@ -11,7 +11,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::cbor::{self, Map, bodies, malformed};
 use super::{Flags, FrameBuf, FrameType, reader};
 use crate::code::{CloseCode, Violation};
-use crate::config::{Config, MAX_CHUNK_BYTES, MAX_WINDOW_CHUNKS, MIN_CHUNK_BYTES};
+use crate::config::{
+    Config, MAX_CHUNK_BYTES, MAX_RECEIPT_POSITIONS, MAX_WINDOW_CHUNKS, MIN_CHUNK_BYTES,
+};
 use crate::fields;
 use crate::time::Time;
 
@@ -102,6 +104,7 @@ pub(crate) struct Limits {
     pub(crate) stream_steps: u32,
     pub(crate) caller_steps: u32,
     pub(crate) unread_bytes: u32,
+    pub(crate) receipts: u32,
 }
 
 impl Limits {
@@ -117,6 +120,7 @@ impl Limits {
             stream_steps: config.stream_steps,
             caller_steps: config.caller_steps,
             unread_bytes: config.send_buffer_bytes,
+            receipts: config.receipts,
         }
     }
 
@@ -124,6 +128,7 @@ impl Limits {
     fn defaults() -> Limits {
         Limits {
             zstd: false,
+            receipts: 0,
             ..Limits::of(&Config::default())
         }
     }
@@ -137,10 +142,19 @@ impl Limits {
             && (1024..=1024 * 1024).contains(&limits.inline_max)
             && limits.lifetime_ms >= 1
             && limits.stream_steps >= 1
-            && limits.caller_steps >= 1;
+            && limits.caller_steps >= 1
+            && limits.receipts <= MAX_RECEIPT_POSITIONS;
         match in_range {
             true => Ok(limits),
             false => Err(malformed("a limit in HELLO is out of its range")),
+        }
+    }
+
+    /// Positions between two receipts, as both sides want it; 0: none.
+    pub(crate) fn receipts_with(&self, peer: &Limits) -> u32 {
+        match self.receipts.min(peer.receipts) {
+            0 => 0,
+            _ => self.receipts.max(peer.receipts),
         }
     }
 
@@ -376,7 +390,7 @@ mod tests {
         let (hello, limits) = read_client_hello(&hello_with(1, &later)).unwrap();
         assert_eq!(hello.purpose, "bench");
         let mut defaults = Limits::of(&Config::default());
-        defaults.zstd = false;
+        (defaults.zstd, defaults.receipts) = (false, 0);
         assert_eq!(limits, defaults);
     }
 
@@ -401,10 +415,23 @@ mod tests {
             ("lifetime_ms", 0),
             ("stream_steps", 0),
             ("caller_steps", 0),
+            ("receipts", 65_537),
         ] {
             let body = hello_with(1, &[(key, value.into())]);
             let code = read_client_hello(&body).unwrap_err().code;
             assert_eq!(code, CloseCode::BodyMalformed, "{key} = {value}");
+        }
+    }
+
+    #[test]
+    fn the_larger_interval_of_receipts_holds_and_none_wins() {
+        let limits = |receipts| Limits {
+            receipts,
+            ..Limits::defaults()
+        };
+        for (caller, host, both) in [(64, 16, 64), (1, 16, 16), (0, 16, 0), (64, 0, 0)] {
+            assert_eq!(limits(caller).receipts_with(&limits(host)), both);
+            assert_eq!(limits(host).receipts_with(&limits(caller)), both);
         }
     }
 

@@ -94,6 +94,8 @@ frame_types! {
     Descriptor = 0x18,
     /// Host: announces the end of its sessions.
     Leaving = 0x19,
+    /// Host: signature over the steps of a stream.
+    Receipt = 0x1a,
 }
 
 impl FrameType {
@@ -110,7 +112,7 @@ impl FrameType {
             FrameType::StreamOpen | FrameType::StreamClose | FrameType::Step => Some(true),
             FrameType::Truncate | FrameType::Describe => Some(true),
             FrameType::StreamOpened | FrameType::StreamError | FrameType::StepResult => Some(false),
-            FrameType::Descriptor | FrameType::Leaving => Some(false),
+            FrameType::Descriptor | FrameType::Leaving | FrameType::Receipt => Some(false),
             _ => None,
         }
     }
@@ -291,7 +293,7 @@ mod tests {
     fn the_header_has_the_documented_layout_for_every_type() {
         let numbers = [
             0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x10, 0x11, 0x12, 0x13, 0x14,
-            0x15, 0x16, 0x17, 0x18, 0x19,
+            0x15, 0x16, 0x17, 0x18, 0x19, 0x1a,
         ];
         assert_eq!(FrameType::ALL.len(), numbers.len());
         for (&kind, number) in FrameType::ALL.iter().zip(numbers) {

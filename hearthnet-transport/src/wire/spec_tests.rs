@@ -13,8 +13,8 @@ use super::{Flags, FrameBuf, FrameType, HEADER_BYTES, Header};
 use crate::code::CloseCode;
 use crate::config::Config;
 use crate::message::{
-    Fork, Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate,
-    Want,
+    Fork, Message, Receipt, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened,
+    Truncate, Want,
 };
 use crate::tensor::{DType, Dims};
 
@@ -187,6 +187,16 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
             let body = bytes[HEADER_BYTES..].to_vec();
             (3, message(Message::Descriptor(body.into())))
         }
+        "receipt" => {
+            let receipt = Receipt {
+                stream,
+                epoch,
+                claims: NonZeroU32::new(64)?,
+                chain: [0xcc; 32],
+                signature: [0xdd; 64],
+            };
+            (9, message(Message::Receipt(receipt)))
+        }
         "leaving" => (9, message(Message::Leaving { within_ms: 10_000 })),
         "bye" => {
             let (code, detail) = (CloseCode::Normal, String::new());
@@ -200,7 +210,7 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
 #[test]
 fn the_specification_and_the_codec_agree_to_the_byte() {
     let examples = examples();
-    assert_eq!(examples.len(), 22);
+    assert_eq!(examples.len(), 23);
     // Every type has an example.
     let kinds: BTreeSet<u8> = examples.iter().map(|(_, bytes)| bytes[1]).collect();
     let all: BTreeSet<u8> = FrameType::ALL.iter().map(|kind| *kind as u8).collect();

@@ -9,8 +9,8 @@ use hearthnet_transport::pair::{Pair, Side};
 use hearthnet_transport::session::{Event, SendRefused};
 use hearthnet_transport::wire::{Flags, FrameType, Header};
 use hearthnet_transport::{
-    CloseCode, Config, DType, Deadlines, Hello, Message, Step, StreamClose, StreamError, Tensor,
-    Truncate, Want,
+    CloseCode, Config, DType, Deadlines, Hello, Message, Receipt, Step, StreamClose, StreamError,
+    Tensor, Truncate, Want,
 };
 
 use crate::support::{ended, messages, noise, open_stream, result, row, say, step, tensor};
@@ -583,6 +583,58 @@ fn leaving_overtakes_queued_messages_and_the_host_serves_on() {
     // Only the host may send LEAVING.
     let refused = pair.caller.send_message(&Message::Leaving { within_ms: 1 });
     assert!(matches!(refused, Err(SendRefused::Impossible(_))));
+}
+
+#[test]
+fn a_receipt_outlives_its_stream_and_comes_only_if_both_sides_want_it() {
+    let receipt = Message::Receipt(Receipt {
+        stream: 0,
+        epoch: 0,
+        claims: std::num::NonZeroU32::MIN,
+        chain: [1; 32],
+        signature: [2; 64],
+    });
+    let close = Message::StreamClose(StreamClose {
+        stream: 0,
+        epoch: 0,
+    });
+    for (caller, host, interval) in [(64, 16, 64), (0, 16, 0), (16, 0, 0)] {
+        let config = |receipts| Config {
+            receipts,
+            ..Config::default()
+        };
+        let mut pair = Pair::open(&config(caller), &config(host));
+        assert_eq!(pair.caller.terms().unwrap().receipts, interval);
+        assert_eq!(pair.host.terms().unwrap().receipts, interval);
+        say(&mut pair.caller, &Message::StreamOpen(open_stream(0, 0)));
+        ask(&mut pair, row(0, 0, 0));
+        pair.run();
+        messages(&mut pair.host);
+        // The end of the stream drops the answer to its step, and not the receipt.
+        let answer = Message::StepResult(result(&row(0, 0, 0)));
+        say(&mut pair.host, &answer);
+        say(&mut pair.host, &receipt);
+        say(&mut pair.caller, &close);
+        while pair.transmit(Side::Caller) && pair.deliver(Side::Host) {}
+        pair.run();
+        let got = messages(&mut pair.caller);
+        match interval {
+            0 => {
+                let closed = pair.caller.closed().unwrap();
+                assert_eq!(
+                    (closed.code, closed.by_us),
+                    (CloseCode::ProtocolState, true)
+                );
+            }
+            _ => assert_eq!(got, [receipt.clone()]),
+        }
+        // Only the host may send one.
+        let refused = pair.caller.send_message(&receipt);
+        assert!(matches!(
+            refused,
+            Err(SendRefused::Impossible(_) | SendRefused::NotOpen)
+        ));
+    }
 }
 
 #[test]

@@ -245,6 +245,7 @@ fn frames_in_the_wrong_direction_are_protocol_state() {
         FrameType::StreamError,
         FrameType::Descriptor,
         FrameType::Leaving,
+        FrameType::Receipt,
     ] {
         let code = Victim::host().send(of(kind, &life(1, 0))).code();
         assert_eq!(code, CloseCode::ProtocolState, "{kind:?}");

@@ -1,12 +1,13 @@
 //! Backends that run a model's layers for chats, as configured: hosts, this machine alone, or hosts
 //! with this machine as fallback.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hearthnet_bus::node::Connections;
 use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_engine::{Engine, EngineOptions, Head, LoadError, footprint};
+use hearthnet_engine::{Engine, EngineOptions, Head, LoadError, Span, footprint};
 use hearthnet_files::ModelSpec;
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::backend::Backend;
@@ -16,13 +17,13 @@ use hearthnet_orchestrator::hosts::{Choice, CommunityHosts, HostPool, Links, Mod
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
 use hearthnet_orchestrator::router::Speeds;
-use hearthnet_orchestrator::sharded::PumpSettings;
+use hearthnet_orchestrator::sharded::{PumpSettings, RecomputeHere};
 use tokio::runtime::Handle;
 
 use crate::cli::{Failure, Progress};
 use crate::config::Config;
 use crate::home::Home;
-use crate::models::{OpenModel, load_failure};
+use crate::models::{OpenModel, load_failure, share_of_free};
 use crate::node::TransientNode;
 
 /// Upper bound in bytes of the KV caches of `chats` conversations, each with the model's full
@@ -66,6 +67,35 @@ pub(crate) fn on_demand(
         let engine = Arc::clone(&engine);
         Arc::new(move || Ok(Box::new(engine.open()?) as Box<dyn Backend>))
     }
+}
+
+/// Rows that the engine of an audit runs at once.
+const AUDIT_ROWS: usize = 64;
+
+/// Computes layers on this machine for audits, with an engine of their own. Layers that do not fit
+/// into half of the free memory are left to other hosts.
+pub(crate) fn recompute_here(model: &OpenModel, options: EngineOptions) -> RecomputeHere {
+    let file = Arc::clone(&model.file);
+    Arc::new(move |layers: Range<u32>, rows: &[f32]| {
+        let bytes: u64 = layers.clone().map(|layer| file.layer_bytes(layer)).sum();
+        if bytes > share_of_free(50) {
+            let why = "the layers of an audit do not fit into half of the free memory".to_owned();
+            return Err(ChatError::Engine(why));
+        }
+        let failed = |why: String| ChatError::Engine(format!("an audit failed here: {why}"));
+        let engine = Engine::load(&file, layers.clone(), &options, &mut |_, _| {});
+        let mut engine = engine.map_err(|e| failed(e.to_string()))?;
+        let seq = engine.open().map_err(|e| failed(e.to_string()))?;
+        let (mut out, width) = (rows.to_vec(), file.spec().width as usize);
+        let mut position = 0;
+        for chunk in out.chunks_mut(AUDIT_ROWS * width) {
+            let count = u32::try_from(chunk.len() / width).unwrap_or(u32::MAX);
+            let ran = engine.forward(&[Span::new(seq, position, count)], chunk);
+            ran.map_err(|e| failed(e.to_string()))?;
+            position += count;
+        }
+        Ok(out)
+    })
 }
 
 pub(crate) fn choice(model: &OpenModel, own_id: NodeId, config: &Config) -> Choice {
@@ -156,5 +186,6 @@ pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
             false => inference.room_timeout_seconds.0,
         }),
         start_timeout: Duration::from_secs(inference.room_timeout_at_start_seconds.0),
+        audit_share: inference.audit_share,
     }
 }

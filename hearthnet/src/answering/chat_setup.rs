@@ -16,7 +16,9 @@ use hearthnet_orchestrator::sharded::ShardedBackend;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Handle;
 
-use super::chat_backends::{kv_bytes, local_engine, on_demand, pooled_hosts, pump_settings};
+use super::chat_backends::{
+    kv_bytes, local_engine, on_demand, pooled_hosts, pump_settings, recompute_here,
+};
 use super::private_layers;
 use crate::cli::args::AnswerArgs;
 use crate::cli::{Failure, note};
@@ -46,7 +48,9 @@ pub(crate) fn hosted_model(
     let is_whole = model
         .file
         .holds_layers(hosted.start, hosted.end.saturating_sub(1));
-    let local = (fallback && is_whole).then(|| on_demand(model, local_options(model, config)));
+    let may_compute = fallback && is_whole;
+    let local = may_compute.then(|| on_demand(model, local_options(model, config)));
+    let here = may_compute.then(|| recompute_here(model, config.engine_options(Some(1))));
     let (handle, all, private) = (runtime.clone(), config.clone(), model.private.clone());
     let open = move |exact: Exact, cancel: &Cancel| {
         let local = local.as_ref().map(|load| load());
@@ -55,6 +59,7 @@ pub(crate) fn hosted_model(
         let mut source = hosts.clone();
         source.demand(exact);
         let hosts = ShardedBackend::open(handle.clone(), Box::new(source), settings, cancel);
+        let hosts = hosts.map(|hosts| hosts.with_local_audits(here.clone()));
         private.around(match local {
             Some(local) => {
                 let begun = WithFallback::begin(hosts, since, local, exact, &handle, cancel);

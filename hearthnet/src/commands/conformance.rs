@@ -4,9 +4,11 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use hearthnet_bus::receipt::{Claim, Inputs, Statement};
 use hearthnet_bus::{Descriptor, Grant, NodeId, NodeKey, now_ms};
 use hearthnet_conformance::raw::Credentials;
-use hearthnet_conformance::{Host, Outcome, Shard, Token, Verdict};
+use hearthnet_conformance::{Host, Outcome, ReceiptTest, Shard, SignedStep, Token, Verdict};
+use hearthnet_engine::ARITHMETIC;
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_transport::{Config, Connection, DType, Hello, Identity, Message, connect};
 use serde_json::json;
@@ -29,6 +31,7 @@ async fn check(args: &ConformanceArgs, cx: &Context) -> Result<(), Failure> {
     let key = cx.global.node_key()?;
     let (addr, descriptor) = reach(&args.host, &key, cx.config.transport()).await?;
     let shard = shard(&descriptor, args.width)?;
+    let receipt = receipt_test(&descriptor, &shard, key.id());
     if !args.quick && !args.json {
         note("this takes a minute: idle connections are checked too (--quick leaves them out)");
     }
@@ -40,6 +43,7 @@ async fn check(args: &ConformanceArgs, cx: &Context) -> Result<(), Failure> {
         unknown: credentials(&unknown)?,
         token: Box::new(move |wanted| token(wanted, &key, &unknown, node)),
         shard,
+        receipt,
         descriptor: Arc::new(move |body: &[u8]| {
             let descriptor = Descriptor::from_cbor(body).map_err(|e| e.to_string())?;
             match descriptor.host == node {
@@ -107,6 +111,36 @@ fn shard(descriptor: &Descriptor, width: Option<u32>) -> Result<Shard, Failure> 
         total_layers: descriptor.total_layers,
         width: width.or(descriptor.width()),
         dtype: (dtype as u8, dtype.size()),
+        exact: descriptor.arithmetic == ARITHMETIC,
+    })
+}
+
+/// Compares a receipt with the rows of its step.
+fn receipt_test(descriptor: &Descriptor, shard: &Shard, caller: NodeId) -> ReceiptTest {
+    let statement = Statement {
+        host: descriptor.host,
+        caller,
+        weights: shard.weights,
+        layers: shard.layers,
+        arithmetic: descriptor.arithmetic.clone(),
+        stream: 1,
+        epoch: 1,
+        claims: 1,
+        chain: [0; 32],
+    };
+    Arc::new(move |step: &SignedStep| {
+        let mut inputs = Inputs::default();
+        inputs.extend(0, &step.sent, step.sent.len());
+        let claim = Claim::new(&inputs, 1, &step.returned);
+        let statement = Statement {
+            chain: claim.map_or([0; 32], |claim| claim.after([0; 32])),
+            ..statement.clone()
+        };
+        if step.claims != 1 || step.chain != statement.chain {
+            return Err("RECEIPT for other rows, or another number of claims".to_owned());
+        }
+        let verified = statement.verify(&step.signature);
+        verified.map_err(|_| "RECEIPT with a signature that is not valid".to_owned())
     })
 }
 

@@ -17,7 +17,7 @@ use hearthnet_bus::joining::JOINS_MS;
 use hearthnet_bus::log::{Advert, Community, Level, LogHealth};
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
 use hearthnet_orchestrator::exact::is_exact;
-use hearthnet_orchestrator::health::Standing;
+use hearthnet_orchestrator::health::{AuditCounts, Standing};
 use hearthnet_orchestrator::placement::runs_text;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -311,11 +311,42 @@ fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
             },
             ms(speed.map(|speed| speed.p50_ms)),
             ms(speed.map(|speed| speed.p95_ms)),
+            audits(&one.audits),
             failures.join(", "),
         ]
     });
-    let table = table("asked|standing|seen|p50/layer|p95/layer|failures", rows);
+    let table = table(
+        "asked|standing|seen|p50/layer|p95/layer|audits|failures",
+        rows,
+    );
     let _ = write!(out, "\n{table}");
+}
+
+/// How much of a host's answers can be audited, and what audits have found.
+fn audits(counts: &AuditCounts) -> String {
+    let AuditCounts {
+        answers,
+        signed,
+        confirmed,
+        mismatches,
+        not_auditable,
+        ..
+    } = *counts;
+    if answers == 0 {
+        return String::new();
+    }
+    if signed == 0 {
+        return "not auditable".to_owned();
+    }
+    let mut found = vec![format!("{}% signed", signed.min(answers) * 100 / answers)];
+    let results = [
+        (confirmed, "confirmed"),
+        (mismatches, "wrong"),
+        (not_auditable, "without another host"),
+    ];
+    let results = results.iter().filter(|(count, _)| *count > 0);
+    found.extend(results.map(|(count, what)| format!("{count} {what}")));
+    found.join(", ")
 }
 
 fn shards(

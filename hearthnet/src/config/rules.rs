@@ -62,6 +62,14 @@ pub(super) fn health_timeout<'de, D: Deserializer<'de>>(from: D) -> Result<f64, 
     }
 }
 
+pub(super) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    let share = f64::deserialize(from)?;
+    match (0.0..=1.0).contains(&share) {
+        true => Ok(share),
+        false => Err(D::Error::custom("must lie between 0.0 and 1.0")),
+    }
+}
+
 /// Text that `parse` accepts.
 fn text<'de, D: Deserializer<'de>, T>(
     from: D,

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::rules::{
     QuietHours, UpToADay, Whole, Within, activation_dtype, aliases, allowed_hosts, backend,
     cors_origins, device, dtype, health_timeout, layers, listen, listen_or_none, model,
-    node_listen, node_name, quiet_hours, routing_policy, socket_mode, static_peers,
+    node_listen, node_name, quiet_hours, routing_policy, share, socket_mode, static_peers,
 };
 use crate::cli::args::{EngineKind, Layers};
 
@@ -127,6 +127,8 @@ pub(crate) struct Inference {
     pub(crate) shard_health_timeout_seconds: f64,
     pub(crate) allow_self_as_shard: bool,
     pub(crate) exact: Exact,
+    #[serde(deserialize_with = "share")]
+    pub(crate) audit_share: f64,
     pub(crate) private_first_layers: Whole<u32>,
     pub(crate) private_last_layers: Whole<u32>,
     #[serde(deserialize_with = "routing_policy")]

@@ -323,6 +323,7 @@ fn values_out_of_range_name_the_setting() {
         "research.distributed_inference.max_shards_per_request=0",
         "research.distributed_inference.shard_health_timeout_seconds=0.0",
         "research.distributed_inference.shard_health_timeout_seconds=nan",
+        "research.distributed_inference.audit_share=1.5",
         "research.distributed_inference.routing_policy=random",
         "research.distributed_inference.fallback_to_local_after_failures=0",
         "research.distributed_inference.room_timeout_seconds=0",

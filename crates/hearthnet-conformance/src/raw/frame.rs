@@ -23,6 +23,7 @@ pub mod kind {
     pub const DESCRIBE: u8 = 0x17;
     pub const DESCRIPTOR: u8 = 0x18;
     pub const LEAVING: u8 = 0x19;
+    pub const RECEIPT: u8 = 0x1a;
 }
 
 /// Flags of the header.

@@ -170,6 +170,10 @@ pub fn states() -> Vec<Violation> {
         ("STREAM_OPENED", opened()),
         ("STEP_RESULT", Frame::new(kind::STEP_RESULT, [0; 42])),
         (
+            "RECEIPT",
+            body(kind::RECEIPT, &[one.clone(), epoch.clone()]),
+        ),
+        (
             "STREAM_ERROR",
             body(kind::STREAM_ERROR, &[one, epoch, x("code"), x("message")]),
         ),

@@ -135,6 +135,7 @@ const NUMBERS: &[Number] = &[
     Number { kind: Kind::Counter, name: "distributed_inference_shard_corruption_detected_total", what: "Invalid rows from hosts" },
     Number { kind: Kind::Gauge, name: "distributed_inference_hosts", what: "Hosts that were called, by state: good, failing, quarantined" },
     Number { kind: Kind::Labelled, name: "distributed_inference_host_failures_total", what: "Failures of hosts, by kind" },
+    Number { kind: Kind::Labelled, name: "distributed_inference_audits_total", what: "Audits of answers, by result" },
     Number { kind: Kind::Counter, name: "distributed_inference_stale_answers_total", what: "Step results of hosts that arrived after the step was abandoned" },
     Number { kind: Kind::Labelled, name: "hearthnet_transport_late_results_total", what: "Results dropped because their step was no longer awaited, by side" },
     Number { kind: Kind::Histogram, name: "hearthnet_queue_wait_seconds", what: "From the request to its start" },

@@ -105,6 +105,8 @@ pub(crate) enum Action {
 pub(crate) enum Outcome {
     /// It answered the oldest step in flight.
     Accepted,
+    /// It has rows that were there before, for a comparison ([`Pipeline::compare_replay`]).
+    Replayed,
     /// It belongs to an older epoch and was dropped.
     Stale,
 }
@@ -218,6 +220,8 @@ struct Span {
     waiting: VecDeque<Chunk>,
     /// Chunks with the requested rows: what is requested can change while a step is in flight.
     in_flight: VecDeque<(Chunk, Want)>,
+    /// Whether replayed rows come back.
+    compares: bool,
 }
 
 impl Span {
@@ -227,6 +231,7 @@ impl Span {
             input,
             waiting: VecDeque::new(),
             in_flight: VecDeque::new(),
+            compares: false,
         }
     }
 }
@@ -336,6 +341,12 @@ impl Pipeline {
         self.spans.get(span).map_or(0, |s| s.epoch)
     }
 
+    /// Input rows of a span from position 0 on, if they are kept.
+    pub(crate) fn input(&self, span: usize) -> Option<Vec<Bytes>> {
+        let kept = self.spans.get(span)?.input.kept.as_ref()?;
+        Some(kept.iter().cloned().collect())
+    }
+
     /// Submitted rows from position 0 on, so that another backend can take over.
     pub(crate) fn submitted(&self) -> impl Iterator<Item = &Bytes> {
         self.spans
@@ -422,6 +433,9 @@ impl Pipeline {
             return Err(unexpected());
         };
         let end = asked.end();
+        if want == Want::All && end <= self.passed_on(span) {
+            return Ok(Outcome::Replayed);
+        }
         match self.spans.get_mut(span + 1) {
             Some(next) if want == Want::All => {
                 let chunk = Chunk { data, ..asked };
@@ -478,6 +492,14 @@ impl Pipeline {
         reopened
     }
 
+    /// Lets a span return the rows of its replay, which are then not passed on. To be called after
+    /// [`Pipeline::replace`].
+    pub(crate) fn compare_replay(&mut self, span: usize) {
+        if let Some(span) = self.spans.get_mut(span) {
+            span.compares = true;
+        }
+    }
+
     /// Number of positions that a span has returned to the next span or the caller.
     fn passed_on(&self, span: usize) -> u32 {
         self.spans.get(span + 1).map_or(self.left, |s| s.input.have)
@@ -487,7 +509,10 @@ impl Pipeline {
     fn wanted(&self, span: usize, chunk: &Chunk) -> Want {
         let is_last = span + 1 == self.spans.len();
         if chunk.end() <= self.passed_on(span) {
-            Want::None
+            match self.spans.get(span).is_some_and(|span| span.compares) {
+                true => Want::All,
+                false => Want::None,
+            }
         } else if !is_last || self.all || self.back == Want::All {
             Want::All
         } else if chunk.end() == self.target {

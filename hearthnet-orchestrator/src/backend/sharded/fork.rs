@@ -57,6 +57,8 @@ impl ShardedBackend {
             hop_failures: VecDeque::new(),
             notices: Vec::new(),
             pending: VecDeque::new(),
+            here: self.here.clone(),
+            replaced: Vec::new(),
             came: Vec::new(),
             watching_since: began,
             per_layer: self.per_layer,
@@ -68,6 +70,9 @@ impl ShardedBackend {
                 epoch: own.epoch,
                 position,
             });
+            if let (Some(receipts), Some(source)) = (&hop.receipts, &own.receipts) {
+                receipts.fork_of(source, position);
+            }
             fork.hops.push(hop);
         }
         let forks: Vec<bool> = fork.hops.iter().map(|hop| hop.fork.is_some()).collect();

@@ -17,7 +17,9 @@
 //! | reasons to replace a span's host | `failure.rs` |
 //! | replacing a host that failed, leaves or has no room | `recovery.rs` |
 //! | copy of a sequence, on the same hosts | `fork.rs` |
+//! | spans computed again on other hosts | `audit.rs` |
 
+mod audit;
 mod failure;
 mod fork;
 mod hop_timeout;
@@ -39,6 +41,8 @@ use hearthnet_transport::{Code, DType, Want};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+pub use self::audit::RecomputeHere;
+use self::audit::{AuditSpan, Candidate};
 use self::failure::{HopFailure, Interrupted};
 use self::stream::Hop;
 use crate::Cancel;
@@ -48,7 +52,7 @@ use crate::backend::{Backend, HopTimes, Output, RouteHop, Rows, Run};
 use crate::error::ChatError;
 use crate::frames::Frame;
 pub use crate::hosts::ModelOnWire;
-use crate::hosts::health::SharedHealth;
+use crate::hosts::health::{RunningCall, SharedHealth};
 use crate::hosts::link::Inbound;
 use crate::hosts::{HostSource, RoutedSpan};
 use crate::steps::chat_loop;
@@ -75,6 +79,8 @@ pub struct PumpSettings {
     pub room_timeout: Duration,
     /// How long a new sequence waits for room before it is refused, or starts on this machine.
     pub start_timeout: Duration,
+    /// Share of the answered spans that other hosts compute again, 0 to 1.
+    pub audit_share: f64,
 }
 
 impl Default for PumpSettings {
@@ -87,6 +93,7 @@ impl Default for PumpSettings {
             give_up_after: None,
             room_timeout: Duration::from_secs(300),
             start_timeout: Duration::from_secs(30),
+            audit_share: 0.05,
         }
     }
 }
@@ -120,6 +127,10 @@ pub struct ShardedBackend {
     /// Frames for the caller.
     notices: Vec<Frame>,
     pending: VecDeque<Pending>,
+    /// Computes layers on this machine for audits.
+    here: Option<RecomputeHere>,
+    /// Spans of this call whose hosts were replaced, for the audit.
+    replaced: Vec<AuditSpan>,
     /// Output received so far for the submitted rows.
     came: Vec<u8>,
     /// Start of the current wait for results.
@@ -165,6 +176,8 @@ struct Call {
     /// Rows since the last pause, and preemptions per host with too few rows in between.
     rows: u32,
     preempted: BTreeMap<NodeId, u32>,
+    /// `None` before the call and after it.
+    running: Option<RunningCall>,
 }
 
 impl ShardedBackend {
@@ -208,6 +221,8 @@ impl ShardedBackend {
             hop_failures: VecDeque::new(),
             notices: Vec::new(),
             pending: VecDeque::new(),
+            here: None,
+            replaced: Vec::new(),
             came: Vec::new(),
             watching_since: began,
             per_layer: None,
@@ -224,6 +239,13 @@ impl ShardedBackend {
             ms: whole_ms(began.elapsed()),
         });
         Ok(this)
+    }
+
+    /// Lets audits compute layers on this machine, if no other host can, or if hosts differ.
+    #[must_use]
+    pub fn with_local_audits(mut self, here: Option<RecomputeHere>) -> Self {
+        self.here = here;
+        self
     }
 
     /// Runtime of its sessions.
@@ -298,6 +320,37 @@ impl ShardedBackend {
         Ok(())
     }
 
+    /// The span of a hop, if it can be audited.
+    fn audit_span(&self, index: usize) -> Option<AuditSpan> {
+        let hop = self.hops.get(index)?;
+        Some(AuditSpan {
+            host: hop.node(),
+            layers: (hop.span.lo, hop.span.hi),
+            rows: self.pipeline.input(index)?,
+            receipts: hop.receipts.clone()?,
+        })
+    }
+
+    /// Offers the spans of a call for an audit.
+    fn offer_audit(&mut self) {
+        let mut spans = std::mem::take(&mut self.replaced);
+        if self.settings.audit_share <= 0.0 {
+            return;
+        }
+        spans.extend((0..self.hops.len()).filter_map(|index| self.audit_span(index)));
+        let source = self.source.as_ref().and_then(|source| source.fork());
+        if let Some(source) = source.filter(|_| !spans.is_empty()) {
+            let candidate = Candidate {
+                source,
+                runtime: self.runtime.clone(),
+                settings: self.settings.clone(),
+                here: self.here.clone(),
+                spans,
+            };
+            candidate.offer();
+        }
+    }
+
     fn on_message(&mut self, id: u64, message: Inbound) {
         // A late message of a stream that has been replaced.
         let mut hops = self.hops.iter_mut().enumerate();
@@ -321,6 +374,7 @@ impl ShardedBackend {
             }
             Inbound::Result { result, at } => self.on_result(index, result, at).err(),
             Inbound::Error { code, message } => Some(hop.refused(code, &message)),
+            Inbound::BadReceipt(fault) => Some(hop.bad_receipt(fault)),
             Inbound::Leaving => {
                 hop.migrate_at = Some(Instant::now());
                 None
@@ -462,7 +516,10 @@ impl Backend for ShardedBackend {
     }
 
     fn begin_call(&mut self, positions: u32) {
-        self.call = Call::default();
+        self.call = Call {
+            running: Some(self.health.call()),
+            ..Call::default()
+        };
         for hop in &mut self.hops {
             hop.clock = HopClock::default();
             hop.span.link.rest(hop.stream, false);
@@ -487,6 +544,8 @@ impl Backend for ShardedBackend {
                 hop.rest(length);
             }
         }
+        self.call.running = None;
+        self.offer_audit();
     }
 
     fn pipeline(&self) -> Option<PipelineId> {

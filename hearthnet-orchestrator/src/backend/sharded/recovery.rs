@@ -13,6 +13,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::flight::Event;
@@ -47,6 +48,9 @@ const PREEMPTIONS_PER_FAILURE: u32 = 3;
 /// Reconnects to a host whose session was lost, with fewer rows in between. The limit protects
 /// against a prompt that crashes the host.
 const MAX_RECONNECTS: u32 = 3;
+
+/// Replaced spans of a call that are kept for its audit.
+const MAX_REPLACED: usize = 8;
 
 impl ShardedBackend {
     /// Replaces the hosts of all failed hops.
@@ -370,14 +374,26 @@ impl ShardedBackend {
     /// Replaces the host of a span. The rows of the sequence are replayed to the new ones.
     pub(super) fn replace(&mut self, span: usize, route: Vec<RoutedSpan>) {
         let count = route.len();
+        let before = self.audit_span(span);
+        let before = before.filter(|span| span.receipts.look(|ledger| ledger.has_claims()));
         let reopened = self.pipeline.replace(span, count);
         // Earlier spans that restart get a new stream on the same host.
         let again = self.hops.iter().take(span).skip(reopened.start);
         let again: Vec<RoutedSpan> = again.map(|hop| hop.span.clone()).collect();
-        let fresh: Vec<Hop> = (reopened.start..)
+        let mut fresh: Vec<Hop> = (reopened.start..)
             .zip(again.into_iter().chain(route))
             .map(|(index, routed)| self.hop(index, routed))
             .collect();
+        if let (Some(before), Some(last)) = (before, fresh.last_mut())
+            && self.replaced.len() < MAX_REPLACED
+        {
+            // Both are exact, so the rows of the replay must be those of before.
+            if self.settings.audit_share > 0.0 && last.receipts.is_some() {
+                last.replaces = Some(Arc::clone(&before.receipts));
+                self.pipeline.compare_replay(reopened.end.saturating_sub(1));
+            }
+            self.replaced.push(before);
+        }
         let old = self.hops.splice(reopened.start..=span, fresh);
         old.for_each(|hop| hop.release());
         self.open_streams(reopened);

@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::Descriptor;
 use hearthnet_bus::flight::Event;
+use hearthnet_bus::receipt::Statement;
 use hearthnet_transport::{CloseCode, Message, Step, StepResult, Want};
 
 use super::ShardedBackend;
@@ -17,6 +19,7 @@ use crate::backend::pipeline::{Chunk, Outcome};
 use crate::error::ChatError;
 use crate::hosts::RoutedSpan;
 use crate::hosts::checks::{BoundaryCheck, CheckError};
+use crate::hosts::receipts::{Ledger, StreamReceipts};
 use crate::times::{HopClock, median};
 
 /// Positions by which a stream grows beyond its request: a few KV pages. A larger step would be
@@ -28,7 +31,25 @@ impl ShardedBackend {
         let id = self.next_hop;
         self.next_hop += 1;
         let epoch = self.pipeline.epoch(index);
-        let stream = span.link.register(id, epoch, self.inbox.clone());
+        let link = &span.link;
+        let row_bytes = self.model.width * self.model.boundary.bytes_per_value();
+        let (stream, receipts) = link.register(id, epoch, self.inbox.clone(), |stream| {
+            let statement = Statement {
+                host: link.descriptor.host,
+                caller: link.caller,
+                weights: self.model.weights.0,
+                layers: (span.lo, span.hi),
+                arithmetic: link.descriptor.arithmetic.clone(),
+                stream,
+                epoch,
+                claims: 0,
+                chain: [0; 32],
+            };
+            link.has_receipts().then(|| {
+                let ledger = Ledger::new(statement, row_bytes);
+                Arc::new(StreamReceipts::new(ledger, self.health.clone()))
+            })
+        });
         let bands = self.model.bands.as_ref();
         let band = bands.and_then(|b| b.get(span.hi as usize)).copied();
         let shard_id = Descriptor::shard_id(&self.model.model_id, span.lo, span.hi);
@@ -38,6 +59,8 @@ impl ShardedBackend {
         Hop {
             id,
             check: BoundaryCheck::new(rows, self.health.seen(), host, layers),
+            receipts,
+            replaces: None,
             span,
             latency: shard_latency(shard_id.clone()),
             shard_id,
@@ -95,6 +118,9 @@ impl ShardedBackend {
         if hop.sent.is_empty() && hop.opened {
             hop.progressed(at);
         }
+        if let Some(receipts) = hop.receipts.as_ref().filter(|_| want != Want::None) {
+            receipts.look(Ledger::asked);
+        }
         hop.sent.push_back(Sent {
             at,
             rows: chunk.rows,
@@ -150,8 +176,22 @@ impl ShardedBackend {
                 }));
             }
         }
+        let returned = data.clone();
         match self.pipeline.on_result(index, epoch, position, rows, data) {
-            Ok(Outcome::Accepted) => self.note_time(index, result.compute_us, result.queue_us, at),
+            Ok(outcome @ (Outcome::Accepted | Outcome::Replayed)) => {
+                if outcome == Outcome::Replayed {
+                    hop.compare_replay(position, &returned);
+                }
+                if let (Some(receipts), Some(sent)) = (&hop.receipts, hop.sent.front()) {
+                    receipts
+                        .look(|ledger| ledger.answered(position, &sent.data, rows, &returned))
+                        .map_err(|fault| hop.bad_receipt(fault))?;
+                }
+                if rows > 0 {
+                    self.health.look(|all, now| all.claimed(&hop.node(), now));
+                }
+                self.note_time(index, result.compute_us, result.queue_us, at)
+            }
             Ok(Outcome::Stale) => {
                 report_event(Event::StaleAnswer {
                     pipeline: self.name,

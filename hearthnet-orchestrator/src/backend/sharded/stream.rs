@@ -1,6 +1,7 @@
 //! A span's stream on its host: messages to the host, its failures, waiting for it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -17,6 +18,7 @@ use super::hop_timeout::{CHECK_INTERVAL, HopTimeout, OFFLINE_AFTER, PROBE_AFTER,
 use crate::error::ChatError;
 use crate::hosts::RoutedSpan;
 use crate::hosts::checks::BoundaryCheck;
+use crate::hosts::receipts::{RECEIPT_MISMATCH, ReceiptFault, StreamReceipts};
 use crate::steps::chat_loop;
 use crate::times::HopClock;
 
@@ -56,6 +58,10 @@ pub(super) struct Hop {
     /// Positions requested for the stream.
     pub(super) asked: u32,
     pub(super) check: BoundaryCheck,
+    /// `None` if its host sends no receipts.
+    pub(super) receipts: Option<Arc<StreamReceipts>>,
+    /// Stream that it replaces, to compare the rows of the replay with.
+    pub(super) replaces: Option<Arc<StreamReceipts>>,
     pub(super) sent: VecDeque<Sent>,
     /// Messages for which the send queue had no room, in order; sent while the chat waits.
     pub(super) unsent: VecDeque<Message>,
@@ -185,6 +191,13 @@ impl Hop {
         }
         self.asked = positions;
         self.ask(weights)
+    }
+
+    pub(super) fn bad_receipt(&self, fault: ReceiptFault) -> HopFailure {
+        metrics::counter!("distributed_inference_shard_corruption_detected_total").increment(1);
+        self.hop_failure(RECEIPT_MISMATCH, Cause::Corrupt, |host| {
+            ChatError::PipelineStalled(format!("{host} is not honest: {RECEIPT_MISMATCH}: {fault}"))
+        })
     }
 
     pub(super) fn late(&self) -> HopFailure {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hearthnet_bus::NodeKey;
 use hearthnet_bus::flight::{Event, SessionId};
+use hearthnet_bus::receipt::Statement;
 use hearthnet_transport::{
     CloseCode, Code, DType, Handler, Message, NodeId, Step, StepResult, StreamClose, StreamError,
     StreamOpen, StreamOpened, Truncate, Want,
@@ -18,7 +19,9 @@ use super::fake::{
 };
 use super::{encode, open_for, rows, step, step_of};
 use crate::config::ServeConfig;
+use crate::engine::Served;
 use crate::events::{Caller as CallerId, HostEvents, Stats};
+use crate::notary::Notary;
 use crate::sched::{Command, Limits, Scheduler};
 use crate::stream_handle::Slots;
 use crate::stream_table::{HostState, StreamTable};
@@ -27,6 +30,7 @@ mod anything;
 mod forks;
 mod leaving;
 mod memory;
+mod receipts;
 mod record;
 mod slots;
 mod steps;
@@ -62,6 +66,10 @@ impl Host {
     }
 
     fn with_limits(change: impl FnOnce(&mut Limits)) -> Self {
+        Self::serving(served(), change)
+    }
+
+    fn serving(served: Served, change: impl FnOnce(&mut Limits)) -> Self {
         let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
         *probe.clock.lock() = Some(clock.clone());
         let events = Arc::new(HostEvents::recording(record));
@@ -77,7 +85,7 @@ impl Host {
         let host_state = HostState {
             node: owner(),
             endpoint: "127.0.0.1:1".into(),
-            served: served(),
+            served: served.clone(),
             slots: Slots::new(owner(), &config, Arc::clone(&events)),
             kv_budget: config.kv_budget_bytes.into(),
             config,
@@ -96,7 +104,9 @@ impl Host {
         };
         change(&mut limits);
         let source = FakeSource(probe.clone());
-        let mut scheduler = Scheduler::new(source, served(), limits, events, clock.clone());
+        let sign = |statement: &Statement| Some(statement.sign(&NodeKey::from_secret(&[1; 32])));
+        let notary = Notary::here(owner(), Box::new(sign));
+        let mut scheduler = Scheduler::new(source, served, limits, events, clock.clone(), notary);
         scheduler.load(&mut |_| {}).unwrap();
         Self {
             host_state: Arc::new(host_state),
@@ -185,6 +195,7 @@ fn caller_id(peer: u8) -> CallerId {
         node,
         party: node,
         session: SessionId::of_token(&[peer]),
+        receipts: 0,
     }
 }
 

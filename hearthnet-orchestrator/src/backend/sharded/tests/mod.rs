@@ -1,18 +1,21 @@
 //! Callers over scripted hosts: real sessions on loopback, plain arithmetic.
 
+mod audits;
 mod forks;
+mod receipts;
 mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use hearthnet_bus::receipt::{Claim, Inputs, Statement};
 use hearthnet_bus::{Descriptor, NodeKey};
 use hearthnet_engine::ARITHMETIC;
 use hearthnet_files::{BoundaryDtype, WeightsId};
 use hearthnet_transport::{
     Admission, CloseCode, Code, Config, Connection, DType, Hello, Identity, Listener, Message,
-    NodeId, Sender, Step, StepResult, StreamError, StreamOpened, Want,
+    NodeId, Receipt, Sender, Step, StepResult, StreamError, StreamOpen, StreamOpened, Want,
 };
 use parking_lot::{Mutex, MutexGuard};
 use proptest::prelude::*;
@@ -56,6 +59,17 @@ enum Deed {
     Mute,
 }
 
+/// Wrong rows that no check of rows finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lie {
+    /// A small change of the last row of each answer.
+    Noise,
+    /// All layers but the last one.
+    SkipsLayer,
+    /// The same rows, behind other ones.
+    Yesterday,
+}
+
 /// First layer of a stream, and the states of all its layers.
 type Layers = (u32, Vec<Vec<u32>>);
 
@@ -76,6 +90,7 @@ struct State {
     pairs: bool,
     /// Change to the rows of every answer.
     spoils: Option<fn(&mut StepResult)>,
+    lies: Option<Lie>,
     /// Change to every answer to STREAM_OPEN.
     misnames: Option<fn(&mut StreamOpened)>,
     /// Number of steps received.
@@ -84,13 +99,111 @@ struct State {
     asked: Vec<u32>,
     /// Lengths at which streams became idle.
     rests: Vec<u32>,
+    /// Positions, rows and first layers of the steps received.
+    received: Vec<(u32, Bytes, u32)>,
+    /// Claims of streams, keyed as `streams`.
+    books: BTreeMap<(usize, u32), Book>,
+    /// Sends no receipts.
+    unsigned: bool,
+    /// Change to every receipt.
+    forges: Option<fn(&mut Receipt)>,
     /// Messages received for closed streams.
     late: u32,
     sessions: Vec<Sender>,
 }
 
+/// Answers between two receipts of a puppet.
+const RECEIPT_EVERY: u32 = 3;
+
+/// Claims of a stream, as a host keeps them.
+#[derive(Clone)]
+struct Book {
+    statement: Statement,
+    inputs: Inputs,
+    signed: u32,
+}
+
+impl State {
+    fn begin_book(&mut self, host: NodeId, session: usize, open: &StreamOpen) {
+        let source = open
+            .fork
+            .map(|fork| (fork, self.books.get(&(session, fork.stream))));
+        let inputs = match source {
+            Some((fork, Some(source))) => source.inputs.fork(fork.position),
+            _ => Inputs::default(),
+        };
+        let statement = Statement {
+            host,
+            caller: caller_key().id(),
+            weights: open.weights,
+            layers: (open.lo, open.hi),
+            arithmetic: ARITHMETIC.into(),
+            stream: open.stream,
+            epoch: open.epoch,
+            claims: 0,
+            chain: [0; 32],
+        };
+        let book = Book {
+            statement,
+            inputs,
+            signed: 0,
+        };
+        self.books.insert((session, open.stream), book);
+    }
+
+    fn book(&mut self, session: usize, sent: &Step, result: &StepResult, key: &NodeKey) {
+        let stream = (session, sent.stream);
+        let Some(book) = self.books.get_mut(&stream) else {
+            return;
+        };
+        assert!(book.inputs.extend(sent.position, &sent.data, 4 * WIDTH));
+        if let Some(claim) = Claim::new(&book.inputs, result.rows, &result.data) {
+            book.statement.chain = claim.after(book.statement.chain);
+            book.statement.claims += 1;
+        }
+        if book.statement.claims >= book.signed + RECEIPT_EVERY {
+            self.certify(stream, key);
+        }
+    }
+
+    /// Sends a receipt, before the answer that it covers.
+    fn certify(&mut self, stream: (usize, u32), key: &NodeKey) {
+        let Some(book) = self.books.get_mut(&stream) else {
+            return;
+        };
+        let Statement {
+            stream: number,
+            epoch,
+            claims,
+            chain,
+            ..
+        } = book.statement;
+        if self.unsigned || claims == book.signed {
+            return;
+        }
+        book.signed = claims;
+        let mut receipt = Receipt {
+            stream: number,
+            epoch,
+            claims: claims.try_into().unwrap(),
+            chain,
+            signature: book.statement.sign(key),
+        };
+        if let Some(forge) = self.forges {
+            forge(&mut receipt);
+        }
+        let _ = self.sessions[stream.0].try_send(Message::Receipt(receipt));
+    }
+}
+
+/// Key of the callers.
+fn caller_key() -> NodeKey {
+    NodeKey::from_secret(&[200; 32])
+}
+
 /// Scripted host.
 struct Puppet {
+    key: NodeKey,
     addr: HostAddr,
     lo: u32,
     hi: u32,
@@ -134,6 +247,7 @@ impl Puppet {
                 endpoint: listener.local_addr().to_string(),
                 node: key.id(),
             },
+            key,
             lo,
             hi,
             arithmetic,
@@ -270,6 +384,9 @@ impl Puppet {
                 let stream = (session, open.stream);
                 if !grows {
                     state.streams.insert(stream, (open.lo, layers));
+                    if self.arithmetic == ARITHMETIC {
+                        state.begin_book(self.key.id(), session, &open);
+                    }
                 }
                 let mut opened = StreamOpened {
                     stream: open.stream,
@@ -282,6 +399,8 @@ impl Puppet {
             }
             Message::StreamClose(close) => {
                 state.streams.remove(&(session, close.stream));
+                state.certify((session, close.stream), &self.key);
+                state.books.remove(&(session, close.stream));
                 None
             }
             Message::Truncate(truncate) => {
@@ -293,6 +412,7 @@ impl Puppet {
                 // A closed stream may receive a late TRUNCATE.
                 assert!(held.is_none_or(|held| held == truncate.position as usize));
                 state.rests.push(truncate.position);
+                state.certify((session, truncate.stream), &self.key);
                 None
             }
             Message::Step(step) => {
@@ -321,18 +441,47 @@ impl Puppet {
                 if state.mute.contains(&stream) {
                     return None;
                 }
+                let lies = state.lies;
                 let Some((lo, layers)) = state.streams.get_mut(&stream) else {
                     return refuse(step.stream, step.epoch, "unknown_stream");
                 };
-                let mut result = run(*lo, layers, step);
+                let received = (step.position, step.data.clone(), *lo);
+                let mut result = match lies {
+                    None | Some(Lie::Noise) => run(*lo, layers, step.clone()),
+                    Some(Lie::SkipsLayer) => {
+                        let count = layers.len() - 1;
+                        run(*lo, &mut layers[..count], step.clone())
+                    }
+                    Some(Lie::Yesterday) => {
+                        let mut other = layers.clone();
+                        let before = other.iter_mut().flatten();
+                        before.for_each(|state| *state ^= 0x5555);
+                        run(*lo, layers, step.clone());
+                        run(*lo, &mut other, step.clone())
+                    }
+                };
+                if lies == Some(Lie::Noise) && result.rows > 0 {
+                    add_noise(&mut result);
+                }
                 if let Some(spoil) = state.spoils.filter(|_| result.rows > 0) {
                     spoil(&mut result);
                 }
+                state.received.push(received);
+                state.book(session, &step, &result, &self.key);
                 Some(Message::StepResult(result))
             }
             _ => None,
         }
     }
+}
+
+/// Changes the third value of the last row.
+fn add_noise(result: &mut StepResult) {
+    let mut data = result.data.to_vec();
+    let third = data.len() - 2 * size_of::<f32>();
+    let value = data[third..].first_chunk_mut::<4>().unwrap();
+    *value = (f32::from_le_bytes(*value) + 1.0).to_le_bytes();
+    result.data = data.into();
 }
 
 /// Runs a step through the layers from `lo` on.
@@ -402,6 +551,9 @@ struct Stage {
     cancel: Cancel,
     health: SharedHealth,
     exact: Exact,
+    audit_share: f64,
+    /// Computes layers on this machine for audits.
+    here: Option<RecomputeHere>,
 }
 
 /// Events of a sequence.
@@ -438,7 +590,7 @@ impl Stage {
                 Puppet::start(&runtime, seed, range, arithmetic, software)
             })
             .collect();
-        let key = NodeKey::from_secret(&[200; 32]);
+        let key = caller_key();
         let links = hosts
             .iter()
             .map(|host| {
@@ -453,6 +605,8 @@ impl Stage {
             cancel: Cancel::default(),
             health: SharedHealth::default(),
             exact: Exact::default(),
+            audit_share: 0.0,
+            here: None,
         }
     }
 
@@ -480,7 +634,12 @@ impl Stage {
             choice: self.choice(hosted),
         };
         let runtime = self.runtime.handle().clone();
-        ShardedBackend::open(runtime, Box::new(source), settings, &self.cancel)
+        let settings = PumpSettings {
+            audit_share: self.audit_share,
+            ..settings
+        };
+        let opened = ShardedBackend::open(runtime, Box::new(source), settings, &self.cancel);
+        opened.map(|backend| backend.with_local_audits(self.here.clone()))
     }
 
     fn choice(&self, hosted: Range<u32>) -> Choice {
@@ -518,9 +677,13 @@ impl Stage {
         settings: PumpSettings,
     ) -> Result<ShardedBackend, ChatError> {
         let runtime = self.runtime.handle().clone();
-        let key = Arc::new(NodeKey::from_secret(&[200; 32]));
+        let key = Arc::new(caller_key());
         let (config, choice) = (Config::default(), self.choice(0..LAYERS));
         let pool = HostPool::new(runtime.clone(), key, config, addresses, choice);
+        let settings = PumpSettings {
+            audit_share: self.audit_share,
+            ..settings
+        };
         ShardedBackend::open(runtime, Box::new(pool), settings, &self.cancel)
     }
 
@@ -946,11 +1109,11 @@ fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
     stage.hosts[0].at(2, Deed::Die);
     let (loading, begun) = std::sync::mpsc::channel();
     let (told, wait) = std::sync::mpsc::channel::<()>();
-    let wait = std::sync::Mutex::new(wait);
+    let wait = Mutex::new(wait);
     let load = move || {
         loading.send(()).unwrap();
         // Until the test ends.
-        let _ = wait.lock().unwrap().recv();
+        let _ = wait.lock().recv();
         Err(ChatError::Cancelled)
     };
     let mut backend = stage.with_fallback(Ok(stage.open()), Arc::new(load));

@@ -1,0 +1,421 @@
+//! Audits: spans of an answer, computed again by other hosts when this process has nothing else to do
+//! (`specs/receipts.md` 4).
+//!
+//! ```text
+//! end of a call ─► candidate ─► receipts came ─► drawn by lot ─► no call runs ─► other hosts ─► compare
+//!                  (rows of each span)                                             │ differ
+//!                                                                                  └─► a third opinion
+//! ```
+//!
+//! One thread of the process does all audits, one after the other. Other hosts get the rows that a host
+//! of the span gets, and nothing else.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hearthnet_bus::NodeId;
+use hearthnet_bus::receipt::{Claim, Inputs};
+use hearthnet_engine::ARITHMETIC;
+use hearthnet_files::BoundaryDtype;
+use hearthnet_transport::{Want, background};
+use tokio::runtime::Handle;
+
+use super::stream::Hop;
+use super::{PumpSettings, ShardedBackend};
+use crate::Cancel;
+use crate::backend::{Backend as _, Rows, Run};
+use crate::error::ChatError;
+use crate::exact::Exact;
+use crate::hosts::audits::AuditResult;
+use crate::hosts::health::{FailureKind, SharedHealth};
+use crate::hosts::receipts::{Ledger, StreamReceipts};
+use crate::hosts::{Choice, HostSource, ModelOnWire, RoutedSpan, Search};
+use crate::steps::chat_loop;
+
+/// Calls whose spans wait for their draw. Further ones are not audited, so that their rows take no
+/// memory.
+const WAITING: usize = 16;
+/// How long the last receipt of a call may take.
+const RECEIPT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long an audit waits until no call runs. A busy process audits all the same.
+const IDLE_PATIENCE: Duration = Duration::from_secs(60);
+/// Interval between looks at what an audit waits for.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Most memory for the values of an audit's rows: 29,000 positions of 576 values, 4,096 of 4,096.
+const MAX_BYTES: usize = 64 << 20;
+/// How long an audit waits for room on other hosts.
+const ROOM_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Span of a call that can be audited.
+pub(super) struct AuditSpan {
+    pub(super) host: NodeId,
+    /// First and last layer.
+    pub(super) layers: (u32, u32),
+    /// Input rows from position 0 on.
+    pub(super) rows: Vec<Bytes>,
+    pub(super) receipts: Arc<StreamReceipts>,
+}
+
+/// Runs rows from position 0 on through layers (half-open) on this machine.
+pub type RecomputeHere =
+    Arc<dyn Fn(Range<u32>, &[f32]) -> Result<Vec<f32>, ChatError> + Send + Sync>;
+
+/// Spans of a call, and where to find other hosts.
+pub(super) struct Candidate {
+    pub(super) source: Box<dyn HostSource>,
+    pub(super) runtime: Handle,
+    pub(super) settings: PumpSettings,
+    pub(super) here: Option<RecomputeHere>,
+    pub(super) spans: Vec<AuditSpan>,
+}
+
+/// Queue of the thread, a low-priority one that starts with the first candidate.
+fn queue() -> &'static SyncSender<Candidate> {
+    static QUEUE: OnceLock<SyncSender<Candidate>> = OnceLock::new();
+    QUEUE.get_or_init(|| {
+        let (queue, candidates) = sync_channel::<Candidate>(WAITING);
+        background().spawn_blocking(move || {
+            for candidate in candidates {
+                candidate.audit();
+            }
+        });
+        queue
+    })
+}
+
+/// Waits until `is` holds, at most for `limit`.
+fn wait_until(limit: Duration, is: impl Fn() -> bool) {
+    let until = Instant::now() + limit;
+    while !is() && Instant::now() < until {
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Draws whether a span is audited. Without randomness it is not.
+fn is_drawn(share: f64) -> bool {
+    let lot = getrandom::u32().map(|lot| f64::from(lot) / 2f64.powi(32));
+    lot.is_ok_and(|lot| lot < share)
+}
+
+/// Rows that were computed again.
+struct Recomputed {
+    /// The hosts; none for this machine.
+    hosts: BTreeSet<NodeId>,
+    /// Encoded.
+    rows: Vec<u8>,
+}
+
+impl Recomputed {
+    /// Returns whether the returned rows of a claim are these.
+    fn confirms(&self, claim: &Claim, row_bytes: usize) -> bool {
+        let end = claim.end as usize * row_bytes;
+        let begin = end.saturating_sub(claim.rows as usize * row_bytes);
+        let rows = self.rows.get(begin..end);
+        rows.is_some_and(|rows| claim.returned(rows))
+    }
+}
+
+impl Candidate {
+    /// Hands the spans to the thread.
+    pub(super) fn offer(self) {
+        let runtime = self.runtime.clone();
+        let _context = runtime.enter();
+        // A full queue means that audits are behind: this call is left out.
+        let _ = queue().try_send(self);
+    }
+
+    fn health(&self) -> &SharedHealth {
+        &self.source.choice().health
+    }
+
+    /// Positions that an audit covers.
+    fn most_positions(&self) -> u32 {
+        let row = self.source.choice().model.width * size_of::<f32>();
+        u32::try_from(MAX_BYTES / row.max(1)).unwrap_or(u32::MAX)
+    }
+
+    fn row_bytes(&self) -> usize {
+        let model = &self.source.choice().model;
+        model.width * model.boundary.bytes_per_value()
+    }
+
+    fn audit(&self) {
+        for span in &self.spans {
+            let receipts = &span.receipts;
+            wait_until(RECEIPT_PATIENCE, || {
+                receipts.look(|ledger| ledger.is_settled())
+            });
+            // The draw comes after the receipts: the host cannot know it when it signs.
+            if !receipts.is_suspected() && !is_drawn(self.settings.audit_share) {
+                continue;
+            }
+            let claims = span.signed_claims(self.row_bytes(), self.most_positions());
+            if !claims.is_empty() {
+                wait_until(IDLE_PATIENCE, || self.health().is_idle());
+                self.compare(span, &claims);
+            }
+        }
+    }
+
+    /// Has a span computed again, and compares.
+    fn compare(&self, span: &AuditSpan, claims: &[Claim]) {
+        let count = claims.len() as u64;
+        let last = claims.iter().map(|claim| claim.end).max().unwrap_or(0);
+        let host = BTreeSet::from([span.host]);
+        let second = match self.recompute(span, last, &host) {
+            // A full host may have room for the next audit.
+            Err(ChatError::HostsFull(_)) => return,
+            Err(_) => self.recompute_here(span, last),
+            second => second,
+        };
+        let Ok(second) = second else {
+            return self.report(&span.host, AuditResult::NotAuditable, count);
+        };
+        let row_bytes = self.row_bytes();
+        let wrong = claims
+            .iter()
+            .find(|claim| !second.confirms(claim, row_bytes));
+        let Some(claim) = wrong else {
+            return self.report(&span.host, AuditResult::Confirmed, count);
+        };
+        let (lo, hi) = span.layers;
+        let shown = (span.host.short(), claim.end);
+        tracing::warn!(host = %shown.0, lo, hi, end = shown.1, "audit_mismatch: other rows than another host's");
+        self.report(&span.host, AuditResult::Mismatch, 1);
+        if second.hosts.is_empty() {
+            return self.blame(&host, FailureKind::Corruption);
+        }
+        // Which of the two is wrong, this machine says, or a third host.
+        let both = &host | &second.hosts;
+        let third = self.recompute_here(span, claim.end);
+        let third = third.or_else(|_| self.recompute(span, claim.end, &both));
+        let end = claim.end as usize * row_bytes;
+        let agrees = |third: &Recomputed| third.rows.get(..end) == second.rows.get(..end);
+        match third {
+            Ok(third) if agrees(&third) => self.blame(&host, FailureKind::Corruption),
+            Ok(third) if third.confirms(claim, row_bytes) => {
+                let kind = match second.hosts.len() {
+                    1 => FailureKind::Corruption,
+                    // Any of them may be wrong.
+                    _ => FailureKind::Disputed,
+                };
+                self.blame(&second.hosts, kind);
+            }
+            Ok(third) if third.hosts.is_empty() => self.blame(&both, FailureKind::Corruption),
+            _ => self.blame(&both, FailureKind::Disputed),
+        }
+    }
+
+    fn report(&self, host: &NodeId, result: AuditResult, answers: u64) {
+        metrics::counter!("distributed_inference_audits_total", "result" => result.into_str())
+            .increment(1);
+        self.health()
+            .look(|all, now| all.audited(host, result, answers, now));
+    }
+
+    fn blame(&self, hosts: &BTreeSet<NodeId>, kind: FailureKind) {
+        for host in hosts {
+            self.health().failed(host, kind);
+        }
+    }
+
+    /// The first `end` input rows of a span.
+    fn input(&self, span: &AuditSpan, end: u32) -> Result<Vec<f32>, ChatError> {
+        let mut encoded = span.rows.concat();
+        encoded.truncate(end as usize * self.row_bytes());
+        let mut values = Vec::new();
+        let boundary = self.source.choice().model.boundary;
+        let decoded = boundary.decode(&encoded, &mut values);
+        decoded.map_err(|e| ChatError::Engine(e.to_string()))?;
+        Ok(values)
+    }
+
+    /// Runs the first `end` rows of a span through its layers on this machine.
+    fn recompute_here(&self, span: &AuditSpan, end: u32) -> Result<Recomputed, ChatError> {
+        let none = || ChatError::ShardUnavailable("this machine does not compute layers".into());
+        let here = self.here.as_ref().ok_or_else(none)?;
+        let (lo, hi) = span.layers;
+        let out = here(lo..hi + 1, &self.input(span, end)?)?;
+        let mut rows = Vec::new();
+        self.source.choice().model.boundary.encode(&out, &mut rows);
+        Ok(Recomputed {
+            hosts: BTreeSet::new(),
+            rows,
+        })
+    }
+
+    /// Runs the first `end` rows of a span through other exact hosts than those in `exclude`.
+    fn recompute(
+        &self,
+        span: &AuditSpan,
+        end: u32,
+        exclude: &BTreeSet<NodeId>,
+    ) -> Result<Recomputed, ChatError> {
+        let none = || ChatError::ShardUnavailable("no other hosts can be searched".into());
+        let mut inner = self.source.fork().ok_or_else(none)?;
+        inner.demand(Exact::Require);
+        let (lo, hi) = span.layers;
+        let choice = inner.choice();
+        let boundary = choice.model.boundary;
+        let choice = Choice {
+            model: ModelOnWire {
+                hosted: lo..hi + 1,
+                ..choice.model.clone()
+            },
+            ..choice.clone()
+        };
+        let settings = PumpSettings {
+            give_up_after: Some(1),
+            room_timeout: ROOM_PATIENCE,
+            start_timeout: ROOM_PATIENCE,
+            audit_share: 0.0,
+            ..self.settings.clone()
+        };
+        let source = Elsewhere {
+            inner,
+            choice,
+            exclude: exclude.clone(),
+        };
+        let values = self.input(span, end)?;
+
+        let (runtime, cancel) = (self.runtime.clone(), Cancel::default());
+        let mut backend = ShardedBackend::open(runtime, Box::new(source), settings, &cancel)?;
+        backend.begin_call(end);
+        let rows = Rows {
+            all: true,
+            ..Rows::at(0, &values)
+        };
+        chat_loop::block_on(backend.submit(rows, &cancel));
+        let mut run = Run {
+            cancel: &cancel,
+            notify: &mut |_| {},
+        };
+        let out = chat_loop::block_on(backend.output(&mut run))?;
+        let mut rows = Vec::new();
+        boundary.encode(&out, &mut rows);
+        let hosts = backend.hops.iter().map(Hop::node).collect();
+        Ok(Recomputed { hosts, rows })
+    }
+}
+
+impl AuditSpan {
+    /// Signed claims about the rows that are still there, up to a position, in order.
+    fn signed_claims(&self, row_bytes: usize, most: u32) -> Vec<Claim> {
+        let mut inputs = Inputs::default();
+        for rows in &self.rows {
+            inputs.extend(inputs.length(), rows, row_bytes);
+        }
+        let signed = self.receipts.look(Ledger::take_signed);
+        let claims = signed.into_iter().flat_map(|signed| signed.claims);
+        claims
+            .filter(|claim| claim.end <= most && inputs.hash(claim.end) == Some(claim.input))
+            .collect()
+    }
+}
+
+impl Hop {
+    /// Compares rows of a replay, the first of them at `position`, with what the host before returned.
+    pub(super) fn compare_replay(&self, position: u32, rows: &[u8]) {
+        if let Some(before) = &self.replaces {
+            before.compare(position, rows);
+        }
+    }
+}
+
+/// Answers of the hosts of the last layers, for this machine that computes all layers again.
+pub(crate) struct TakeOver {
+    /// Hosts of the route.
+    hosts: BTreeSet<NodeId>,
+    health: SharedHealth,
+    /// Streams with the last layers, each with its host and whether it ran all layers.
+    streams: Vec<(NodeId, bool, Arc<StreamReceipts>)>,
+    boundary: BoundaryDtype,
+    /// Values of the last row, if hosts return only that of a call.
+    pub(crate) last_row: Option<usize>,
+}
+
+impl ShardedBackend {
+    /// What this machine can compare when it takes over. `None` if a host is not exact.
+    pub(crate) fn take_over(&self) -> Option<TakeOver> {
+        let model = &self.model;
+        let values = self.pipeline.submitted_length() as usize * model.width;
+        let is_exact = self.hops.iter().all(|hop| hop.receipts.is_some());
+        if self.settings.audit_share <= 0.0 || values > MAX_BYTES / size_of::<f32>() || !is_exact {
+            return None;
+        }
+        let is_last = |layers: (u32, u32)| layers.1 + 1 == model.hosted.end;
+        let before = self.replaced.iter();
+        let before = before.map(|span| (span.host, span.layers, Some(&span.receipts)));
+        let now = self.hops.iter();
+        let now = now.map(|hop| {
+            (
+                hop.node(),
+                (hop.span.lo, hop.span.hi),
+                hop.receipts.as_ref(),
+            )
+        });
+        let streams = before.chain(now).filter(|(_, layers, _)| is_last(*layers));
+        let streams = streams.filter_map(|(host, layers, receipts)| {
+            Some((host, layers.0 == model.hosted.start, Arc::clone(receipts?)))
+        });
+        Some(TakeOver {
+            hosts: self.hops.iter().map(Hop::node).collect(),
+            health: self.health.clone(),
+            streams: streams.collect(),
+            boundary: model.boundary,
+            last_row: (model.back() == Want::Last).then_some(model.width),
+        })
+    }
+}
+
+impl TakeOver {
+    /// Compares with all rows that this machine computed, from position 0 on. This machine is right.
+    pub(crate) fn compare(&self, out: &[f32]) {
+        let mut rows = Vec::new();
+        self.boundary.encode(out, &mut rows);
+        for (host, ran_all, receipts) in &self.streams {
+            match receipts.compare(0, &rows) {
+                true => {}
+                false if *ran_all => self.health.failed(host, FailureKind::Corruption),
+                // Any host before the last one may have been wrong.
+                false => {
+                    for host in &self.hosts {
+                        self.health.failed(host, FailureKind::Disputed);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Hosts of a source without some of them, all of them exact.
+struct Elsewhere {
+    inner: Box<dyn HostSource>,
+    choice: Choice,
+    exclude: BTreeSet<NodeId>,
+}
+
+impl HostSource for Elsewhere {
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        let route = self.inner.route(&Search {
+            layers: search.layers.clone(),
+            exclude: &(search.exclude | &self.exclude),
+            ..*search
+        })?;
+        let is_exact = |span: &RoutedSpan| span.link.descriptor.arithmetic == ARITHMETIC;
+        match route.iter().all(is_exact) {
+            true => Ok(route),
+            false => Err(ChatError::ArithmeticMismatch(
+                "no other exact host has the layers".into(),
+            )),
+        }
+    }
+
+    fn choice(&self) -> &Choice {
+        &self.choice
+    }
+}

@@ -1,0 +1,395 @@
+//! Audits of the scripted hosts.
+
+use super::*;
+use crate::hosts::health::AuditCounts;
+
+/// A stage on which every span is audited.
+fn audited(ranges: &[(u32, u32)]) -> Stage {
+    let mut stage = Stage::new(ranges);
+    stage.audit_share = 1.0;
+    stage
+}
+
+impl Stage {
+    fn audits(&self, host: &str) -> AuditCounts {
+        let all = self.health.all().into_iter();
+        let mut of_host = all.filter(|one| one.host.to_string() == host);
+        of_host.next().map(|one| one.audits).unwrap_or_default()
+    }
+
+    /// Good for a host that was not used yet.
+    fn standing(&self, host: &str) -> Standing {
+        let all = self.health.all().into_iter();
+        let mut of_host = all.filter(|one| one.host.to_string() == host);
+        of_host.next().map_or(Standing::Good, |one| one.standing)
+    }
+
+    /// Sum of all audits.
+    fn all_audits(&self) -> (u64, u64, u64) {
+        let all = self.health.all().into_iter().map(|one| one.audits);
+        all.fold((0, 0, 0), |(a, b, c), one| {
+            (a + one.confirmed, b + one.mismatches, c + one.not_auditable)
+        })
+    }
+}
+
+const LIES: [Lie; 3] = [Lie::Noise, Lie::SkipsLayer, Lie::Yesterday];
+
+#[test]
+fn audits_of_honest_hosts_confirm_every_answer_however_it_is_cut() {
+    for prefill_rows in [1, 3, 24] {
+        let stage = audited(&HALVES);
+        let settings = PumpSettings {
+            prefill_rows,
+            ..PumpSettings::default()
+        };
+        let mut backend = stage.open_with(settings).unwrap();
+        let hosts = [0, 1].map(|span| stage.runs(&backend, span).node());
+        let mut heard = stage.answer(&mut backend, 7);
+        stage.until("the first answer is not audited", || {
+            hosts.iter().all(|host| stage.audits(host).confirmed > 0)
+        });
+        stage.call(&mut backend, &[5, 6, 7], 4, &mut heard).unwrap();
+        stage.until("an answer is not audited", || {
+            let is_confirmed = |host: &String| {
+                let audits = stage.audits(host);
+                audits.confirmed == audits.answers
+            };
+            hosts.iter().all(is_confirmed)
+        });
+        assert_eq!(stage.all_audits().1, 0);
+        stage.all_are_good();
+        drop(backend);
+        stage.until_empty();
+    }
+}
+
+#[test]
+fn honest_hosts_are_never_blamed_whenever_one_fails() {
+    for span in [0, 1] {
+        for (position, deed) in [
+            (0, Deed::Die),
+            (7, Deed::Preempt),
+            (8, Deed::Leave),
+            (15, Deed::Die),
+        ] {
+            // A third host of each half, for the audit.
+            let ranges = [
+                HALVES[0], HALVES[0], HALVES[0], HALVES[2], HALVES[2], HALVES[2],
+            ];
+            let stage = audited(&ranges);
+            let mut backend = stage.open();
+            let node = stage.runs(&backend, span).node();
+            stage.host(&node).at(position, deed);
+            stage.answer(&mut backend, 12);
+            let now = backend.route().into_iter().filter_map(|hop| hop.host);
+            let now: Vec<String> = now.collect();
+            drop(backend);
+            stage.until("the hosts of the end are not audited", || {
+                now.iter().all(|host| stage.audits(host).confirmed > 0)
+            });
+            let (_, mismatches, _) = stage.all_audits();
+            assert_eq!(mismatches, 0, "{deed:?} of host {span} at {position}");
+            let quarantined = |one: &ShardHealth| one.standing == Standing::Quarantined;
+            assert!(!stage.health.all().iter().any(quarantined));
+        }
+    }
+}
+
+#[test]
+fn a_liar_is_quarantined_by_its_audit_and_the_next_chat_goes_elsewhere() {
+    for lie in LIES {
+        let mut stage = Stage::new(&[(0, 1), (0, 1), (0, 1), (2, 3)]);
+        stage.audit_share = 1.0;
+        let mut backend = stage.open();
+        let liar = stage.runs(&backend, 0).node();
+        stage.host(&liar).state().lies = Some(lie);
+        let mut heard = Heard::default();
+        stage.call(&mut backend, &PROMPT, 9, &mut heard).unwrap();
+        assert_eq!(heard.degraded, [""; 0], "the checks of rows find nothing");
+        stage.until("the liar is not found out", || {
+            stage.standing(&liar) == Standing::Quarantined
+        });
+        let blamed = stage.health.all().into_iter();
+        let blamed = blamed.filter(|one| one.standing != Standing::Good).count();
+        assert_eq!(blamed, 1, "the liar alone");
+        assert_ne!(stage.runs(&stage.open(), 0).node(), liar);
+    }
+}
+
+#[test]
+fn a_liar_among_auditors_is_the_one_that_is_blamed() {
+    let stage = audited(&[(0, 1), (0, 1), (0, 1), (2, 3)]);
+    let mut backend = stage.open();
+    let host = stage.runs(&backend, 0).node();
+    let liar = stage.hosts.iter().find(|one| one.node() != host).unwrap();
+    liar.state().lies = Some(LIES[0]);
+    let mut heard = Heard::default();
+    let mut rounds = 0;
+    while stage.all_audits().1 == 0 || stage.standing(&liar.node()) == Standing::Good {
+        let before = stage.audits(&host);
+        stage.call(&mut backend, &[5, 6, 7], 2, &mut heard).unwrap();
+        let done = |audits: AuditCounts| (audits.confirmed, audits.mismatches);
+        stage.until("an audit is missing", || {
+            done(stage.audits(&host)) != done(before)
+        });
+        rounds += 1;
+        assert!(rounds < 50, "the liar is never asked");
+    }
+    stage.until("the liar is not blamed", || {
+        stage.standing(&liar.node()) == Standing::Quarantined
+    });
+    assert_eq!(stage.standing(&host), Standing::Good);
+}
+
+#[test]
+fn without_a_third_host_both_are_avoided_and_neither_is_convicted() {
+    let stage = audited(&[(0, 1), (0, 1), (2, 3)]);
+    let mut backend = stage.open();
+    let liar = stage.runs(&backend, 0).node();
+    stage.host(&liar).state().lies = Some(LIES[0]);
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
+    for host in &stage.hosts[..2] {
+        stage.until("a host is not disputed", || {
+            stage.standing(&host.node()) == Standing::Failing
+        });
+        let failures = stage.health_of(&host.node()).failures;
+        assert!(
+            failures.contains_key(&FailureKind::Disputed),
+            "{failures:?}"
+        );
+    }
+}
+
+#[test]
+fn spans_that_no_other_host_holds_count_as_not_auditable() {
+    let stage = audited(&[(0, 1), (2, 3), (2, 3)]);
+    let mut backend = stage.open();
+    stage.answer(&mut backend, 3);
+    let host = stage.hosts[0].node();
+    stage.until("the span is not drawn", || {
+        let audits = stage.audits(&host);
+        audits.not_auditable == audits.answers
+    });
+    assert_eq!(stage.audits(&host).confirmed, 0);
+    stage.all_are_good();
+}
+
+#[test]
+fn an_auditor_gets_the_rows_of_its_layers_and_nothing_else() {
+    let stage = audited(&[(0, 1), (2, 3), (2, 3)]);
+    let mut backend = stage.open();
+    let host = stage.runs(&backend, 1).node();
+    stage.answer(&mut backend, 5);
+    stage.until("no audit", || stage.audits(&host).confirmed > 0);
+    let rows = |host: &Puppet| {
+        let mut rows = BTreeMap::new();
+        for (position, data, lo) in &host.state().received {
+            assert_eq!(*lo, 2);
+            let each = data.chunks_exact(4 * WIDTH);
+            rows.extend((*position..).zip(each.map(<[u8]>::to_vec)));
+        }
+        rows
+    };
+    let [audited, auditor] = match stage.hosts[1].node() == host {
+        true => [&stage.hosts[1], &stage.hosts[2]],
+        false => [&stage.hosts[2], &stage.hosts[1]],
+    };
+    assert_eq!(rows(auditor), rows(audited));
+}
+
+#[test]
+fn a_share_of_zero_audits_nothing() {
+    let stage = Stage::new(&HALVES);
+    let mut backend = stage.open();
+    stage.answer(&mut backend, 5);
+    drop(backend);
+    stage.until_empty();
+    assert_eq!(stage.all_audits(), (0, 0, 0));
+}
+
+/// Audits on this machine.
+fn here() -> RecomputeHere {
+    Arc::new(|layers: Range<u32>, rows: &[f32]| {
+        let mut states = vec![Vec::new(); layers.len()];
+        let step = step_of(0, rows);
+        let mut out = Vec::new();
+        let computed = super::run(layers.start, &mut states, step);
+        BoundaryDtype::F32.decode(&computed.data, &mut out).unwrap();
+        Ok(out)
+    })
+}
+
+/// Step of all these rows.
+fn step_of(position: u32, rows: &[f32]) -> Step {
+    let data: Vec<u8> = rows.iter().flat_map(|v| v.to_le_bytes()).collect();
+    Step {
+        stream: 1,
+        epoch: 1,
+        position,
+        rows: (rows.len() / WIDTH) as u32,
+        width: WIDTH as u32,
+        dtype: DType::F32,
+        want: Want::All,
+        data: data.into(),
+    }
+}
+
+#[test]
+fn this_machine_audits_what_no_other_host_holds() {
+    for lie in [None, Some(LIES[1])] {
+        let mut stage = audited(&[(0, 1), (2, 3)]);
+        stage.here = Some(here());
+        let mut backend = stage.open();
+        let host = stage.hosts[0].node();
+        stage.hosts[0].state().lies = lie;
+        let mut heard = Heard::default();
+        stage.call(&mut backend, &PROMPT, 5, &mut heard).unwrap();
+        stage.until("both spans are audited", || {
+            let of = |host: &Puppet| stage.audits(&host.node());
+            let done = |audits: AuditCounts| audits.confirmed + audits.mismatches > 0;
+            stage.hosts.iter().all(|host| done(of(host)))
+        });
+        stage.until("the liar is not blamed", || match lie {
+            Some(_) => stage.standing(&host) == Standing::Quarantined,
+            None => stage.audits(&host).confirmed > 0,
+        });
+        assert_eq!(stage.standing(&stage.hosts[1].node()), Standing::Good);
+        assert_eq!(stage.all_audits().2, 0);
+    }
+}
+
+#[test]
+fn this_machine_decides_between_two_hosts() {
+    let mut stage = audited(&[(0, 1), (0, 1), (2, 3)]);
+    stage.here = Some(here());
+    let mut backend = stage.open();
+    let host = stage.runs(&backend, 0).node();
+    let auditor = stage.hosts.iter().find(|one| one.node() != host).unwrap();
+    auditor.state().lies = Some(LIES[0]);
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
+    stage.until("the lying auditor is not blamed", || {
+        stage.standing(&auditor.node()) == Standing::Quarantined
+    });
+    assert_eq!(stage.standing(&host), Standing::Good);
+}
+
+/// So small that no span is ever drawn.
+const NEVER: f64 = 1e-300;
+
+#[test]
+fn the_replay_after_a_failure_is_an_audit_that_needs_no_draw() {
+    for (lie, blamed) in [(Some(LIES[0]), 1), (None, 0)] {
+        let mut stage = Stage::new(&[(0, 1), (0, 1), (0, 1), (2, 3)]);
+        stage.audit_share = NEVER;
+        let mut backend = stage.open();
+        let failing = stage.runs(&backend, 0).node();
+        stage.host(&failing).state().lies = lie;
+        stage.host(&failing).at(14, Deed::Preempt);
+        // It is preempted for good, so that another host gets its rows.
+        stage.host(&failing).state().refusals = vec!["kv_full"; 1000];
+        let mut heard = Heard::default();
+        stage.call(&mut backend, &PROMPT, 9, &mut heard).unwrap();
+        assert_eq!(heard.degraded, [""; 0]);
+        let audits = stage.audits(&failing);
+        match lie {
+            Some(_) => {
+                assert!(audits.mismatches > 0);
+                stage.until("the liar is not found out", || {
+                    stage.standing(&failing) == Standing::Quarantined
+                });
+            }
+            None => {
+                assert_eq!(audits.mismatches, 0);
+                assert!(audits.confirmed > 0);
+            }
+        }
+        let all = stage.health.all().into_iter();
+        let quarantined = all.filter(|one| one.standing == Standing::Quarantined);
+        assert_eq!(quarantined.count(), blamed);
+    }
+}
+
+/// All layers on this machine.
+struct Local {
+    layers: Vec<Vec<u32>>,
+    out: Vec<f32>,
+    all: bool,
+}
+
+impl Backend for Local {
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, _: &'a Cancel) -> LocalBoxFuture<'a, ()> {
+        let step = step_of(rows.position, rows.values);
+        BoundaryDtype::F32
+            .decode(&run(0, &mut self.layers, step).data, &mut self.out)
+            .unwrap();
+        self.all = rows.all;
+        std::future::ready(()).boxed_local()
+    }
+
+    fn output<'a>(&'a mut self, _: &'a mut Run<'_>) -> Output<'a> {
+        let mut out = std::mem::take(&mut self.out);
+        if !self.all {
+            out.drain(..out.len() - WIDTH);
+        }
+        std::future::ready(Ok(out)).boxed_local()
+    }
+
+    fn route(&self) -> Vec<RouteHop> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn this_machine_compares_when_it_takes_over() {
+    // In the last case the next host must see the difference.
+    for (ranges, lie, blame) in [
+        (&[(0, 3)][..], None, None),
+        (&[(0, 3)], Some(LIES[0]), Some(FailureKind::Corruption)),
+        (
+            &[(0, 1), (2, 3)],
+            Some(LIES[1]),
+            Some(FailureKind::Disputed),
+        ),
+    ] {
+        let mut stage = Stage::new(ranges);
+        stage.audit_share = NEVER;
+        let liar = &stage.hosts[0];
+        liar.state().lies = lie;
+        let settings = PumpSettings {
+            room_timeout: Duration::from_millis(100),
+            ..fallback_settings()
+        };
+        let load: LoadLocal = Arc::new(|| {
+            Ok(Box::new(Local {
+                layers: vec![Vec::new(); LAYERS as usize],
+                out: Vec::new(),
+                all: false,
+            }) as Box<dyn Backend>)
+        });
+        let hosts = stage.open_with(settings);
+        // It leaves the call by a refusal that is no failure.
+        liar.at(12, Deed::Preempt);
+        liar.state().refusals = vec!["kv_full"; 1000];
+        let mut backend = stage.with_fallback(hosts, load);
+        let (result, _) = stage.failovers(&mut backend, 6);
+        // One row, as before.
+        assert_eq!(result.unwrap().len(), WIDTH);
+        let told = stage.health_of(&liar.node());
+        let failed = |kind| told.failures.contains_key(&kind);
+        assert_eq!(
+            failed(FailureKind::Corruption),
+            blame == Some(FailureKind::Corruption)
+        );
+        assert_eq!(
+            failed(FailureKind::Disputed),
+            blame == Some(FailureKind::Disputed)
+        );
+        match lie {
+            None => assert!(told.audits.confirmed > 0 && told.audits.mismatches == 0),
+            Some(_) => assert!(stage.all_audits().1 > 0),
+        }
+    }
+}
