@@ -328,6 +328,10 @@ impl Conversation {
             true => 0,
             false => cached.min(asked.prompt.len() - 1),
         };
+        let cached = match cached < self.held.len() {
+            true => self.backend.rewind(cached as u32).await? as usize,
+            false => cached,
+        };
         self.held.truncate(cached);
         if cached == 0 {
             self.arithmetic = Arithmetics::default();
