@@ -83,8 +83,13 @@ pub(crate) fn engine(file: &ModelFile, layers: Range<u32>) -> SharedEngine {
 
 /// Tiny model: its file, an engine with both layers, and everything else.
 pub(crate) fn tiny() -> (ModelFile, SharedEngine, TextModel) {
-    let file = tiny_file(2);
-    let engine = Engine::load(&file, 0..2, &one_thread(), &mut |_, _| {}).unwrap();
+    whole(tiny_file(2))
+}
+
+/// A model with a tokenizer, and an engine with all of its layers.
+pub(crate) fn whole(file: ModelFile) -> (ModelFile, SharedEngine, TextModel) {
+    let layers = 0..file.spec().layers;
+    let engine = Engine::load(&file, layers, &one_thread(), &mut |_, _| {}).unwrap();
     let text = TextModel {
         tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
         template: Some(ChatTemplate::from_gguf(file.gguf()).unwrap()),

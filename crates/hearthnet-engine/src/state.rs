@@ -343,7 +343,7 @@ mod tests {
                 assert_eq!(lengths(&placed(&ends)), lengths(expected), "{end}, {chunk}");
             }
         }
-        assert_eq!(lengths(&placed(&[63])), []);
+        assert!(placed(&[63]).is_empty());
         assert_eq!(lengths(&placed(&[300])), [128, 192, 256]);
     }
 
