@@ -66,8 +66,10 @@ fn assert_order<'a>(line: &'a [Value], pipeline: &str, order: &[(&str, &str, &st
     };
     let places: Vec<usize> = order.iter().map(place).collect();
     // Nodes compare their clocks over messages, which a busy machine delays.
-    let time = |place: &usize| line[*place]["unix_ms"].as_f64().expect("a time");
-    let in_order = |before: &usize, after: &usize| time(before) < time(after) + CLOCKS_MS;
+    let ms = |place: &usize, key: &str| line[*place][key].as_f64().expect("a time");
+    let earliest = |place: &usize| ms(place, "unix_ms") - ms(place, "give_or_take_ms");
+    let latest = |place: &usize| ms(place, "unix_ms") + ms(place, "give_or_take_ms") + CLOCKS_MS;
+    let in_order = |before: &usize, after: &usize| earliest(before) < latest(after);
     assert!(places.is_sorted_by(in_order), "{places:?}: {line:#?}");
     for place in &places {
         assert_eq!(line[*place]["pipeline"], pipeline, "{:#}", line[*place]);

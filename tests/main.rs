@@ -23,6 +23,7 @@ mod bus_app;
 mod cancel;
 #[cfg(feature = "line-editor")]
 mod chat_terminal;
+mod client_programs;
 mod community_life;
 mod conformance;
 mod demo;
@@ -40,6 +41,7 @@ mod models;
 mod one_daemon;
 mod one_writer;
 mod openai_http;
+mod operations;
 mod page;
 mod python_client;
 mod running_service;

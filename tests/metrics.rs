@@ -3,6 +3,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -42,6 +43,34 @@ impl Numbers {
         });
         numbers
     }
+}
+
+/// Checks a page of metrics as `promtool check metrics` does, if `HEARTHNET_TEST_PROMTOOL` names that
+/// program.
+#[track_caller]
+fn assert_promtool_agrees(url: &str) {
+    let Some(promtool) = std::env::var_os("HEARTHNET_TEST_PROMTOOL") else {
+        println!("skipped: tests/run finds no promtool for this machine");
+        return;
+    };
+    let (address, path) = url
+        .trim_start_matches("http://")
+        .split_once('/')
+        .expect("a path");
+    let mut child = Command::new(promtool)
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let page = http::get(address, &format!("/{path}"));
+    stdin.write_all(page.as_bytes()).expect("it reads");
+    drop(stdin);
+    let checked = child.wait_with_output().expect("its end");
+    // Each complaint is a line there.
+    assert_eq!(text(&checked.stderr), "");
+    assert!(checked.status.success());
 }
 
 /// Sends bytes that are not TLS to the host, and waits until it disconnects.
@@ -114,13 +143,17 @@ fn a_host_and_its_caller_count_a_chat_and_refused_clients() {
     assert_eq!(host.0["health"]["status"], "ok");
     assert_eq!(host.0["types"]["hearthnet_shard_turn_seconds"], "histogram");
 
-    let caller = Numbers::at(&url.replace("/v1", "/metrics"));
+    assert_promtool_agrees(host_url);
+
+    let caller_url = url.replace("/v1", "/metrics");
+    assert_promtool_agrees(&caller_url);
+    let caller = Numbers::at(&caller_url);
     let shard = |layers: &str| {
-        format!(r#"distributed_inference_shard_latency_ms_count{{shard_id="{id}:{layers}"}}"#)
+        format!(r#"distributed_inference_shard_latency_seconds_count{{shard_id="{id}:{layers}"}}"#)
     };
     caller.assert_some(&[
-        "distributed_inference_pipeline_construct_ms_count",
-        "distributed_inference_first_token_ms_count",
+        "distributed_inference_pipeline_construct_seconds_count",
+        "distributed_inference_first_token_seconds_count",
         "distributed_inference_tokens_per_second_count",
         &shard("2-14"),
         &shard("15-29"),

@@ -11,16 +11,16 @@ use crate::support::http::Reply;
 use crate::support::*;
 
 /// Running `hearthnet serve`, stopped when dropped.
-struct Service {
+pub(crate) struct Service {
     process: Server,
-    url: String,
-    model: String,
+    pub(crate) url: String,
+    pub(crate) model: String,
     /// Hosts of the service, stopped with it.
     hosts: Vec<Host>,
 }
 
 /// Starts the service, with `before` in front of the command and `after` behind it.
-fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Service {
+pub(crate) fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Service {
     let model = model();
     let mut args = before.to_vec();
     args.extend(["serve", "--json", "--lifeline", "--http", "127.0.0.1:0"]);
@@ -37,7 +37,7 @@ fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Serv
 }
 
 /// Service over two hosts with half of the layers each.
-fn over_hosts(settings: &[&str]) -> Service {
+pub(crate) fn over_hosts(settings: &[&str]) -> Service {
     over_cut(&["0-14", "15-29"], settings)
 }
 
@@ -56,11 +56,17 @@ fn over_cut(layers: &[&str], settings: &[&str]) -> Service {
 impl Service {
     /// Result of a scenario of OpenAI's package.
     fn client(&self, what: &str) -> Value {
-        let output = python("../tests/clients/openai_http.py")
-            .args([&self.url, &self.model, what])
+        self.run("openai_http.py", &[what])
+    }
+
+    /// Result of a script in `tests/clients`.
+    fn run(&self, script: &str, args: &[&str]) -> Value {
+        let output = python(&format!("../tests/clients/{script}"))
+            .args([&self.url, &self.model])
+            .args(args)
             .output()
             .expect("Python starts");
-        serde_json::from_str(&succeeded(&output)).expect("one JSON object")
+        serde_json::from_str(&succeeded(&output)).expect("JSON")
     }
 
     fn signal(&self, signal: Signal) {
@@ -125,17 +131,53 @@ fn none_of_several_answers_loses_a_token_if_a_host_dies() {
 }
 
 #[test]
-fn clients_of_every_api_get_the_same_texts_over_two_hosts() {
-    let texts = |service: &Service| -> Value {
-        let output = python("../tests/clients/apis.py")
-            .args([&service.url, &service.model])
-            .output()
-            .expect("Python starts");
-        serde_json::from_str(&succeeded(&output)).expect("one JSON object")
-    };
-    let split = texts(&over_hosts(&[]));
+fn clients_of_every_api_get_the_same_texts_and_vectors_over_two_hosts() {
+    let split = over_hosts(&[]).run("apis.py", &[]);
     let alone = start(&Home::new(), &[], &["--local"], Vec::new());
-    assert_eq!(split, texts(&alone));
+    assert_eq!(split, alone.run("apis.py", &[]));
+}
+
+#[test]
+fn anthropics_package_runs_loops_of_tools_over_two_hosts() {
+    let split = over_hosts(&[]).run("anthropic_tools.py", &[]);
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    assert_eq!(split, alone.run("anthropic_tools.py", &[]));
+}
+
+#[test]
+fn vectors_are_the_same_if_a_host_dies_among_them() {
+    let texts: Vec<String> = (0..15)
+        .map(|n| format!("Story {n}. {}", "A whale swims in the sea. ".repeat(12)))
+        .collect();
+    let embed = |address: &str, model: &str| {
+        let body = json!({"model": model, "input": texts});
+        let (status, answer) = http::post_json(address, "/v1/embeddings", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    };
+    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let undisturbed = embed(&http::address(&alone.process), &alone.model);
+    let vectors = undisturbed["data"].as_array().map(Vec::len);
+    assert_eq!(vectors, Some(texts.len()));
+
+    // The texts are several groups, of which one after the other is computed.
+    let one = "research.distributed_inference.max_concurrent_pipelines=1";
+    let mut service = over_hosts(&[one]);
+    let (address, model) = (http::address(&service.process), service.model.clone());
+    let answer = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| embed(&address, &model));
+        until("a group is embedded", || {
+            let answers = Gauges::at(&address).value("hearthnet_answers_total{code=\"ok\"}");
+            answers.is_some_and(|count| count >= 1.0)
+        });
+        let host = &mut service.hosts[0].process.child;
+        host.kill().expect("it runs");
+        host.wait().expect("its end");
+        asked.join().expect("an answer")
+    });
+    assert_eq!(answer, undisturbed);
+    let fallbacks = "distributed_inference_fallback_to_local_total";
+    assert!(Gauges::at(&address).count(fallbacks) >= 1);
 }
 
 #[test]
@@ -264,47 +306,6 @@ fn a_call_of_a_tool_survives_the_death_of_a_host() {
     host.wait().expect("its end");
     told += &arguments(&mut reply, usize::MAX);
     assert_eq!(told, undisturbed);
-}
-
-#[test]
-fn the_example_agent_calls_a_tool_over_two_hosts_and_answers() {
-    let service = over_hosts(&[]);
-    let home = Home::new();
-    let notes = home.path().join("notes.txt");
-    std::fs::write(notes, "The key is under the blue pot.").expect("a file");
-    let output = python("../examples/agent.py")
-        .args(["--url", &service.url, "--max-tokens", "100", "--folder"])
-        .arg(home.path())
-        .arg("Where is the key?")
-        .output()
-        .expect("Python starts");
-    assert!(!succeeded(&output).trim().is_empty());
-    let calls = text(&output.stderr);
-    let is_call = |line: &str| line.starts_with("list_files {") || line.starts_with("read_file {");
-    assert!(calls.lines().next().is_some_and(is_call), "{calls}");
-}
-
-#[test]
-fn the_example_prints_json_by_its_schema_over_two_hosts() {
-    let service = over_hosts(&[]);
-    let output = python("../examples/json_by_schema.py")
-        .args(["--url", &service.url])
-        .arg("Ada Lovelace, born in 1815, lived in London. Alan Turing was born in 1912.")
-        .output()
-        .expect("Python starts");
-    let said: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
-    let people = said["people"].as_array().expect("a list");
-    assert!((1..=3).contains(&people.len()), "{said}");
-    for person in people {
-        assert!(person["name"].is_string(), "{person}");
-        let year = person["born"].as_u64().expect("a year");
-        assert!((1000..=2100).contains(&year), "{person}");
-        assert_eq!(
-            person.as_object().map(serde_json::Map::len),
-            Some(2),
-            "{person}"
-        );
-    }
 }
 
 #[test]

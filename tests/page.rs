@@ -265,38 +265,157 @@ fn the_page_tells_the_plan_and_keeps_the_quiet_hours_that_it_sets() {
     }
 }
 
+/// Level of a member in the log of a home; `None` if it is no member there.
+fn level_in(home: &Home, id: &str) -> Option<Value> {
+    let members = community::members(home);
+    let found = members.iter().find(|it| it["node"] == id);
+    found.map(|it| it["level"].clone())
+}
+
+const WORDS: &str = "correct horse battery staple";
+
+fn seal_root_key(founder: &Home) {
+    let seal = [&QUIET[..], &["community", "passphrase"]].concat();
+    succeeded(&founder.run_with(&seal, &format!("{WORDS}\n")));
+}
+
 #[test]
-fn an_anchor_changes_levels_on_the_page_but_makes_and_removes_no_anchor() {
+fn an_anchor_changes_and_removes_members_on_the_page_and_never_itself() {
     let (founder, node) = community::founded(&[]);
     let member = community::join_as("member", &founder, &node).node_id();
+    let other = community::join_as("trusted", &founder, &node).node_id();
     let at = http::address(&node);
-    let state = http::get_json(&at, "/hearthnet/v1/state");
-    assert_eq!(state["may_change_levels"], true);
-    let set = |node: &str, level: &str| {
-        let body = json!({"node": node, "level": level});
-        http::post_json(&at, "/hearthnet/v1/level", &body)
-    };
-    let level = || {
-        let members = community::members(&founder);
-        let found = members.iter().find(|it| it["node"] == member.as_str());
-        found.expect("the member")["level"].clone()
-    };
+    let state = || http::get_json(&at, "/hearthnet/v1/state");
+    assert_eq!(
+        state()["may_change"],
+        json!(["member", "trusted", "anchor"])
+    );
+    assert_eq!(state()["needs_passphrase"], false);
+    let post = |path: &str, body| http::post_json(&at, &format!("/hearthnet/v1/{path}"), &body);
+    let set = |level: &str| post("level", json!({"node": member, "level": level}));
     // The second time changes nothing.
-    for next in ["trusted", "trusted", "member"] {
-        let (status, done) = set(&member, next);
+    for next in ["trusted", "trusted", "anchor", "member"] {
+        let (status, done) = set(next);
         assert_eq!((status, &done["level"]), (200, &json!(next)), "{done}");
-        assert_eq!(level(), next);
+        assert_eq!(level_in(&founder, &member), Some(json!(next)));
     }
-    let stranger = Home::new().node_id();
-    for (id, level, status, code) in [
-        (member.as_str(), "anchor", 403, "unauthorized"),
-        (&founder.node_id(), "trusted", 403, "unauthorized"),
-        (&stranger, "trusted", 404, "unknown_node"),
-        ("nobody", "trusted", 400, "invalid_json"),
+
+    // The root key makes anchors.
+    seal_root_key(&founder);
+    assert_eq!(state()["needs_passphrase"], true);
+    assert_refused(set("anchor"), 403, "wrong_passphrase");
+    let promote = |passphrase: &str| {
+        let body = json!({"node": member, "level": "anchor", "passphrase": passphrase});
+        post("level", body)
+    };
+    assert_refused(promote("correct horse"), 403, "wrong_passphrase");
+    assert_eq!(level_in(&founder, &member), Some(json!("member")));
+    assert_eq!(promote(WORDS).0, 200);
+    assert_eq!(level_in(&founder, &member), Some(json!("anchor")));
+
+    let (own, stranger) = (founder.node_id(), Home::new().node_id());
+    let level = |node: &str| json!({"node": node, "level": "trusted"});
+    for (path, body, status, code) in [
+        ("level", level(&own), 403, "unauthorized"),
+        ("revoke", json!({"node": own}), 403, "unauthorized"),
+        ("level", level(&stranger), 404, "unknown_node"),
+        ("revoke", json!({"node": stranger}), 404, "unknown_node"),
+        ("level", level("nobody"), 400, "invalid_json"),
+        ("revoke", json!({"node": member}), 403, "wrong_passphrase"),
     ] {
-        assert_refused(set(id, level), status, code);
+        assert_refused(post(path, body), status, code);
     }
-    assert_eq!(level(), "member");
+    let removed = post("revoke", json!({"node": other}));
+    assert_eq!(removed, (200, json!({"node": other, "revoked": true})));
+    assert_eq!(level_in(&founder, &other), None);
+    let with_passphrase = json!({"node": member, "passphrase": WORDS});
+    assert_eq!(post("revoke", with_passphrase).0, 200);
+    assert_eq!(level_in(&founder, &member), None);
+}
+
+#[test]
+fn with_a_key_the_owner_on_this_machine_still_changes_members() {
+    let founder = Home::new();
+    community::found(&founder);
+    let node = community::serve(&founder, &["--set", &with_key(&founder)]);
+    let stranger = json!({"node": Home::new().node_id()});
+    let revoke = |lines: &str| {
+        let at = http::address(&node);
+        http::post_json_with(&at, "/hearthnet/v1/revoke", lines, &stranger)
+    };
+    assert_refused(revoke(""), 401, "invalid_api_key");
+    let key = format!("Authorization: Bearer {KEY}\r\n");
+    // The owner passes, and is told what is wrong.
+    assert_refused(revoke(&key), 404, "unknown_node");
+    let forged = format!("{key}Origin: http://evil.example\r\n");
+    assert_refused(revoke(&forged), 403, "forbidden_origin");
+}
+
+/// Running member with a name and a page.
+fn neighbour(name: &str, founder: &Home, node: &Server) -> (Home, Server) {
+    let home = Home::new();
+    let code = founder.says(&["community", "invite", "--level", "member"]);
+    let join = ["community", "join", code.trim(), "--name", name];
+    home.says(&[&community::ALONE[..], &community::static_peer(node), &join].concat());
+    let running = community::serve(&home, &community::static_peer(node));
+    (home, running)
+}
+
+#[test]
+fn in_a_browser_an_anchor_promotes_and_removes_a_home_and_other_homes_see_no_controls() {
+    let (founder, node) = community::founded(&[]);
+    let (kim, kims) = neighbour("Kim", &founder, &node);
+    let (lee, lees) = neighbour("Lee", &founder, &node);
+    let id = kim.node_id();
+    for at in [&node, &lees].map(http::address) {
+        until("the names of the members", || {
+            let state = http::get_json(&at, "/hearthnet/v1/state");
+            let members = state["members"].as_array().expect("a list");
+            let named = |name: &str| members.iter().any(|it| it["name"] == name);
+            named("Kim") && named("Lee")
+        });
+    }
+    let revoke = "/hearthnet/v1/revoke";
+    let (removal, founders) = (json!({"node": id}), http::address(&node));
+    let foreign = "Origin: http://evil.example\r\n";
+    let forged = http::post_json_with(&founders, revoke, foreign, &removal);
+    assert_refused(forged, 403, "forbidden_origin");
+
+    let lees_page = http::address(&lees);
+    let state = http::get_json(&lees_page, "/hearthnet/v1/state");
+    assert_eq!(state["may_change"], json!([]));
+    let refused = http::post_json(&lees_page, revoke, &removal);
+    assert_refused(refused, 403, "unauthorized");
+    passes(&lees, "watch", "");
+    assert_eq!(level_in(&lee, &id), Some(json!("member")));
+
+    if passes(&node, "promote", "").is_none() {
+        return;
+    }
+    until("the level in the member's log", || {
+        level_in(&kim, &id) == Some(json!("trusted"))
+    });
+    seal_root_key(&founder);
+    passes(&node, "anchor", WORDS);
+    until("the level in the member's log", || {
+        level_in(&kim, &id) == Some(json!("anchor"))
+    });
+    // Without the root key an anchor changes no other anchor.
+    let kims_page = http::address(&kims);
+    until("the controls of an anchor", || {
+        let state = http::get_json(&kims_page, "/hearthnet/v1/state");
+        state["may_change"] == json!(["member", "trusted"])
+    });
+    let own = json!({"node": founder.node_id()});
+    assert_refused(
+        http::post_json(&kims_page, revoke, &own),
+        403,
+        "unauthorized",
+    );
+    passes(&node, "remove", WORDS);
+    until("the removal in another member's log", || {
+        level_in(&lee, &id).is_none()
+    });
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::process::Output;
 use std::time::Duration;
 
 use hearthnet_testkit::TinyLlama;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::up::{Household, Up, medium};
 use crate::support::*;
@@ -173,11 +173,19 @@ fn a_home_that_is_left_alone_fetches_the_other_layers_when_it_has_a_source_and_k
     second.until("it says what is missing", TIMEOUT, || {
         second.said().contains("no source has the missing")
     });
+    // The page tells it as well.
+    let waiting = || cellar.running()["waiting"].clone();
+    second.until("the page tells why", TIMEOUT, || {
+        let told = waiting();
+        let mut codes = told.as_object().into_iter().flat_map(|all| all.values());
+        codes.any(|code| code == "no_source")
+    });
     assert_eq!(cellar.serving(), Some((3, 5)));
     std::fs::rename(&away, &copy).expect("the copy");
     second.until("it serves all layers", TIMEOUT, || {
         cellar.serving() == Some((0, 5))
     });
+    second.until("nothing waits", TIMEOUT, || waiting() == json!({}));
     assert_eq!(together(&cellar), cellar.alone(&QUESTION, &copy));
 
     let first = attic.up_at(&address, &[]);

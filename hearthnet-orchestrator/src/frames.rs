@@ -1,6 +1,7 @@
 //! Frames that a caller receives during an answer (`specs/distributed-inference.md` section 5).
 
 use std::borrow::Cow;
+use std::fmt;
 
 use hearthnet_tokens::tools::{CallPiece, ToolCall};
 use hearthnet_transport::Code;
@@ -95,6 +96,19 @@ pub struct Timings {
     pub hops: Vec<HopTimes>,
 }
 
+/// Vector of a text.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+#[allow(clippy::exhaustive_structs)] // Made by the chat, read by every interface.
+pub struct Embedding(pub Vec<f32>);
+
+impl fmt::Debug for Embedding {
+    /// Omits the values, which are activations.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Embedding({} values)", self.0.len())
+    }
+}
+
 /// Last frame of an answer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Done {
@@ -108,6 +122,9 @@ pub struct Done {
     pub tool_calls: Vec<ToolCall>,
     #[serde(default)]
     pub token_ids: Vec<u32>,
+    /// Vector of the text, if it was to be embedded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<Embedding>,
     pub finish_reason: FinishReason,
     pub usage: Usage,
     /// Seed that reproduces this answer; absent when none was needed or given.

@@ -83,21 +83,21 @@ pub(crate) fn engine(file: &ModelFile, layers: Range<u32>) -> SharedEngine {
 
 /// Tiny model: its file, an engine with both layers, and everything else.
 pub(crate) fn tiny() -> (ModelFile, SharedEngine, TextModel) {
-    whole(tiny_file(2))
+    let file = tiny_file(2);
+    let engine = Engine::load(&file, 0..2, &one_thread(), &mut |_, _| {}).unwrap();
+    let text = text(&file, Head::beside(&file, &engine).unwrap());
+    (file, shared(engine), text)
 }
 
-/// A model with a tokenizer, and an engine with all of its layers.
-pub(crate) fn whole(file: ModelFile) -> (ModelFile, SharedEngine, TextModel) {
-    let layers = 0..file.spec().layers;
-    let engine = Engine::load(&file, layers, &one_thread(), &mut |_, _| {}).unwrap();
-    let text = TextModel {
+/// Caller's side of a model.
+pub(crate) fn text(file: &ModelFile, head: Head) -> TextModel {
+    TextModel {
         tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
         template: Some(ChatTemplate::from_gguf(file.gguf()).unwrap()),
-        head: Head::beside(&file, &engine).unwrap().into(),
+        head: head.into(),
         context: file.spec().context,
         sampling: SamplingChoice::GREEDY,
-    };
-    (file, shared(engine), text)
+    }
 }
 
 /// Request with the default sampling and nothing else.

@@ -82,9 +82,14 @@ export async function quietHours(hours) {
   await call('/hearthnet/v1/quiet-hours', { json: { hours } });
 }
 
-// Changes the level of a member.
-export async function level(node, to) {
-  await call('/hearthnet/v1/level', { json: { node, level: to } });
+// Changes the level of a member. The passphrase is that of the root key, if an anchor needs it.
+export async function level(node, to, passphrase) {
+  await call('/hearthnet/v1/level', { json: { node, level: to, passphrase } });
+}
+
+// Removes a member for good.
+export async function revoke(node, passphrase) {
+  await call('/hearthnet/v1/revoke', { json: { node, passphrase } });
 }
 
 // Asks for an answer. Yields `{text}`, `{trace}`, `{alone}` and `{reason, usage}`.

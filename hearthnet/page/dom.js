@@ -40,6 +40,10 @@ export function count(number, one, many) {
   return `${number} ${number === 1 ? one : many}`;
 }
 
+export function size(bytes) {
+  return bytes < 1e9 ? `${Math.ceil(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(1)} GB`;
+}
+
 // Copies a text, and confirms on the button for a moment.
 export async function copy(text, button) {
   let copied = true;

@@ -1,24 +1,30 @@
 // The homes and models: the node's state, asked for every two seconds while the page is visible.
 
 import * as api from './api.js';
-import { $, count, el, list, say } from './dom.js';
+import { $, count, el, list, say, size } from './dom.js';
+import { Members } from './members.js';
 
 // Time between two questions, and the longest one while the node is away, in ms.
 const EVERY = 2000;
 const LONGEST = 10000;
 
-const LEVELS = {
-  member: 'chats',
-  trusted: 'chats and computes',
-  anchor: 'chats, computes and manages the members',
+// Why no more of a model can be fetched, and what would help.
+const NOWHERE = 'Its download waits: no home that is here has the rest of it, and its address does not answer. '
+  + 'It goes on by itself when one of them is back. A home that has the file can offer it with '
+  + '“hearthnet serve --model FILE”, and “hearthnet up --from PATH” takes it from a drive.';
+const WAITS = {
+  no_source: NOWHERE,
+  no_object: NOWHERE,
+  disk_full: 'Its download waits: the disk of this computer is full. It goes on by itself when there is room.',
 };
-
-const GAVE = 'By its own count, up to the last full day. A token through half of the layers counts half.';
 
 export class Mesh {
   constructor() {
     this.state = null;
     this.away = false;
+    // Why the node tells nothing, although it is there.
+    this.problem = '';
+    this.homes = new Members(this);
     this.last = null;
     // Homes that answer now, and tokens per second of the answer that grows.
     this.now = null;
@@ -50,11 +56,14 @@ export class Mesh {
     try {
       this.state = await api.state();
       this.wait = EVERY;
+      if (this.away) $('announce').textContent = 'This node is back.';
       this.away = false;
+      this.problem = '';
       if ($('key-dialog').open) $('key-dialog').close();
     } catch (error) {
-      if (error instanceof api.ApiError && error.status === 401) this.askKey();
-      else if (!(error instanceof api.ApiError)) this.away = true;
+      this.away = !(error instanceof api.ApiError);
+      if (error.status === 401) this.askKey();
+      else if (!this.away) this.problem = sentence(error.message);
       this.wait = Math.min(this.wait * 1.5, LONGEST);
     }
     this.draw();
@@ -122,23 +131,20 @@ export class Mesh {
     (button.hidden ? $('quiet-now') : button).focus();
   }
 
-  // Changes the level of a member; its button is drawn anew.
-  async level(button, { id }, to) {
-    await this.change(button, $('homes-error'), () => api.level(id, to));
-    $('members').querySelector(`[data-node="${CSS.escape(id)}"]`)?.focus();
-  }
-
-  // Asks the node for a change, and shows the outcome.
+  // Asks the node for a change, and shows the outcome. Resolves to true if it was made.
   async change(button, problem, ask) {
     button.disabled = true;
     say(problem, '');
+    let done = true;
     try {
       await ask();
     } catch (error) {
+      done = false;
       say(problem, this.failed(error));
     }
     button.disabled = false;
     await this.look();
+    return done;
   }
 
   // Homes that hold the model that answers; none if this computer answers alone.
@@ -152,9 +158,11 @@ export class Mesh {
   draw() {
     const { state } = this;
     document.body.classList.toggle('is-away', this.away);
-    const away = 'This node is away. The page tries again by itself, and your conversations are kept.';
-    $('away').hidden = !this.away;
-    say($('away'), this.away ? away : '');
+    const away = 'This node is away. The page tries again by itself, and your conversations are kept. '
+      + 'If it was stopped, “hearthnet up” on its computer starts it.';
+    const notice = this.away ? away : this.problem;
+    $('away').hidden = !notice;
+    say($('away'), notice);
     $('send').disabled = this.away || !state?.chats.models.length;
     if (this.away || !state) {
       say($('who'), this.away ? 'This node is away' : 'Looking for the node');
@@ -172,7 +180,7 @@ export class Mesh {
     const { failovers } = state.chats;
     $('failovers').hidden = !failovers;
     say($('failovers'), `Since this node started, a home left during an answer ${count(failovers, 'time', 'times')}, and others took over.`);
-    const why = state.pause_reason;
+    const why = state.pause_reason ?? state.node?.suspended;
     $('not-serving').hidden = !why;
     say($('not-serving'), why ? `This computer computes nothing for the others: ${why}.` : '');
     $('pausing').hidden = state.paused == null;
@@ -184,12 +192,12 @@ export class Mesh {
     this.downloads(state);
     // Redrawn only if it differs, so that the focus and a screen reader's place stay.
     const choices = state.chats.models;
-    const shown = JSON.stringify([choices, state.models, state.members, state.may_change_levels, state.node]);
+    const shown = JSON.stringify([choices, state.models, state.members, state.may_change, state.node, state.waiting]);
     if (shown === this.shown) return;
     this.shown = shown;
     this.choices(choices);
     this.models(state);
-    this.members(state);
+    this.homes.draw(state);
   }
 
   // Who is answering, and how fast.
@@ -234,7 +242,7 @@ export class Mesh {
           ? 'No home offers parts of it. This computer answers alone.'
           : 'This computer holds all of it.')));
     const shared = state.models.map((it) => el('div', { class: 'model' },
-      el('h3', {}, it.name ?? 'A model'), el('p', { class: 'soft' }, coverage(it)), bars(it), ...this.plan(it)));
+      el('h3', {}, it.name ?? 'A model'), el('p', { class: 'soft' }, coverage(it)), ...waits(state, it.name), bars(it), ...this.plan(it)));
     $('models').replaceChildren(...shared, ...alone);
     focused?.focus({ preventScroll: true });
     if (!shared.length && !alone.length) $('models').append(el('p', { class: 'soft' }, 'None yet.'));
@@ -252,33 +260,6 @@ export class Mesh {
       el('div', { class: 'plan' }, el('h4', {}, 'The plan'), ...plan.words.map((words) => el('p', { class: 'soft' }, words))),
       ...(plan.details.length ? [folded] : []),
     ];
-  }
-
-  members(state) {
-    $('homes').hidden = !state.members.length;
-    const rank = (it) => (it.this_node ? 0 : it.connected ? 1 : 2);
-    const members = [...state.members].sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name));
-    $('members').replaceChildren(...members.map((it) => {
-      const place = it.frozen ? 'not trusted: its key was copied' : it.this_node ? 'this computer'
-        : it.connected ? 'here' : 'away';
-      return el('li', { class: it.connected ? 'here' : null },
-        el('span', { class: 'dot', 'aria-hidden': 'true' }),
-        el('span', {}, el('strong', {}, it.name), ` – ${place}`,
-          el('span', { class: 'soft', title: it.short }, LEVELS[it.level] ?? it.level),
-          ...this.levelButton(state, it),
-          ...(it.gave ? [el('span', { class: 'soft', title: GAVE }, given(it.gave))] : [])));
-    }));
-  }
-
-  // An anchor may let a member compute for the others, or take that back.
-  levelButton(state, it) {
-    const to = { member: 'trusted', trusted: 'member' }[it.level];
-    if (!state.may_change_levels || !to || it.this_node || it.frozen) return [];
-    const text = to === 'trusted' ? 'Let it compute' : 'Let it only chat';
-    return [el('button', {
-      type: 'button', class: 'quiet', 'data-node': it.id, 'aria-label': `${text}: ${it.name}`,
-      onclick: (event) => this.level(event.currentTarget, it, to),
-    }, text)];
   }
 
   // One bar per download. Bars of the same downloads stay, so that a screen reader keeps its place.
@@ -319,26 +300,14 @@ function progress({ done, total }, began) {
   return `${text}, ${seconds < 90 ? 'about a minute' : `about ${Math.round(seconds / 60)} minutes`} to go`;
 }
 
-function size(bytes) {
-  return bytes < 1e9 ? `${Math.ceil(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(1)} GB`;
-}
-
-// What a home has given to the others.
-function given({ tokens, minutes, weights_bytes: bytes }) {
-  const parts = [];
-  if (tokens) parts.push(count(tokens, 'token', 'tokens'));
-  if (minutes) parts.push(minutes < 120 ? count(minutes, 'minute', 'minutes') : `${Math.round(minutes / 60)} hours`);
-  if (bytes) parts.push(`${size(bytes)} of models`);
-  return `gave ${list(parts)}`;
-}
-
 // Who answers, short for the top of the page, and as a sentence.
 function words(state, model, names) {
   if (!state.chats.models.length) {
     return { short: 'No model yet', long: `This computer cannot answer yet. ${awaits(state)}` };
   }
   if (model?.adopted && !names.length) {
-    return { short: 'Getting ready', long: 'No home serves the model yet. The homes are fetching their parts of it.' };
+    const next = waiting(state, model.name) ? 'Its download waits: see “Models”.' : 'The homes are fetching their parts of it.';
+    return { short: 'Getting ready', long: `No home serves the model yet. ${next}` };
   }
   if (!model || !names.length) {
     return { short: 'This computer answers', long: 'This computer answers alone.' };
@@ -356,12 +325,28 @@ function words(state, model, names) {
 
 // When a node without a model can answer.
 function awaits(state) {
-  if (state.downloads.length) return 'It will when the download is complete.';
   const adopted = state.models.filter((it) => it.adopted);
+  const held = adopted.find((it) => waiting(state, it.name));
+  if (held) return `The download of ${held.name} waits: see “Models”.`;
+  if (state.downloads.length) return 'It will when the download is complete.';
   if (adopted.length) {
     return `It will when it has fetched its part of ${adopted[0].name ?? 'the model'}.`;
   }
-  return 'The community has chosen no model yet: an anchor runs “hearthnet model adopt”.';
+  const none = 'The community has chosen no model yet.';
+  return state.node?.level === 'anchor'
+    ? `${none} Run “hearthnet model adopt MODEL” on this computer; “hearthnet model list” shows those that fit.`
+    : `${none} A home that manages the members chooses one, with “hearthnet model adopt MODEL”.`;
+}
+
+// Entry of a model whose download waits.
+function waiting(state, name) {
+  return state.waiting.find((it) => it.name === name);
+}
+
+function waits(state, name) {
+  const found = waiting(state, name);
+  if (!found) return [];
+  return [el('p', { class: 'soft' }, WAITS[found.code] ?? 'Its download waits, and is tried again by itself.')];
 }
 
 function coverage(model) {

@@ -3,7 +3,7 @@
 
 const CACHE = 'hearthnet-page';
 const FILES = ['/', '/style.css', '/app.js', '/api.js', '/chat.js', '/dom.js', '/markdown.js',
-  '/mesh.js', '/store.js', '/icon.svg', '/manifest.webmanifest'];
+  '/members.js', '/mesh.js', '/store.js', '/icon.svg', '/manifest.webmanifest'];
 
 self.addEventListener('install', (event) => {
   event.waitUntil(caches.open(CACHE).then((cache) => cache.addAll(FILES)));

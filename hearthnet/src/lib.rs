@@ -142,7 +142,13 @@ fn run(args: Args) -> Result<(), Failure> {
 }
 
 fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure> {
-    let config = loaded.config.clone();
+    let mut config = loaded.config.clone();
+    // The sandbox needs to know it.
+    if let Command::Serve(args) = &command
+        && let Some(path) = &args.answers.http_socket
+    {
+        config.http.socket.clone_from(path);
+    }
     if command.moves_rows()
         && let Some(latency) = config.engine.cpu_latency()
         && let Err(error) = hearthnet_platform::cpu_latency::limit(latency)
@@ -170,6 +176,7 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         Command::Community(command) => commands::community::run(command, cx),
         Command::Serve(command) => commands::serve::run(command, cx),
         Command::Page { open, wait } => commands::page::run(open, wait, &cx.global),
+        Command::HttpKey(command) => commands::http_key::run(command, cx),
         Command::Diagnose(command) => commands::diagnose::run(&command, cx),
         Command::Pause(command) => commands::pause::pause(&command, cx),
         Command::Resume { json } => commands::pause::resume(json, cx),

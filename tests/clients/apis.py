@@ -185,6 +185,53 @@ def turns():
     return expected
 
 
+def vectors():
+    """Vectors of texts: the same in both APIs that have them, and in every encoding."""
+    texts = ["Why is it good to share?", "A whale swims in the sea. " * 60, "share"]
+    # The package asks for base64, and decodes it.
+    answer = openais.embeddings.create(model=model, input=texts)
+    expected = [entry.embedding for entry in answer.data]
+    assert [entry.index for entry in answer.data] == [0, 1, 2]
+    assert answer.hearthnet_pooling == "mean-hidden-1", answer.hearthnet_pooling
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 300, answer.usage
+    for vector in expected:
+        assert abs(sum(value * value for value in vector) - 1) < 1e-5
+
+    def got(inputs, **options):
+        data = openais.embeddings.create(model=model, input=inputs, **options).data
+        return [entry.embedding for entry in data]
+
+    assert got(texts, encoding_format="float") == expected
+    assert got(texts[0]) == expected[:1]
+    assert got(texts[2], dimensions=len(expected[0]), extra_body={"exact": "require"}) == expected[2:]
+    ids = [504, 3575, 282]
+    assert got(ids) == got([ids])
+    embedded = ollamas.embed(model=model, input=texts)
+    assert [list(vector) for vector in embedded.embeddings] == expected
+    assert embedded.prompt_eval_count == answer.usage.prompt_tokens
+    assert list(ollamas.embeddings(model=model, prompt=texts[0]).embedding) == expected[0]
+
+    long = "word " * 20000
+    for inputs, param in [
+        ([], "input"), ("", "input"), (["a", ""], "input[1]"), (["a"] * 2049, "input"),
+        ([1, 10**9], "input"), ([[1], [10**9]], "input[1]"), (["a", long], "input[1]"),
+    ]:
+        try:
+            got(inputs)
+        except openai.BadRequestError as error:
+            assert error.param == param, (error, param)
+        else:
+            raise AssertionError(f"a refusal of {param} was expected")
+    said = fails(openai.BadRequestError, 400, lambda: got(long))
+    assert "This model's maximum context length is" in said, said
+    fails(openai.BadRequestError, 400, lambda: got("a", dimensions=8))
+    fails(
+        ollama.ResponseError, 400,
+        lambda: ollamas.embed(model=model, input=long, truncate=False),
+    )
+    return expected
+
+
 def stop():
     """A stop text of Anthropic's is named."""
     user = [{"role": "user", "content": "Count from 1 to 9."}]
@@ -228,4 +275,5 @@ def models():
     return shown.modelinfo["general.architecture"]
 
 
-print(json.dumps({ask.__name__: ask() for ask in (plain, raw, structured, turns, stop, models)}))
+asks = (plain, raw, structured, turns, vectors, stop, models)
+print(json.dumps({ask.__name__: ask() for ask in asks}))

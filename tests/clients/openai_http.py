@@ -389,7 +389,7 @@ def metrics(door):
     door.ask()
     numbers = door.numbers()
     names = {name for name, _ in numbers}
-    for histogram in ("pipeline_construct_ms", "first_token_ms", "tokens_per_second"):
+    for histogram in ("pipeline_construct_seconds", "first_token_seconds", "tokens_per_second"):
         name = f"distributed_inference_{histogram}"
         count = numbers[f"{name}_count", ()]
         assert count >= 1 and numbers[f"{name}_bucket", (("le", "+Inf"),)] == count
@@ -400,7 +400,7 @@ def metrics(door):
     shards = {
         dict(labels)["shard_id"]
         for name, labels in numbers
-        if name == "distributed_inference_shard_latency_ms_count"
+        if name == "distributed_inference_shard_latency_seconds_count"
     }
     return {"shards": sorted(shards)}
 

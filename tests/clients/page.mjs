@@ -8,6 +8,8 @@
 // | failover | an answer during which a host is killed: prints a line when it may be killed |
 // | key | the page with the key in its link |
 // | invite | an invite; prints its code |
+// | watch | members on the page of a home that is no anchor |
+// | promote, anchor, remove | Kim computes; becomes an anchor, with the passphrase; is removed |
 // | pause | pause and resume, quiet hours; a download, a model that is not here yet, and its plan |
 
 import assert from 'node:assert/strict';
@@ -212,6 +214,7 @@ async function away() {
   await page.waitForSelector('#away:not([hidden])');
   await context.setOffline(false);
   await page.waitForSelector('#away', { state: 'hidden' });
+  assert.equal(await page.locator('#announce').innerText(), 'This node is back.');
   await page.waitForSelector('#send:not([disabled])');
   await view.close();
 }
@@ -271,6 +274,130 @@ async function invite() {
   await view.close();
 }
 
+// The page with the members.
+async function homes(viewport) {
+  const view = await visit(viewport);
+  await view.page.waitForSelector('#members li', { state: 'attached' });
+  await panel(view, 'mesh');
+  return view;
+}
+
+const focusIsOn = (page, name) => page.waitForFunction(
+  (label) => document.activeElement?.getAttribute('aria-label') === label, name);
+
+async function fitsTheScreen(page) {
+  assert.ok(!await page.evaluate(() => document.documentElement.scrollWidth > innerWidth));
+  const box = await page.locator('dialog[open]').boundingBox();
+  const { width } = page.viewportSize();
+  assert.ok(box.x >= 0 && box.x + box.width <= width, JSON.stringify(box));
+}
+
+async function watch() {
+  for (const viewport of [DESK, PHONE]) {
+    const view = await homes(viewport);
+    const { context, page } = view;
+    assert.match(await page.locator('#members').innerText(), /Kim/);
+    assert.equal(await page.locator('#members button').count(), 0);
+    assert.ok(await page.isHidden('#homes-elsewhere'));
+    context.expectsErrors = true;
+    const status = await page.evaluate(async () => {
+      const members = (await (await fetch('/hearthnet/v1/state')).json()).members;
+      const body = JSON.stringify({ node: members.find((it) => it.name === 'Kim').id });
+      const headers = { 'Content-Type': 'application/json' };
+      return (await fetch('/hearthnet/v1/revoke', { method: 'POST', headers, body })).status;
+    });
+    assert.equal(status, 403);
+    await view.close();
+  }
+}
+
+// Opens the dialog about Kim by keyboard.
+async function askAbout(page, button) {
+  await page.getByRole('button', { name: button }).focus();
+  await page.keyboard.press('Enter');
+  const dialog = page.getByRole('dialog', { name: /Kim/ });
+  await dialog.waitFor();
+  await fitsTheScreen(page);
+  await accessible(page, `with the dialog of “${button}”`);
+  return dialog;
+}
+
+const CHANGE = 'Change what Kim may do';
+
+async function promote() {
+  // On the phone the dialog is left without a change.
+  const small = await homes(PHONE);
+  await askAbout(small.page, CHANGE);
+  await small.page.keyboard.press('ArrowDown');
+  assert.match(await small.page.locator('#member-text').innerText(), /^Kim can ask, and compute/);
+  await small.page.keyboard.press('Escape');
+  await small.page.waitForSelector('#member-dialog', { state: 'hidden' });
+  await focusIsOn(small.page, CHANGE);
+  await small.close();
+
+  const view = await homes(DESK);
+  const { page } = view;
+  assert.match(await page.locator('#members').innerText(), /Kim – \w+\s+chats\n/);
+  await askAbout(page, CHANGE);
+  assert.ok(await page.isDisabled('#member-yes'));
+  await page.keyboard.press('ArrowDown');
+  assert.ok(await page.isHidden('#member-sealed'));
+  await page.keyboard.press('Enter');
+  await page.waitForSelector('#member-dialog', { state: 'hidden' });
+  await page.waitForFunction(() => document.querySelector('#homes-done').textContent === 'Kim chats and computes now.');
+  await focusIsOn(page, CHANGE);
+  assert.match(await page.locator('#members').innerText(), /Kim – \w+\s+chats and computes\n/);
+  await accessible(page, 'after a change of a member');
+  await view.close();
+}
+
+async function makeAnchor() {
+  const view = await homes(PHONE);
+  const { context, page } = view;
+  await askAbout(page, CHANGE);
+  assert.ok(await page.isHidden('#member-sealed'));
+  await page.keyboard.press('ArrowDown');
+  assert.match(await page.locator('#member-text').innerText(), /^Kim can also invite and remove homes/);
+  await page.waitForSelector('#member-sealed:not([hidden])');
+  await accessible(page, 'with the passphrase');
+  // A wrong passphrase is named in the dialog, which stays.
+  context.expectsErrors = true;
+  await page.fill('#member-passphrase', 'correct horse');
+  await page.keyboard.press('Enter');
+  await page.waitForSelector('#member-error:not(:empty)');
+  assert.match(await page.locator('#member-error').innerText(), /passphrase/);
+  await accessible(page, 'with a refused change');
+  await page.fill('#member-passphrase', process.env.HEARTHNET_TEST_KEY);
+  await page.click('#member-yes');
+  await page.waitForSelector('#member-dialog', { state: 'hidden' });
+  assert.equal(await page.inputValue('#member-passphrase'), '');
+  await page.waitForFunction(() => /^Kim .*manages the members now\.$/.test(document.querySelector('#homes-done').textContent));
+  await view.close();
+}
+
+async function remove() {
+  const small = await homes(PHONE);
+  await askAbout(small.page, 'Remove Kim');
+  assert.match(await small.page.locator('#member-text').innerText(), /^Kim can no longer ask/);
+  // Enter on the first button removes nothing.
+  await small.page.keyboard.press('Enter');
+  await small.page.waitForSelector('#member-dialog', { state: 'hidden' });
+  await focusIsOn(small.page, 'Remove Kim');
+  await small.close();
+
+  const view = await homes(DESK);
+  const { page } = view;
+  await askAbout(page, 'Remove Kim');
+  await page.fill('#member-passphrase', process.env.HEARTHNET_TEST_KEY);
+  await page.getByRole('button', { name: 'Remove for good' }).click();
+  await page.waitForSelector('#member-dialog', { state: 'hidden' });
+  await page.waitForFunction(() => document.querySelector('#homes-done').textContent === 'Kim is no longer a member.');
+  assert.ok(!/Kim/.test(await page.locator('#members').innerText()));
+  await page.waitForFunction(() => document.activeElement?.id === 'homes-title');
+  await accessible(page, 'after a removal');
+  await view.close();
+}
+
 async function pause() {
   const view = await visit(PHONE);
   const { page } = view;
@@ -306,13 +433,14 @@ async function pause() {
   assert.ok(await page.isHidden('#quiet-configured'));
 
   // The node of the test has its model, so the state is replaced.
-  let done = 25e6;
+  let [done, waiting, adopted] = [25e6, [], true];
   await page.route('**/hearthnet/v1/state', async (route) => {
     const response = await route.fetch();
     const state = await response.json();
     state.chats.models = [];
     const plan = { words: [`Ana would run ${done / 1e6} % of the model.`], details: ['Ana: holds layers 0-29'] };
-    state.models = [{ name: 'tiny', weights_sha256: '00', layers: 30, missing: [[0, 29]], hosts: [], adopted: true, plan }];
+    state.models = !adopted ? [] : [{ name: 'tiny', weights_sha256: '00', layers: 30, missing: [[0, 29]], hosts: [], adopted: true, plan }];
+    state.waiting = waiting;
     state.downloads = done < 100e6 ? [{ name: 'tiny', done, total: 100e6 }] : [];
     await route.fulfill({ response, json: state });
   });
@@ -341,6 +469,14 @@ async function pause() {
   done = 100e6;
   await page.waitForSelector('#downloads', { state: 'hidden' });
   assert.match(await page.locator('#now').innerText(), /its part of tiny/);
+  // Then no source has the rest.
+  waiting = [{ name: 'tiny', code: 'no_source' }];
+  await page.waitForFunction(() => /tiny waits: see “Models”/.test(document.querySelector('#now').textContent));
+  assert.match(await page.locator('#models').innerText(), /no home that is here has the rest of it/);
+  await accessible(page, 'while a download waits');
+  adopted = false;
+  waiting = [];
+  await page.waitForFunction(() => /hearthnet model adopt MODEL/.test(document.querySelector('#now').textContent));
   await view.close();
 }
 
@@ -351,7 +487,7 @@ const scenarios = {
     }
     await hostile();
   },
-  away, failover, key: withKey, invite, pause,
+  away, failover, key: withKey, invite, pause, watch, promote, anchor: makeAnchor, remove,
 };
 try {
   await scenarios[scenario]();

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{Home, QUIET, Server, TOGETHER, model, succeeded};
 
 /// Settings of every node.
-const ALONE: [&str; 6] = [
+pub(crate) const ALONE: [&str; 6] = [
     "--set",
     "policy.research.enable=true",
     "--set",

@@ -31,8 +31,13 @@ pub(crate) fn get_json(address: &str, path: &str) -> Value {
 
 /// Status and JSON body of the answer to a JSON body that is sent to a path.
 pub(crate) fn post_json(address: &str, path: &str, body: &Value) -> (u16, Value) {
+    post_json_with(address, path, "", body)
+}
+
+/// As [`post_json`], with further lines of the head, each of which ends with CRLF.
+pub(crate) fn post_json_with(address: &str, path: &str, lines: &str, body: &Value) -> (u16, Value) {
     let asked = Instant::now();
-    let head = format!("POST {path} HTTP/1.1\r\nContent-Type: application/json\r\n");
+    let head = format!("POST {path} HTTP/1.1\r\nContent-Type: application/json\r\n{lines}");
     let mut reply = Reply::head(asked, send(address, &head, Some(&body.to_string())));
     let body = serde_json::from_str(&reply.text()).expect("JSON");
     (reply.status, body)

@@ -127,11 +127,17 @@ impl Household {
         Part::open_reading(folders.first()?).ok()
     }
 
-    /// Ids of the shards that this home advertises, as it sees them itself.
-    pub(crate) fn shards(&self) -> Vec<String> {
+    /// State of its node, as it sees it itself; null while it does not answer.
+    pub(crate) fn running(&self) -> Value {
         let status = self.run(&["status", "--json"]).stdout;
         let status: Value = serde_json::from_slice(&status).unwrap_or_default();
-        let shards = status["node"]["running"]["serving"].as_str();
+        status["node"]["running"].clone()
+    }
+
+    /// Ids of the shards that this home advertises, as it sees them itself.
+    pub(crate) fn shards(&self) -> Vec<String> {
+        let running = self.running();
+        let shards = running["serving"].as_str();
         let shards = shards.into_iter().flat_map(|all| all.split(", "));
         let mut shards: Vec<String> = shards.map(str::to_owned).collect();
         shards.sort();

@@ -140,18 +140,8 @@ impl Head {
     /// [`EngineError::InputNotFinite`]. `out` is then empty.
     pub fn logits(&self, rows: &[f32], out: &mut Vec<f32>) -> Result<(), EngineError> {
         out.clear();
+        self.check_rows(rows)?;
         let (width, vocab) = (self.spec.width as usize, self.spec.vocab as usize);
-        if !rows.len().is_multiple_of(width) {
-            let expected = rows.len().next_multiple_of(width);
-            return Err(EngineError::RowsMismatch {
-                expected,
-                found: rows.len(),
-            });
-        }
-        let mut each = rows.chunks_exact(width);
-        if let Some(row) = each.position(|row| !self.kernels.all_finite(row)) {
-            return Err(EngineError::InputNotFinite(row));
-        }
         out.resize(rows.len() / width * vocab, 0.0);
         for (rows, out) in rows.chunks(TILE * width).zip(out.chunks_mut(TILE * vocab)) {
             self.tile(rows, out);
@@ -163,6 +153,34 @@ impl Head {
             self.kernels.softcap(out, cap);
         }
         Ok(())
+    }
+
+    /// Applies the last norm to `rows`, outputs of the last layer, in place: they become the final
+    /// hidden states.
+    ///
+    /// # Errors
+    /// As for [`Self::logits`]. `rows` is then unchanged.
+    pub fn norm(&self, rows: &mut [f32]) -> Result<(), EngineError> {
+        self.check_rows(rows)?;
+        self.kernels
+            .rms_norm_in_place(rows, &self.norm, self.spec.norm_eps);
+        Ok(())
+    }
+
+    fn check_rows(&self, rows: &[f32]) -> Result<(), EngineError> {
+        let width = self.spec.width as usize;
+        if !rows.len().is_multiple_of(width) {
+            let expected = rows.len().next_multiple_of(width);
+            return Err(EngineError::RowsMismatch {
+                expected,
+                found: rows.len(),
+            });
+        }
+        let mut each = rows.chunks_exact(width);
+        match each.position(|row| !self.kernels.all_finite(row)) {
+            Some(row) => Err(EngineError::InputNotFinite(row)),
+            None => Ok(()),
+        }
     }
 
     #[allow(unsafe_code)]

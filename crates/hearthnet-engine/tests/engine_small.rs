@@ -435,9 +435,17 @@ fn tokens_beyond_the_vocabulary_are_refused() {
         expected: 128,
         found: 65,
     };
-    assert_eq!(whole.head().logits(&[0.0; 65], &mut out), Err(mismatch));
+    assert_eq!(
+        whole.head().logits(&[0.0; 65], &mut out),
+        Err(mismatch.clone())
+    );
+    assert_eq!(whole.head().norm(&mut [0.0; 65]), Err(mismatch));
     let bad = EngineError::InputNotFinite(0);
-    assert_eq!(whole.head().logits(&[f32::NAN; 64], &mut out), Err(bad));
+    assert_eq!(
+        whole.head().logits(&[f32::NAN; 64], &mut out),
+        Err(bad.clone())
+    );
+    assert_eq!(whole.head().norm(&mut [f32::NAN; 64]), Err(bad));
 }
 
 #[test]

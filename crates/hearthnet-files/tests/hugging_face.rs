@@ -373,6 +373,7 @@ impl OpenFile for CountedFile {
 
 #[test]
 fn of_a_range_only_its_blocks_and_pairs_of_rows_are_read() {
+    const ROW: u64 = 64;
     let model = write(&data("llama31"), Some(TensorType::Q8_0)).unwrap();
     let read = Arc::new(AtomicU64::new(0));
     let counted = Counted(data("llama31"), Arc::clone(&read));
@@ -382,14 +383,14 @@ fn of_a_range_only_its_blocks_and_pairs_of_rows_are_read() {
         tensors.read_range(name, range).unwrap();
         read.load(Ordering::Relaxed)
     };
-    // A row is 32 values in F32, and 34 bytes in Q8_0.
-    assert_eq!(taken("blk.0.ffn_up.weight", 34..35), 128);
-    assert_eq!(taken("blk.1.ffn_up.weight", 33..69), 3 * 128);
+    // A row is 32 values in BF16, and 34 bytes in Q8_0.
+    assert_eq!(taken("blk.0.ffn_up.weight", 34..35), ROW);
+    assert_eq!(taken("blk.1.ffn_up.weight", 33..69), 3 * ROW);
     // Heads of 16 rows, whose rows are read in pairs.
-    assert_eq!(taken("blk.0.attn_q.weight", 0..34), 2 * 128);
-    assert_eq!(taken("blk.0.attn_q.weight", 15 * 34..17 * 34), 4 * 128);
-    assert_eq!(taken("blk.0.attn_q.weight", 0..32 * 34), 32 * 128);
-    assert_eq!(taken("blk.0.attn_k.weight", 14 * 34..32 * 34), 18 * 128);
+    assert_eq!(taken("blk.0.attn_q.weight", 0..34), 2 * ROW);
+    assert_eq!(taken("blk.0.attn_q.weight", 15 * 34..17 * 34), 4 * ROW);
+    assert_eq!(taken("blk.0.attn_q.weight", 0..32 * 34), 32 * ROW);
+    assert_eq!(taken("blk.0.attn_k.weight", 14 * 34..32 * 34), 18 * ROW);
 }
 
 #[test]

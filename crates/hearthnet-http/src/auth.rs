@@ -1,8 +1,9 @@
-//! Access control: the API key or, without one, requests from this machine that name it as host.
+//! Access control: the API key, named keys or, without a key, requests from this machine that name it
+//! as host.
 //! Requests that a browser sends for a page of another origin are refused, unless the origin is listed.
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Router;
@@ -12,42 +13,11 @@ use axum::http::uri::{Authority, Uri};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::routing::MethodRouter;
-use hearthnet_platform::peer::User;
+use hearthnet_platform::peer::{User, user_of};
 use hearthnet_transport::subscriber;
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
 
 use super::error::{ApiError, format_errors};
-
-/// Shortest accepted key: 16 random characters have 80 bits or more.
-pub const MIN_KEY_BYTES: usize = 16;
-
-/// Secret that clients must send.
-#[derive(Clone)]
-pub struct ApiKey([u8; 32]);
-
-impl ApiKey {
-    /// A key from its text, without surrounding white space. `None` if it is shorter than
-    /// [`MIN_KEY_BYTES`] or has characters that a header cannot carry.
-    pub fn new(text: &str) -> Option<Self> {
-        let text = text.trim();
-        let fits = text.len() >= MIN_KEY_BYTES && text.bytes().all(|b| b.is_ascii_graphic());
-        fits.then(|| Self(Sha256::digest(text).into()))
-    }
-
-    /// Constant-time comparison: compares all bytes of the digests.
-    fn is(&self, guess: &[u8]) -> bool {
-        let guess: [u8; 32] = Sha256::digest(guess).into();
-        self.0.ct_eq(&guess).into()
-    }
-}
-
-/// Omits the secret.
-impl std::fmt::Debug for ApiKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ApiKey")
-    }
-}
+use super::keys::{ApiKey, NamedKeys, PresentedKey};
 
 /// Origin of a request.
 #[derive(Debug, Clone)]
@@ -62,6 +32,12 @@ pub struct Client {
     pub user: Option<User>,
     /// Number of the connection, unique within this listener.
     pub number: u64,
+    /// Named key of the request.
+    pub key: Option<PresentedKey>,
+    /// Whether the connection came over the Unix socket, which no browser uses.
+    pub(crate) by_socket: bool,
+    /// Addresses of the client and of this program, if known.
+    pub(crate) ends: Option<(SocketAddr, SocketAddr)>,
 }
 
 impl Client {
@@ -72,7 +48,18 @@ impl Client {
             subscriber: subscriber(ip),
             user,
             number,
+            key: None,
+            by_socket: false,
+            ends: None,
         }
+    }
+
+    /// Whether the system names the user of this program as the one behind the connection, with a
+    /// key as well, but not with a named key. Reads the system's table of sockets if there is a key.
+    pub fn is_owner(&self) -> bool {
+        let look_up = || self.ends.and_then(|(peer, own)| user_of(peer, own));
+        let user = self.user.or_else(look_up);
+        self.key.is_none() && user.is_some_and(|user| user.is_owner)
     }
 }
 
@@ -91,6 +78,8 @@ impl Admitted {
 pub(super) struct Access {
     /// Key that clients must send.
     pub(super) key: Option<ApiKey>,
+    /// Further keys, in force if there is `key`.
+    pub(super) named: Option<NamedKeys>,
     /// Names that `Host` may have without a key, besides those of this machine.
     pub(super) hosts: Arc<[String]>,
     /// Origins of web pages that may use the paths under `/v1/`.
@@ -98,10 +87,23 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// True if the client presents the key, or needs none.
-    fn has_key(&self, request: &Request) -> bool {
-        let Some(key) = &self.key else { return true };
-        presented(request.headers()).is_some_and(|guess| key.is(guess))
+    /// Whether the client presents a key, or needs none: its named key, if it is one.
+    fn shown_key(&self, request: &Request) -> Result<Option<PresentedKey>, ()> {
+        let Some(key) = &self.key else {
+            return Ok(None);
+        };
+        if let Some(guess) = presented(request.headers()).map(ApiKey::presented) {
+            if key.is(&guess) {
+                return Ok(None);
+            }
+            if let Some(named) = self.named.as_ref().and_then(|named| named.find(&guess)) {
+                return Ok(Some(named));
+            }
+        }
+        // The system has proved who it is.
+        let client = by_socket(request);
+        let is_owner = client.is_some_and(|client| client.user.is_some_and(|user| user.is_owner));
+        is_owner.then_some(None).ok_or(())
     }
 
     /// True if the request names this machine, or needs not.
@@ -115,6 +117,7 @@ impl Access {
             })
         };
         self.key.is_some()
+            || by_socket(request).is_some()
             || names_an_address(request, true)
             || host(request).is_some_and(is_listed)
     }
@@ -234,33 +237,46 @@ async fn no_method() -> Response<Body> {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", text).response()
 }
 
-/// Reason to refuse the request, if any.
-fn refusal(access: &Access, request: &Request) -> Option<ApiError> {
-    let (status, code, text) = match () {
-        () if !access.has_key(request) => (
+/// Client of a request that came over the Unix socket.
+fn by_socket(request: &Request) -> Option<&Client> {
+    let client = request.extensions().get::<Client>();
+    client.filter(|client| client.by_socket)
+}
+
+/// Named key of an admitted request, or the reason to refuse the request.
+fn admit(access: &Access, request: &Request) -> Result<Option<PresentedKey>, ApiError> {
+    let shown = access.shown_key(request);
+    let changes = |path: &str| path.starts_with("/hearthnet/") && request.method() != Method::GET;
+    let (status, code, text) = match &shown {
+        Err(()) => (
             StatusCode::UNAUTHORIZED,
             "invalid_api_key",
             "this server asks for its key: send it as `Authorization: Bearer KEY`, `api-key: KEY` or `x-api-key: KEY`",
         ),
         // DNS rebinding: a web page's own host name that resolves to this machine must not be
         // served.
-        () if !access.names_this_machine(request) => (
+        Ok(_) if !access.names_this_machine(request) => (
             StatusCode::FORBIDDEN,
             "forbidden_host",
             "without a key this server answers as localhost only; ask http://127.0.0.1 or http://localhost, or list the name in http.allowed_hosts",
         ),
-        () if access.listed_origin(request).is_none() && is_cross_site(request) => (
+        Ok(_) if access.listed_origin(request).is_none() && is_cross_site(request) => (
             StatusCode::FORBIDDEN,
             "forbidden_origin",
             "a web page of another origin may not use this server; open this server's own page, or list the origin in http.cors_origins",
         ),
-        () => return None,
+        Ok(Some(_)) if changes(request.uri().path()) => (
+            StatusCode::FORBIDDEN,
+            "unauthorized",
+            "a named key changes nothing of this node; that takes the key of http.api_key_file",
+        ),
+        Ok(named) => return Ok(named.clone()),
     };
-    Some(ApiError::new(status, code, text))
+    Err(ApiError::new(status, code, text))
 }
 
 /// Refuses requests that are not authorised.
-async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response<Body> {
+async fn guard(State(access): State<Access>, mut request: Request, next: Next) -> Response<Body> {
     let origin = access.listed_origin(&request);
     // A browser sends a preflight without the key.
     if let Some(origin) = &origin
@@ -269,9 +285,14 @@ async fn guard(State(access): State<Access>, request: Request, next: Next) -> Re
     {
         return preflight(&request, origin.clone());
     }
-    let mut response = match refusal(&access, &request) {
-        Some(error) => error.response(),
-        None => next.run(request).await,
+    let mut response = match admit(&access, &request) {
+        Err(error) => error.response(),
+        Ok(named) => {
+            if let Some(client) = request.extensions_mut().get_mut::<Client>() {
+                client.key = named;
+            }
+            next.run(request).await
+        }
     };
     if let Some(origin) = origin {
         share(&mut response, origin);
@@ -313,7 +334,7 @@ fn share(response: &mut Response<Body>, origin: HeaderValue) {
 
 /// Passes every request on, with its [`Admitted`].
 async fn mark(State(access): State<Access>, mut request: Request, next: Next) -> Response<Body> {
-    let admitted = Admitted(refusal(&access, &request).is_none());
+    let admitted = Admitted(admit(&access, &request).is_ok());
     request.extensions_mut().insert(admitted);
     next.run(request).await
 }
@@ -433,6 +454,24 @@ mod tests {
             assert!(!is_address(host, true), "{host}");
             assert!(is_address(host, false), "{host}");
         }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_owner_is_known_with_a_key_and_other_machines_are_never_the_owner() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let own = listener.local_addr().unwrap();
+        let _client = std::net::TcpStream::connect(own).unwrap();
+        let (_accepted, peer) = listener.accept().unwrap();
+        let far = SocketAddr::from(([192, 0, 2, 1], 40_000));
+        for (peer, is_owner) in [(peer, true), (far, false)] {
+            let client = Client {
+                ends: Some((peer, own)),
+                ..Client::new(peer.ip(), None, 1)
+            };
+            assert_eq!(client.is_owner(), is_owner, "{peer}");
+        }
+        assert!(!Client::new(own.ip(), None, 1).is_owner());
     }
 
     #[test]

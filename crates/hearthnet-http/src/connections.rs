@@ -64,6 +64,11 @@ impl Connections {
         })
     }
 
+    /// Number of open connections.
+    pub(super) fn count(&self) -> usize {
+        self.state.lock().all.len()
+    }
+
     /// A slot for a connection. If all are in use, or this client has its maximum, an idle one is
     /// evicted. `None` if none is idle.
     pub(super) fn admit(self: &Arc<Self>, who: Who) -> Option<Connection> {

@@ -56,6 +56,9 @@ pub(crate) async fn format_errors(request: Request, next: Next) -> Response<Body
     response
 }
 
+/// Code of a refusal after which Anthropic's clients send whole conversations instead of threads.
+pub const THREAD_UNSUPPORTED: &str = "thread_unsupported_request";
+
 /// Error response of the HTTP API.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiError {
@@ -137,7 +140,13 @@ impl ApiError {
                     "context_length_exceeded" => format!("prompt is too long: {}", self.message),
                     _ => self.message.clone(),
                 };
-                json!({"type": "error", "error": {"type": kind, "message": message}})
+                let mut error = json!({"type": kind, "message": message});
+                if self.code.as_str() == THREAD_UNSUPPORTED {
+                    error["details"] = json!({
+                        "error_code": self.code, "unsupported": self.param.as_slice(),
+                    });
+                }
+                json!({"type": "error", "error": error})
             }
         }
     }
@@ -218,6 +227,10 @@ mod tests {
         assert_eq!(error.body_in(ErrorFormat::Anthropic), anthropics);
         let ollamas = json!({"error": "later"});
         assert_eq!(error.body_in(ErrorFormat::Ollama), ollamas);
+        let thread = ApiError::new(StatusCode::BAD_REQUEST, THREAD_UNSUPPORTED, "no");
+        let thread = thread.about("thread").body_in(ErrorFormat::Anthropic);
+        let details = json!({"error_code": THREAD_UNSUPPORTED, "unsupported": ["thread"]});
+        assert_eq!(thread["error"]["details"], details);
     }
 
     #[test]

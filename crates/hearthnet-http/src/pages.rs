@@ -28,10 +28,19 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
                       connect-src 'self'; img-src 'self' data:; manifest-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Routes of `pages`. Without a key (`local`) the request must name this machine. With a key it may
-/// name any IP address: a name that an attacker lets point here is not an address.
-pub(crate) fn routes(pages: &'static [Page], local: bool) -> Router {
-    let guard = middleware::from_fn_with_state(local, guard);
+/// Hosts under which browsers get the pages, against DNS rebinding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hosts {
+    /// Names and addresses of this machine only.
+    ThisMachine,
+    /// Any IP address: a name that an attacker lets point here is not an address.
+    Addresses,
+    Any,
+}
+
+/// Routes of `pages`, under these hosts.
+pub(crate) fn routes(pages: &'static [Page], hosts: Hosts) -> Router {
+    let guard = middleware::from_fn_with_state(hosts, guard);
     pages.iter().fold(Router::new(), |router, page| {
         let tag = format!("\"{:.32}\"", hex(&Sha256::digest(page.bytes)));
         let answer = move |request: Request| std::future::ready(answer(page, &tag, &request));
@@ -44,12 +53,13 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Refuses host names that an attacker may control (DNS rebinding).
-async fn guard(State(local): State<bool>, request: Request, next: Next) -> Response<Body> {
-    if names_an_address(&request, local) {
+async fn guard(State(hosts): State<Hosts>, request: Request, next: Next) -> Response<Body> {
+    let local = hosts == Hosts::ThisMachine;
+    if hosts == Hosts::Any || names_an_address(&request, local) {
         return next.run(request).await;
     }
     let text = match local {
-        true => "without a key the page is at http://127.0.0.1 or http://localhost only",
+        true => "without a key the page is at 127.0.0.1 or localhost only",
         false => {
             "open the page by the address of this machine, for example http://192.168.1.5:7602"
         }

@@ -1,26 +1,37 @@
 //! HTTP server: connection limits, deadlines and shutdown.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use axum::routing::MethodRouter;
 use axum::{Extension, Router};
-use hearthnet_platform::peer::user_of;
+use hearthnet_platform::local_socket::{LocalListener, LocalStream, SocketFile, SocketMode};
+use hearthnet_platform::peer::{User, user_of};
 use hearthnet_transport::{accept, subscriber};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_io_timeout::TimeoutWriter;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::{Access, ApiKey, Client, guarded};
+use crate::auth::{Access, Client, guarded};
 use crate::connections::{Connections, track_requests};
+use crate::error::ApiError;
+use crate::keys::{ApiKey, NamedKeys};
 use crate::pages::{self, Page};
+use crate::tls::Tls;
 use crate::unread::{Lingering, Unread, read_or_close};
 
 /// Upper bound of a request's head, and of bytes read ahead, in bytes: more than clients send.
@@ -32,12 +43,20 @@ const HEAD_BYTES: usize = 64 << 10;
 pub struct HttpSettings {
     /// Listen address, `ADDRESS:PORT`; port 0 picks a free one.
     pub listen: String,
+    /// Unix socket beside it, for programs of this machine.
+    pub socket: Option<SocketSettings>,
+    /// Certificate of the listener; without one, it speaks HTTP.
+    pub tls: Option<Tls>,
     /// Key that clients must send; without one, only this machine is served.
     pub api_key: Option<ApiKey>,
+    /// Further keys with limits of their own, in force if there is `api_key`.
+    pub named_keys: Option<NamedKeys>,
     /// Host names that clients may ask for without a key, besides those of this machine.
     pub allowed_hosts: Vec<String>,
     /// Origins of web pages that may use the paths under `/v1/` (CORS).
     pub cors_origins: Vec<String>,
+    /// Ids of models by other names; `default` stands for every other name.
+    pub aliases: BTreeMap<String, String>,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
     /// Whether the API refuses the fields that it would ignore.
@@ -52,13 +71,26 @@ pub struct HttpSettings {
     pub pages: &'static [Page],
 }
 
+/// A Unix socket.
+#[derive(Debug, Clone)]
+#[allow(clippy::exhaustive_structs)] // A part of `HttpSettings`.
+pub struct SocketSettings {
+    pub path: PathBuf,
+    /// Users that may connect.
+    pub mode: SocketMode,
+}
+
 impl Default for HttpSettings {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:7602".into(),
+            socket: None,
+            tls: None,
             api_key: None,
+            named_keys: None,
             allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
+            aliases: BTreeMap::new(),
             max_body_bytes: 1 << 20,
             strict: false,
             client_deadline: Duration::from_secs(30),
@@ -80,6 +112,13 @@ pub enum HttpError {
         /// Error of the operating system.
         source: io::Error,
     },
+    /// The Unix socket cannot be made.
+    #[error("cannot listen at the socket {}: {source}", path.display())]
+    Socket {
+        path: PathBuf,
+        /// Error of the operating system.
+        source: io::Error,
+    },
     /// Other machines can reach the address, so a key is required.
     #[error("{0} can be reached by other machines, so a key is needed")]
     KeyNeeded(IpAddr),
@@ -88,8 +127,11 @@ pub enum HttpError {
 /// An open HTTP listener. Dropping it closes it at once.
 pub struct HttpServer {
     addr: SocketAddr,
+    has_tls: bool,
+    named_keys: Option<NamedKeys>,
     stop: CancellationToken,
-    accepting: JoinHandle<()>,
+    /// A task for each door. The connections are tasks of these, and end with them.
+    accepting: JoinSet<()>,
 }
 
 impl HttpServer {
@@ -103,9 +145,16 @@ impl HttpServer {
         health: MethodRouter,
         settings: &HttpSettings,
     ) -> Result<Self, HttpError> {
-        let pages = pages::routes(settings.pages, settings.api_key.is_none());
+        let hosts = match (&settings.api_key, &settings.tls) {
+            (None, _) => pages::Hosts::ThisMachine,
+            (Some(_), None) => pages::Hosts::Addresses,
+            // A browser accepts the certificate only under its own names.
+            (Some(_), Some(_)) => pages::Hosts::Any,
+        };
+        let pages = pages::routes(settings.pages, hosts);
         let access = Access {
             key: settings.api_key.clone(),
+            named: settings.named_keys.clone(),
             hosts: settings.allowed_hosts.as_slice().into(),
             origins: settings.cors_origins.as_slice().into(),
         };
@@ -126,12 +175,36 @@ impl HttpServer {
         }
         let listener = TcpListener::bind(addrs.as_slice()).await.map_err(failed)?;
         let addr = listener.local_addr().map_err(failed)?;
-        let stop = CancellationToken::new();
-        let accepting = accept_until(stop.clone(), listener, router, settings.clone());
+        let mut doors = vec![Door::Port(listener, settings.tls.clone())];
+        if let Some(SocketSettings { path, mode }) = &settings.socket {
+            let made = LocalListener::publish(path, *mode);
+            let (listener, file) = made.map_err(|source| HttpError::Socket {
+                path: path.clone(),
+                source,
+            })?;
+            doors.push(Door::Socket {
+                listener,
+                _file: file,
+            });
+        }
+        let (stop, mut accepting) = (CancellationToken::new(), JoinSet::new());
+        let slots = Connections::new(settings.max_connections);
+        for door in doors {
+            let (slots, router) = (Arc::clone(&slots), router.clone());
+            accepting.spawn(accept_until(
+                stop.clone(),
+                door,
+                slots,
+                router,
+                settings.clone(),
+            ));
+        }
         Ok(Self {
             addr,
+            has_tls: settings.tls.is_some(),
+            named_keys: settings.named_keys.clone(),
             stop,
-            accepting: tokio::spawn(accepting),
+            accepting,
         })
     }
 
@@ -139,59 +212,121 @@ impl HttpServer {
         self.addr
     }
 
+    /// URL of the listener, without a slash at its end.
+    pub fn url(&self) -> String {
+        let scheme = if self.has_tls { "https" } else { "http" };
+        format!("{scheme}://{}", self.addr)
+    }
+
+    /// Use of the named keys.
+    pub fn named_keys(&self) -> Option<&NamedKeys> {
+        self.named_keys.as_ref()
+    }
+
     /// Stops accepting, lets requests in progress finish, and returns when the last has ended or at
     /// the deadline. The caller should end its requests first and keep the listener open until
     /// then, so that new clients are told that the service is stopping.
     pub async fn shutdown(mut self, deadline: Duration) {
         self.stop.cancel();
-        let _ = tokio::time::timeout(deadline, &mut self.accepting).await;
+        let closed = async { while self.accepting.join_next().await.is_some() {} };
+        let _ = timeout(deadline, closed).await;
     }
 }
 
-impl Drop for HttpServer {
-    fn drop(&mut self) {
-        // The connections are tasks of the accept task and end with it.
-        self.accepting.abort();
+/// A listener, and what belongs to it.
+enum Door {
+    Port(TcpListener, Option<Tls>),
+    Socket {
+        listener: LocalListener,
+        _file: SocketFile,
+    },
+}
+
+/// An accepted connection.
+struct Arrival {
+    stream: Stream,
+    /// Address of the client: one for all of this machine.
+    ip: IpAddr,
+    /// User of the client, as far as the system names it.
+    user: Option<User>,
+    /// Addresses of both ends of a port's connection.
+    ends: Option<(SocketAddr, SocketAddr)>,
+}
+
+enum Stream {
+    Port(TcpStream, Option<Tls>),
+    Socket(LocalStream),
+}
+
+impl Door {
+    /// Next connection. With a key (`has_key`), the user of a port's client is not looked up.
+    async fn next(&self, has_key: bool) -> Arrival {
+        let here = Ipv4Addr::LOCALHOST.into();
+        match self {
+            Self::Port(listener, tls) => {
+                let (stream, peer) = accept(|cx| listener.poll_accept(cx)).await;
+                // Send small tokens at once. A failure only costs speed.
+                let _ = stream.set_nodelay(true);
+                let ends = stream.local_addr().ok().map(|own| (peer, own));
+                // The look-up reads all sockets of the system; with a key, few requests need it.
+                let known = ends.filter(|_| !has_key);
+                let user = known.and_then(|(peer, own)| user_of(peer, own));
+                // All loopback addresses count as one, since local programs can use any of
+                // them.
+                let ip = match peer.ip().is_loopback() {
+                    true => here,
+                    false => peer.ip().to_canonical(),
+                };
+                Arrival {
+                    stream: Stream::Port(stream, tls.clone()),
+                    ip,
+                    user,
+                    ends,
+                }
+            }
+            Self::Socket { listener, .. } => {
+                let stream = accept(|cx| listener.poll_accept(cx)).await;
+                Arrival {
+                    ip: here,
+                    user: listener.user(&stream),
+                    ends: None,
+                    stream: Stream::Socket(stream),
+                }
+            }
+        }
     }
 }
 
-/// Serves the connections of a listener, and after `stop` those that are open.
+/// Serves the connections of a door, and after `stop` those that are open.
 async fn accept_until(
     stop: CancellationToken,
-    listener: TcpListener,
+    door: Door,
+    slots: Arc<Connections>,
     router: Router,
     settings: HttpSettings,
 ) {
-    let slots = Connections::new(settings.max_connections);
+    let has_key = settings.api_key.is_some();
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
             Some(_) = connections.join_next() => {}
-            (stream, peer) = accept(|cx| listener.poll_accept(cx)) => {
-                // Send small tokens at once. A failure only costs speed.
-                let _ = stream.set_nodelay(true);
-                // The look-up reads all sockets of the system; it is not needed with a key.
-                let own = stream.local_addr().ok().filter(|_| settings.api_key.is_none());
-                let user = own.and_then(|own| user_of(peer, own));
-                // All loopback addresses count as one, since local programs can use any of
-                // them.
-                let ip = match peer.ip().is_loopback() {
-                    true => Ipv4Addr::LOCALHOST.into(),
-                    false => peer.ip().to_canonical(),
-                };
+            Arrival { stream, ip, user, ends } = door.next(has_key) => {
                 let who = (subscriber(ip), user.map(|user| user.id));
                 let Some(connection) = slots.admit(who) else {
                     // All connections are active: close this one.
                     continue;
                 };
-                let client = Client::new(ip, user, connection.id);
+                let client = Client {
+                    by_socket: matches!(stream, Stream::Socket(_)),
+                    ends,
+                    ..Client::new(ip, user, connection.id)
+                };
                 let unread = Unread::default();
                 let router = track_requests(router.clone(), &connection)
                     .layer(Extension(client));
                 let router = read_or_close(router, &unread);
-                let stream = Lingering::new(stream, unread);
-                let served = serve(stream, router, settings.client_deadline, stop.clone());
+                let served = open(stream, unread, router, settings.client_deadline, stop.clone());
                 connections.spawn(async move {
                     tokio::select! {
                         () = served => {}
@@ -200,19 +335,62 @@ async fn accept_until(
                 });
             }
         }
-        metrics::gauge!("hearthnet_http_connections").set(connections.len() as f64);
+        metrics::gauge!("hearthnet_http_connections").set(slots.count() as f64);
     }
-    drop(listener);
+    drop(door);
     while connections.join_next().await.is_some() {}
-    metrics::gauge!("hearthnet_http_connections").set(0.0);
+    metrics::gauge!("hearthnet_http_connections").set(slots.count() as f64);
 }
 
-async fn serve(
-    stream: Lingering<TcpStream>,
+/// Serves a connection, after its TLS handshake if it has one.
+async fn open(
+    stream: Stream,
+    unread: Unread,
     router: Router,
     deadline: Duration,
     stop: CancellationToken,
 ) {
+    match stream {
+        Stream::Socket(stream) => serve(stream, unread, router, deadline, stop).await,
+        Stream::Port(stream, None) => serve(stream, unread, router, deadline, stop).await,
+        Stream::Port(stream, Some(tls)) => match timeout(deadline, handshake(stream, &tls)).await {
+            Ok(Ok(stream)) => serve(stream, unread, router, deadline, stop).await,
+            Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+            Err(_) => tracing::debug!("a TLS handshake took too long"),
+        },
+    }
+}
+
+/// First byte of a TLS connection: the type of a handshake record.
+const HANDSHAKE: u8 = 22;
+
+/// Makes a TLS connection. A client that begins with anything else is told what is wrong.
+async fn handshake(mut stream: TcpStream, tls: &Tls) -> io::Result<TlsStream<TcpStream>> {
+    let mut first = [HANDSHAKE];
+    stream.peek(&mut first).await?;
+    if first == [HANDSHAKE] {
+        return tls.acceptor().accept(stream).await;
+    }
+    let text = "this server speaks HTTPS: write https:// in its address";
+    let body = ApiError::new(StatusCode::BAD_REQUEST, "https_needed", text).body();
+    let body = body.to_string();
+    let head = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: application/json";
+    let answer = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    stream.write_all(answer.as_bytes()).await?;
+    // A socket that is closed before its input was read resets the connection.
+    let unread = Arc::new(AtomicBool::new(true));
+    Lingering::new(stream, unread).shutdown().await?;
+    Err(io::Error::other("the client speaks no TLS"))
+}
+
+async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    unread: Unread,
+    router: Router,
+    deadline: Duration,
+    stop: CancellationToken,
+) {
+    let stream = Lingering::new(stream, unread);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(deadline)
@@ -246,9 +424,16 @@ fn with_write_timeout<S: AsyncRead + AsyncWrite>(
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use axum::routing::get;
+    use rustls::crypto::ring;
+    use rustls::pki_types::pem::PemObject as _;
+    use rustls::pki_types::{CertificateDer, ServerName};
+    use rustls::{ClientConfig, RootCertStore};
+    use tokio::io::{AsyncReadExt as _, duplex};
+    use tokio_rustls::TlsConnector;
 
     use super::*;
+    use crate::tls::tests::pair;
 
     #[tokio::test]
     async fn only_a_peer_that_reads_nothing_ends_the_connection() {
@@ -266,5 +451,74 @@ mod tests {
         let _far = slow.await.unwrap();
         let error = near.write_all(&[7; 64]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+    async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, host: &str) -> String {
+        let request = format!("GET /v1/x HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        String::from_utf8(answer).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_server_answers_over_tls_and_at_its_socket_and_advises_a_client_without_tls() {
+        let dir = tempfile::tempdir().unwrap();
+        let (certificate, key) = pair(dir.path(), "a");
+        let path = dir.path().join("socket");
+        let settings = HttpSettings {
+            listen: "127.0.0.1:0".into(),
+            tls: Some(Tls::open(&certificate, &key).unwrap()),
+            socket: Some(SocketSettings {
+                path: path.clone(),
+                mode: SocketMode::default(),
+            }),
+            api_key: ApiKey::new("a-key-of-16-bytes"),
+            ..HttpSettings::default()
+        };
+        let hello = Router::new().route("/v1/x", get(async || "hello"));
+        let health = get(async || "");
+        let server = HttpServer::open(hello.clone(), health.clone(), &settings);
+        let server = server.await.unwrap();
+        assert!(server.url().starts_with("https://127.0.0.1:"));
+
+        let mut roots = RootCertStore::empty();
+        let pem = std::fs::read(&certificate).unwrap();
+        roots
+            .add(CertificateDer::from_pem_slice(&pem).unwrap())
+            .unwrap();
+        let provider = Arc::new(ring::default_provider());
+        let client = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let connector = TlsConnector::from(Arc::new(client));
+        let name = ServerName::try_from("hearth.example").unwrap();
+        let connect = || TcpStream::connect(server.local_addr());
+        let stream = connector
+            .connect(name, connect().await.unwrap())
+            .await
+            .unwrap();
+        assert_eq!(stream.get_ref().1.alpn_protocol(), None);
+        let answer = exchange(stream, "hearth.example").await;
+        assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
+
+        let answer = exchange(connect().await.unwrap(), "127.0.0.1").await;
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+        assert!(answer.contains("https_needed"), "{answer}");
+
+        // The system says that the owner asks, so no key is needed, whatever host it names.
+        let local = LocalStream::connect(&path).await.unwrap();
+        let answer = exchange(local, "anything").await;
+        assert!(
+            answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("hello"),
+            "{answer}"
+        );
+
+        let again = HttpServer::open(hello, health, &settings).await;
+        let error = again.err().unwrap();
+        assert!(matches!(error, HttpError::Socket { .. }), "{error}");
+        server.shutdown(Duration::from_secs(5)).await;
+        assert!(!path.exists());
     }
 }

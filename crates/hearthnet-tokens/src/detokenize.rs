@@ -73,7 +73,6 @@ impl Detokenizer {
     }
 
     /// Control tokens produce their names.
-    #[cfg(feature = "fuzzing")]
     pub fn with_special(tokenizer: &Tokenizer) -> Self {
         Self {
             special: true,
@@ -140,7 +139,6 @@ impl Tokenizer {
     }
 
     /// Decodes `ids` with the names of control tokens.
-    #[cfg(feature = "fuzzing")]
     pub fn decode_with_special(&self, ids: &[u32]) -> String {
         Detokenizer::with_special(self).whole(ids)
     }

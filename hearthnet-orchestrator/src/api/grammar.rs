@@ -1,7 +1,7 @@
 //! Grammar of a request, in the fields that clients send: OpenAI's `response_format`, vLLM's
 //! `structured_outputs`, and `json_schema` and `grammar` of llama.cpp. Pure.
 
-use hearthnet_tokens::Grammar;
+use hearthnet_tokens::{Grammar, grammar};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -234,9 +234,12 @@ fn lark(at: &str, text: String) -> Result<Grammar, Refused> {
     Ok(Grammar::Lark(alone.map(str::to_owned).unwrap_or(text)))
 }
 
-fn json_schema(at: &str, schema: Value) -> Result<Grammar, Refused> {
+fn json_schema(at: &str, mut schema: Value) -> Result<Grammar, Refused> {
     match schema {
-        Value::Object(_) | Value::Bool(true) => Ok(Grammar::JsonSchema(schema)),
+        Value::Object(_) | Value::Bool(true) => {
+            grammar::close(&mut schema);
+            Ok(Grammar::JsonSchema(schema))
+        }
         _ => Err(wrong(at, "a JSON schema, which is an object")),
     }
 }
@@ -272,7 +275,9 @@ mod tests {
 
     #[test]
     fn every_clients_field_is_read() {
-        let schema = json!({"type": "object", "properties": {"z": {}, "a": {}}});
+        let schema = json!({
+            "type": "object", "properties": {"z": {}, "a": {}}, "additionalProperties": true,
+        });
         let text = schema.to_string();
         let wanted = Some(Grammar::JsonSchema(schema.clone()));
         let named = json!({"name": "n", "description": "d", "strict": true, "schema": schema});
@@ -293,6 +298,10 @@ mod tests {
             assert_eq!(schema.to_string(), text);
         }
         let is = |fields: Value, grammar: Grammar| assert!(read(fields).unwrap() == Some(grammar));
+        // Objects have no other properties, unless the schema says something about them.
+        let open = json!({"json_schema": {"properties": {"a": {}}}});
+        let closed = json!({"properties": {"a": {}}, "additionalProperties": false});
+        is(open, Grammar::JsonSchema(closed));
         let object = json!({"response_format": {"type": "json_object"}});
         is(object, Grammar::json_object());
         let object = json!({"structured_outputs": {"json_object": true}});

@@ -88,6 +88,7 @@ impl TurnFields {
     pub(super) fn read(self) -> Result<TurnOptions, Refused> {
         let list = self.tools.map_or(Ok(Vec::new()), tools)?;
         let choice = self.tool_choice.map(|choice| tool_choice(choice, &list));
+        let choice = choice.transpose()?.unwrap_or_default();
         let one_call = match self.parallel_tool_calls {
             None => false,
             Some(Value::Bool(parallel)) => !parallel,
@@ -95,9 +96,10 @@ impl TurnFields {
         };
         let mut options = TurnOptions {
             tools: Tools {
-                choice: choice.transpose()?.unwrap_or_default(),
+                // Clients that name a tool expect one call. Small models do not end a list of them.
+                one_call: one_call || matches!(choice, ToolChoice::Named(_)),
+                choice,
                 list,
-                one_call,
             },
             ..TurnOptions::default()
         };
@@ -357,6 +359,9 @@ mod tests {
             let there = serde_json::to_value(TurnFields::of(&options)).unwrap();
             assert!(read(there).unwrap() == options);
         }
+        let named = json!({"type": "function", "function": {"name": "get_weather"}});
+        let named = read(json!({"tools": [weather()], "tool_choice": named}));
+        assert!(named.unwrap().tools.one_call, "a named tool is called once");
         let options = read(json!({"reasoning_effort": "none"})).unwrap();
         let set = |name: &str| options.variables.iter().find(|(other, _)| other == name);
         assert_eq!(set("enable_thinking").unwrap().1, json!(false));

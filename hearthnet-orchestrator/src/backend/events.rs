@@ -102,11 +102,11 @@ pub(crate) fn fell_back(error: &ChatError, what: &str) {
     counter!("distributed_inference_fallback_to_local_total").increment(1);
 }
 
-/// Histogram of a shard's decode round trips. Shards beyond `MOST_SHARDS` share the label `other`.
+/// Histogram of a shard's decode round trips, in seconds. Shards beyond `MOST_SHARDS` share the label `other`.
 pub(crate) fn shard_latency(shard_id: String) -> Histogram {
     static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let name = bounded(&mut NAMES.lock(), shard_id);
-    histogram!("distributed_inference_shard_latency_ms", "shard_id" => name)
+    histogram!("distributed_inference_shard_latency_seconds", "shard_id" => name)
 }
 
 /// Maximum number of shards with their own label. Each costs a histogram; only an experiment or a

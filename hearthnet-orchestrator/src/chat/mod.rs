@@ -6,9 +6,13 @@
 //!
 //! `grammar_thread.rs` has the grammar of an answer. Its state follows from the sampled tokens, which
 //! stay on the caller, so it survives every change of hosts. `turn.rs` separates the text of the
-//! answer into reasoning, text and calls of tools; for its state the same holds.
+//! answer into reasoning, text and calls of tools; for its state the same holds. `prompt_rows.rs`
+//! makes log probabilities of the outputs of a whole prompt, or the vector of a text, with the
+//! arithmetic of `embedding.rs` (pure).
 
+mod embedding;
 mod grammar_thread;
+mod prompt_rows;
 mod turn;
 
 use std::fmt::Display;
@@ -25,6 +29,7 @@ use hearthnet_tokens::template::Chat;
 use hearthnet_tokens::tools::{Tool, ToolChoice};
 use hearthnet_tokens::{ChatMessage, ChatTemplate, Grammar, Role, Special, Tokenizer};
 
+pub use self::embedding::{EmbedRequest, POOLING};
 use self::grammar_thread::GrammarThread;
 pub use self::turn::TurnOptions;
 use self::turn::{Said, Turn};
@@ -34,7 +39,7 @@ use crate::backend::{Backend, Rows, Run};
 use crate::error::ChatError;
 use crate::exact::{Arithmetics, Exact};
 use crate::frames::RouteHop;
-pub use crate::frames::{Done, FinishReason, Frame, PromptToken, Timings, Usage};
+pub use crate::frames::{Done, Embedding, FinishReason, Frame, PromptToken, Timings, Usage};
 use crate::steps::batcher::AttendanceGuard;
 use crate::steps::chat_loop;
 use crate::steps::logits_batcher::LogitsBatcher;
@@ -155,11 +160,6 @@ pub struct TextModel {
 /// Positions reserved for an answer that only the context limits. Its length is unknown; streams
 /// grow on demand.
 const UNLIMITED_ROOM: u32 = 64;
-
-/// Rows of a prompt that run together if all of their outputs are needed.
-const SCORED_ROWS: usize = 256;
-/// Rows whose logits are computed together for the log probabilities of a prompt.
-const LOGITS_ROWS: usize = 16;
 
 /// Parameters of one answer.
 pub(crate) struct Call<'a> {
@@ -308,7 +308,8 @@ impl Conversation {
     ) -> Result<Begun, ChatError> {
         let model = call.model;
         let construct_ms = ms(call.started);
-        metrics::histogram!("distributed_inference_pipeline_construct_ms").record(construct_ms);
+        metrics::histogram!("distributed_inference_pipeline_construct_seconds")
+            .record(construct_ms / 1e3);
         for hop in self.backend.route() {
             call.listener.on_frame(&Frame::ShardStatus {
                 shard_id: hop.shard_id,
@@ -324,9 +325,9 @@ impl Conversation {
         // At least one row must run: the first token is sampled from its output.
         let held = self.held.iter().zip(&asked.prompt);
         let cached = held.take_while(|(a, b)| a == b).count();
-        let cached = match asked.prompt_logprobs {
-            true => 0,
-            false => cached.min(asked.prompt.len() - 1),
+        let cached = match asked.outputs {
+            Outputs::Last => cached.min(asked.prompt.len() - 1),
+            Outputs::Logprobs | Outputs::Embedding => 0,
         };
         let cached = match cached < self.held.len() {
             true => self.backend.rewind(cached as u32).await? as usize,
@@ -338,18 +339,22 @@ impl Conversation {
         }
         let prefill = Instant::now();
         let news = asked.prompt.split_off(cached);
-        let row = match asked.prompt_logprobs {
-            true => self.score(&news, &mut asked.sampler, call).await?,
-            false => {
+        let (mut row, mut embedding) = (Vec::new(), None);
+        match asked.outputs {
+            Outputs::Last => {
                 self.submit(&news, false, call).await?;
-                self.output(&news, call).await?
+                row = self.output(&news, call).await?;
             }
-        };
+            Outputs::Logprobs => row = self.score(&news, &mut asked.sampler, call).await?,
+            // Nothing is sampled.
+            Outputs::Embedding => embedding = Some(self.embed(&news, call).await?),
+        }
         self.arithmetic
             .extend(Arithmetics::of(&self.backend.route()));
         Ok(Begun {
             asked,
             row,
+            embedding,
             prompt: (cached + news.len()) as u32,
             cached: cached as u32,
             construct_ms,
@@ -358,56 +363,12 @@ impl Conversation {
         })
     }
 
-    /// Runs the whole prompt and sends the log probabilities of its tokens. Returns the last row.
-    async fn score(
-        &mut self,
-        ids: &[u32],
-        sampler: &mut Sampler,
-        call: &mut Call<'_>,
-    ) -> Result<Vec<f32>, ChatError> {
-        let model = call.model;
-        let spec = model.head.spec();
-        let (width, vocab) = (spec.width as usize, spec.vocab as usize);
-        let (mut tokens, mut last) = (Vec::with_capacity(ids.len()), Vec::new());
-        // Nothing precedes the first token.
-        tokens.extend(ids.first().map(|&id| PromptToken {
-            id,
-            logprob: None,
-            top_logprobs: Vec::new(),
-        }));
-        let mut following = ids.iter().skip(1);
-        for piece in ids.chunks(SCORED_ROWS) {
-            self.submit(piece, true, call).await?;
-            let mut rows = self.output(piece, call).await?;
-            // After a failover, earlier rows may precede them.
-            rows.drain(..rows.len().saturating_sub(piece.len() * width));
-            for block in rows.chunks(LOGITS_ROWS * width) {
-                if call.cancel.is_cancelled() {
-                    return Err(ChatError::Cancelled);
-                }
-                let logits = model.head.logits_of_rows(block.to_vec()).await;
-                let logits = logits.map_err(engine)?;
-                for (logits, &id) in logits.chunks_exact(vocab).zip(&mut following) {
-                    let scored = sampler.score(logits, id).map_err(engine)?;
-                    tokens.push(PromptToken {
-                        id,
-                        logprob: scored.logprob,
-                        top_logprobs: scored.top,
-                    });
-                }
-            }
-            last = rows.split_off(rows.len().saturating_sub(width));
-        }
-        call.listener.on_frame(&Frame::Prompt { tokens });
-        call.listener.caught_up().await;
-        Ok(last)
-    }
-
     /// Samples the answer.
     async fn decode(&mut self, begun: Begun, call: &mut Call<'_>) -> Result<Done, ChatError> {
         let Begun {
             mut asked,
             mut row,
+            embedding,
             prompt,
             cached,
             construct_ms,
@@ -444,7 +405,8 @@ impl Conversation {
             head_ms += ms(head);
             if token_ids.is_empty() {
                 first_token_ms = ms(call.started);
-                metrics::histogram!("distributed_inference_first_token_ms").record(first_token_ms);
+                metrics::histogram!("distributed_inference_first_token_seconds")
+                    .record(first_token_ms / 1e3);
                 decode = Instant::now();
             }
             token_ids.push(sampled.id);
@@ -502,12 +464,16 @@ impl Conversation {
             true => after_first / decode_s,
             false => 0.0,
         };
-        metrics::histogram!("distributed_inference_tokens_per_second").record(tokens_per_second);
+        if generated > 0 {
+            metrics::histogram!("distributed_inference_tokens_per_second")
+                .record(tokens_per_second);
+        }
         let done = Done {
             text,
             reasoning: asked.turn.reasoning().to_owned(),
             tool_calls,
             token_ids,
+            embedding,
             finish_reason,
             usage: Usage {
                 prompt_tokens: prompt,
@@ -580,8 +546,9 @@ impl Conversation {
 /// Answer whose prompt was run.
 pub(crate) struct Begun {
     asked: Prepared,
-    /// Output of the last token of the prompt.
+    /// Output of the last token of the prompt; empty for a text that is embedded.
     row: Vec<f32>,
+    embedding: Option<Embedding>,
     /// Number of tokens of the prompt, and how many of them were cached.
     prompt: u32,
     cached: u32,
@@ -596,6 +563,7 @@ impl Begun {
         Self {
             asked,
             row: self.row.clone(),
+            embedding: None,
             prompt: self.prompt,
             cached: self.cached,
             construct_ms: self.construct_ms,
@@ -627,8 +595,18 @@ pub(crate) struct Prepared {
     sampler: Sampler,
     turn: Turn,
     grammar: Option<GrammarThread>,
-    /// Whether the log probabilities of the prompt are wanted.
-    pub(crate) prompt_logprobs: bool,
+    pub(crate) outputs: Outputs,
+}
+
+/// Outputs of a prompt that are needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outputs {
+    /// That of the last token, from which the answer is sampled.
+    Last,
+    /// Those of all tokens, for their log probabilities.
+    Logprobs,
+    /// Those of all tokens, for the vector of a text.
+    Embedding,
 }
 
 impl Prepared {
@@ -670,7 +648,38 @@ impl Prepared {
             sampler,
             turn,
             grammar: grammar.map(start).transpose()?,
-            prompt_logprobs: request.options.prompt_logprobs,
+            outputs: match request.options.prompt_logprobs {
+                true => Outputs::Logprobs,
+                false => Outputs::Last,
+            },
+            prompt,
+        })
+    }
+
+    /// Text to embed, by its token ids.
+    ///
+    /// # Errors
+    /// As from [`tokens_of`].
+    pub(crate) fn embedding(model: &TextModel, ids: &[u32]) -> Result<Self, ChatError> {
+        let prompt = tokens_of(model, &Prompt::Tokens(ids.to_vec()), false)?;
+        let (no_options, no_stops) = (TurnOptions::default(), Vec::new());
+        let turn = Turn::new(
+            &model.tokenizer,
+            None,
+            &prompt,
+            false,
+            &no_options,
+            no_stops,
+            None,
+            None,
+        )?;
+        Ok(Self {
+            room: 0,
+            seed: None,
+            sampler: Sampler::new(SamplerConfig::default()).map_err(bad)?,
+            turn: turn.0,
+            grammar: None,
+            outputs: Outputs::Embedding,
             prompt,
         })
     }
@@ -710,22 +719,46 @@ pub fn check(model: &TextModel, request: &ChatRequest) -> Result<Vec<u32>, ChatE
     Prepared::new(model, request).map(|prepared| prepared.prompt)
 }
 
-/// Token ids of the prompt, and whether it ends within reasoning.
-fn encode(model: &TextModel, request: &ChatRequest) -> Result<(Vec<u32>, bool), ChatError> {
-    let mut thinking = false;
-    let ids = match &request.prompt {
+/// Token ids of a text to embed. `truncate`: if it is longer than the context, its end is left out.
+///
+/// # Errors
+/// [`ChatError::BadRequest`] and [`ChatError::TooLong`].
+pub fn tokens_of(model: &TextModel, text: &Prompt, truncate: bool) -> Result<Vec<u32>, ChatError> {
+    let mut ids = plain_ids(model, text)?;
+    if truncate {
+        ids.truncate(model.context as usize);
+    }
+    if ids.is_empty() {
+        return Err(bad("the text is empty"));
+    }
+    room_for(&ids, model.context, Some(0))?;
+    Ok(ids)
+}
+
+/// Token ids of a prompt that is no conversation; of a conversation there are none.
+fn plain_ids(model: &TextModel, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
+    match prompt {
         Prompt::Tokens(ids) => {
             let vocab = model.head.spec().vocab;
             if let Some(id) = ids.iter().find(|id| **id >= vocab) {
                 let problem = format!("token {id} is not one of this model's {vocab} tokens");
                 return Err(bad(problem));
             }
-            ids.clone()
+            Ok(ids.clone())
         }
         Prompt::Text(text) => model
             .tokenizer
             .encode_document(text, Special::Plain)
-            .map_err(bad)?,
+            .map_err(bad),
+        Prompt::Messages(_) => Ok(Vec::new()),
+    }
+}
+
+/// Token ids of the prompt, and whether it ends within reasoning.
+fn encode(model: &TextModel, request: &ChatRequest) -> Result<(Vec<u32>, bool), ChatError> {
+    let mut thinking = false;
+    let ids = match &request.prompt {
+        plain @ (Prompt::Tokens(_) | Prompt::Text(_)) => plain_ids(model, plain)?,
         Prompt::Messages(messages) => {
             let template = model.template.as_ref().ok_or_else(|| {
                 bad("this model file has no default chat template: use a model made for chat, or ask for a completion (`chat --raw`)")

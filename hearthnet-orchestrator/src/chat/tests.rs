@@ -1,21 +1,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_testkit::TinyLlama;
+use hearthnet_engine::Head;
+use hearthnet_files::ModelFile;
+use hearthnet_testkit::{TinyLlama, one_thread};
 use hearthnet_tokens::Detokenizer;
 use parking_lot::Mutex;
 
 use super::*;
 use crate::backend::Output;
-use crate::backend::local::LocalBackend;
-use crate::tests::{request, tiny, whole};
+use crate::backend::local::{LocalBackend, SharedEngine};
+use crate::backend::private_layers::PrivateLayers;
+use crate::tests::{engine as engine_of, request, text, tiny};
 
 #[test]
 fn a_prompt_that_fills_the_context_still_gets_one_token() {
     assert_eq!(room_for(&[0; 8], 8, Some(100)), Ok(1));
     assert_eq!(room_for(&[0; 5], 8, Some(2)), Ok(2));
     assert!(room_for(&[0; 9], 8, Some(1)).is_err());
-    assert!(room_for(&[0; 1], 8, Some(0)).is_err());
+    assert_eq!(room_for(&[0; 1], 8, Some(0)), Ok(0));
 }
 
 #[test]
@@ -221,7 +224,9 @@ fn a_prompt_without_the_last_answer_goes_on_from_a_checkpoint_of_recurrent_layer
         context: 512,
         ..TinyLlama::default()
     };
-    let (_, engine, model) = whole(model.file());
+    let file = model.file();
+    let engine = engine_of(&file, 0..file.spec().layers);
+    let model = text(&file, Head::load(&file, &one_thread()).unwrap());
     let begun = || Conversation::new(Box::new(engine.open().unwrap()));
     let answer = |conversation: &mut Conversation, prompt: &[u32]| {
         let request = request(Prompt::Tokens(prompt.to_vec()), 40);
@@ -315,5 +320,161 @@ fn an_answer_names_the_arithmetics_of_itself_and_of_its_cached_prefix() {
         // This prompt reuses none.
         let now = moves.map_or(arithmetic, |(_, to)| to);
         assert_eq!(ask(vec![20, 11]), serde_json::json!([now]));
+    }
+}
+
+const LAYERS: u32 = 6;
+
+/// Model that reads texts of several pieces, and the caller's side of it.
+fn long() -> (ModelFile, TextModel) {
+    let model = TinyLlama {
+        layers: LAYERS,
+        context: 700,
+        ..TinyLlama::default()
+    };
+    let file = model.file();
+    let head = Head::load(&file, &one_thread()).unwrap();
+    let model = text(&file, head);
+    (file, model)
+}
+
+/// Token ids of a text.
+fn ids(count: u32) -> Vec<u32> {
+    (0..count).map(|n| 3 + n * 7 % 250).collect()
+}
+
+/// Vectors of texts, one after the other in one conversation, and the counts of the last one.
+fn embedded(
+    backend: Box<dyn Backend>,
+    model: &TextModel,
+    texts: &[Vec<u32>],
+) -> Result<(Vec<Embedding>, Usage), ChatError> {
+    let mut conversation = Conversation::new(backend);
+    let (mut vectors, mut usage) = (Vec::new(), None);
+    for ids in texts {
+        let mut call = Call {
+            model,
+            started: Instant::now(),
+            cancel: &Cancel::default(),
+            listener: &mut AtOnce(&mut |_| {}),
+        };
+        let text = Prepared::embedding(model, ids)?;
+        let done = chat_loop::block_on(conversation.answer_to(text, &mut call))?;
+        assert_eq!((done.text.as_str(), done.token_ids.len()), ("", 0));
+        vectors.push(done.embedding.expect("a vector"));
+        usage = Some(done.usage);
+    }
+    Ok((vectors, usage.expect("a text")))
+}
+
+/// Bits of vectors.
+fn bits(vectors: &[Embedding]) -> Vec<Vec<u32>> {
+    let bits = |vector: &Embedding| vector.0.iter().map(|value| value.to_bits()).collect();
+    vectors.iter().map(bits).collect()
+}
+
+#[test]
+fn a_vector_has_the_same_bits_for_every_cut_and_beside_other_texts() {
+    let (file, model) = long();
+    let texts = [ids(5), ids(600), ids(1), ids(30)];
+    let whole = engine_of(&file, 0..LAYERS);
+    let mut expected = Vec::new();
+    for text in &texts {
+        let alone = [text.clone()];
+        let (vectors, usage) = embedded(Box::new(whole.open().unwrap()), &model, &alone).unwrap();
+        let count = text.len() as u32;
+        assert_eq!((usage.prompt_tokens, usage.total_tokens), (count, count));
+        assert_eq!((usage.completion_tokens, usage.cached_tokens), (0, 0));
+        expected.extend(bits(&vectors));
+    }
+    assert_eq!(expected[0].len(), 64);
+    assert!(expected.windows(2).all(|two| two[0] != two[1]));
+    for (first, last) in [(0, 0), (2, 0), (0, 1), (2, 1), (3, 2)] {
+        let private = PrivateLayers::load(&file, "tiny", (first, last), 24, &one_thread());
+        let private = private.unwrap();
+        let middle = engine_of(&file, private.hosted()).open().unwrap();
+        let backend = private.around(Box::new(middle)).unwrap();
+        let (vectors, _) = embedded(backend, &model, &texts).unwrap();
+        assert_eq!(bits(&vectors), expected, "{first} first, {last} last");
+    }
+}
+
+/// Backend that is replaced at an output by another engine, which computes all rows again and
+/// returns them, as [`WithFallback`](crate::fallback::WithFallback) does.
+struct Replaced {
+    inner: LocalBackend,
+    engine: SharedEngine,
+    /// Rows since the start of the sequence.
+    rows: Vec<f32>,
+    width: usize,
+    /// Outputs before the replacement.
+    left: usize,
+}
+
+impl Backend for Replaced {
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()> {
+        self.rows.truncate(rows.position as usize * self.width);
+        self.rows.extend_from_slice(rows.values);
+        self.inner.submit(rows, cancel)
+    }
+    fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
+        async {
+            let is_lost = self.left == 0;
+            self.left = self.left.wrapping_sub(1);
+            if is_lost {
+                self.inner = self.engine.open()?;
+                let all = Rows {
+                    all: true,
+                    ..Rows::at(0, &self.rows)
+                };
+                self.inner.submit(all, run.cancel).await;
+            }
+            self.inner.output(run).await
+        }
+        .boxed_local()
+    }
+}
+
+#[test]
+fn a_failover_in_the_middle_of_a_text_changes_no_bit_of_its_vector() {
+    let (file, model) = long();
+    let texts = [ids(10), ids(600), ids(300)];
+    let whole = engine_of(&file, 0..LAYERS);
+    let undisturbed = Box::new(whole.open().unwrap());
+    let (expected, _) = embedded(undisturbed, &model, &texts).unwrap();
+    // The texts have 1, 3 and 2 pieces.
+    for left in 0..6 {
+        let replaced = Replaced {
+            inner: whole.open().unwrap(),
+            engine: engine_of(&file, 0..LAYERS),
+            rows: Vec::new(),
+            width: 64,
+            left,
+        };
+        let (vectors, _) = embedded(Box::new(replaced), &model, &texts).unwrap();
+        assert_eq!(bits(&vectors), bits(&expected), "after {left} outputs");
+    }
+}
+
+#[test]
+fn a_text_to_embed_fits_the_context_or_is_cut_and_is_not_empty() {
+    let (_, model) = long();
+    let tokens = |text: Prompt, truncate: bool| tokens_of(&model, &text, truncate);
+    let long = Prompt::Tokens(ids(701));
+    assert_eq!(tokens(long.clone(), true), Ok(ids(700)));
+    let error = ChatError::TooLong {
+        tokens: 701,
+        context: 700,
+    };
+    assert_eq!(tokens(long, false), Err(error));
+    assert_eq!(tokens(Prompt::Tokens(ids(700)), false), Ok(ids(700)));
+    let empty = Prompt::Tokens(Vec::new());
+    for invalid in [
+        empty,
+        Prompt::Tokens(vec![3, 320]),
+        Prompt::Messages(Vec::new()),
+    ] {
+        let refused = tokens(invalid, true).unwrap_err();
+        assert_eq!(refused.code(), "bad_request");
     }
 }

@@ -24,6 +24,9 @@ const TOGETHER_MS: u64 = 15_000;
 const SOON_MS: u64 = 1_500;
 /// How long it must hold if layers are missing for another reason: a restarting host is back by then.
 const LATER_MS: u64 = 20_000;
+/// Time without any link after which a host counts as left alone although it has met no other host since
+/// its start. After a power cut the others have as long to start.
+const ALONE_MS: u64 = 120_000;
 /// How long it must hold if no layer is missing: measurements vary.
 const BETTER_MS: u64 = 300_000;
 
@@ -60,17 +63,32 @@ impl LostLinks {
     }
 }
 
-/// Whether this host was linked with another host of the model.
+/// Whether this host may expect others: it was linked with another host of the model, or had no link
+/// for [`ALONE_MS`] in a community with other members, for example because it restarted.
 #[derive(Debug, Default)]
-pub struct Together(bool);
+pub struct Together {
+    is_known: bool,
+    last_link_ms: u64,
+}
 
 impl Together {
-    /// Takes the nodes that are linked now, and the other hosts. Returns true if this host is left
-    /// alone: it had a link to another host, and has no link now. Other nodes come and go, and a host
-    /// that has met no other one does not take the whole model.
-    pub fn has_ended(&mut self, linked: &BTreeSet<NodeId>, others: &[Held]) -> bool {
-        self.0 |= others.iter().any(|host| linked.contains(&host.node));
-        self.0 && linked.is_empty()
+    /// Takes the time since the start, the nodes that are linked now, the other hosts, and whether the
+    /// community has other members. Returns true if this host is left alone. Other nodes come and go,
+    /// and a host that has met no other one takes the whole model only after a long time without any.
+    pub fn has_ended(
+        &mut self,
+        now_ms: u64,
+        linked: &BTreeSet<NodeId>,
+        others: &[Held],
+        has_members: bool,
+    ) -> bool {
+        self.is_known |= others.iter().any(|host| linked.contains(&host.node));
+        if !linked.is_empty() {
+            self.last_link_ms = now_ms;
+            return false;
+        }
+        let without = now_ms.saturating_sub(self.last_link_ms);
+        self.is_known || has_members && without >= ALONE_MS
     }
 }
 
@@ -505,7 +523,7 @@ mod tests {
         let others = [held("b", 6, 11)];
         let mut together = Together::default();
         let mut has_ended =
-            |linked: &[&str], others: &[Held]| together.has_ended(&gone(linked), others);
+            |linked: &[&str], others: &[Held]| together.has_ended(0, &gone(linked), others, true);
         assert!(!has_ended(&[], &others), "it was never linked");
         assert!(
             !has_ended(&["c"], &others) && !has_ended(&[], &others),
@@ -517,6 +535,19 @@ mod tests {
         // Its advertisement has expired.
         assert!(has_ended(&[], &[]));
         assert!(!has_ended(&["c"], &[]));
+    }
+
+    #[test]
+    fn a_host_that_finds_no_member_after_its_start_is_left_alone() {
+        let (none, member) = (gone(&[]), gone(&["c"]));
+        let mut founder = Together::default();
+        assert!(!founder.has_ended(500_000, &none, &[], false), "no members");
+        let mut together = Together::default();
+        assert!(!together.has_ended(119_999, &none, &[], true));
+        assert!(together.has_ended(120_000, &none, &[], true));
+        assert!(!together.has_ended(150_000, &member, &[], true));
+        assert!(!together.has_ended(269_999, &none, &[], true));
+        assert!(together.has_ended(270_000, &none, &[], true));
     }
 
     #[test]
@@ -538,7 +569,7 @@ mod tests {
         let (alone, all) = (left_alone(12, 12, (0, 5)), gone(&["b"]));
         let (mut together, mut limits) = (Together::default(), WaitLimits::new(0));
         let mut look = |now, linked: &BTreeSet<NodeId>| {
-            let is_alone = together.has_ended(linked, &[held("b", 6, 11)]);
+            let is_alone = together.has_ended(now, linked, &[held("b", 6, 11)], true);
             limits.look(now, alone.filter(|_| is_alone))
         };
         let mut now = 0;

@@ -15,17 +15,45 @@ use crate::error::ChatError;
 /// Frames of an answer. Dropping it cancels the chat.
 pub struct Answer {
     pub(super) cancel: Cancel,
-    /// Takes a chat that waited out of the queue.
-    pub(super) leave: Option<Box<dyn FnOnce() + Send + Sync>>,
+    /// Of a chat that waits, or has waited, for its turn.
+    pub(super) wait: Option<Wait>,
     pub(super) frames: mpsc::Receiver<Frame>,
     /// `None` once the end was returned.
     pub(super) end: Option<oneshot::Receiver<Result<(), ChatError>>>,
+}
+
+/// Bounded wait of a chat for its turn.
+pub(super) struct Wait {
+    pub(super) until: Instant,
+    /// Takes the chat out of the queue. Returns the error for its caller if it still waited.
+    pub(super) leave: Box<dyn FnOnce() -> Option<ChatError> + Send + Sync>,
 }
 
 impl Answer {
     /// Next frame. A complete answer ends with [`Frame::Done`], an incomplete one with an error;
     /// then `None` follows. Cancel-safe.
     pub async fn next(&mut self) -> Option<Result<Frame, ChatError>> {
+        if let Some(until) = self.wait.as_ref().map(|wait| wait.until) {
+            let waited = tokio::select! {
+                biased;
+                frame = self.frames.recv() => Some(frame),
+                () = tokio::time::sleep_until(until.into()) => None,
+            };
+            match waited {
+                Some(Some(frame)) => {
+                    self.wait = None;
+                    return Some(Ok(frame));
+                }
+                Some(None) => {}
+                None => {
+                    let wait = self.wait.take();
+                    if let Some(error) = wait.and_then(|wait| (wait.leave)()) {
+                        self.end = None;
+                        return Some(Err(error));
+                    }
+                }
+            }
+        }
         if let Some(frame) = self.frames.recv().await {
             return Some(Ok(frame));
         }
@@ -48,8 +76,8 @@ impl Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         self.cancel.cancel();
-        if let Some(leave) = self.leave.take() {
-            leave();
+        if let Some(wait) = self.wait.take() {
+            (wait.leave)();
         }
     }
 }

@@ -12,6 +12,9 @@
 //! ```
 //!
 //! An answer does not depend on the way in which it runs.
+//!
+//! Vectors of several texts are made one after the other in one conversation, which is cut back to
+//! its beginning for each: so hosts open one stream for all.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -93,6 +96,30 @@ impl Chat {
             results.push(result?);
         }
         Some((conversation, output, sum(results)))
+    }
+
+    /// Embeds several texts. The result is that of the first one, with the counts of all. `None` if
+    /// one of them panics.
+    pub(super) async fn in_turn(
+        &self,
+        conversation: Conversation,
+        output: FrameOutput,
+        first: Prepared,
+        others: Numbered,
+    ) -> Option<Ended<Done>> {
+        let ended = self.one(conversation, output, first).await?;
+        let ended = end(ended).await;
+        let (conversation, output, results) = self.one_by_one(ended, others).await?;
+        let prompts = results
+            .iter()
+            .flatten()
+            .map(|done| done.usage.prompt_tokens);
+        let prompts = prompts.sum();
+        let result = sum(results).map(|mut done| {
+            (done.usage.prompt_tokens, done.usage.total_tokens) = (prompts, prompts);
+            done
+        });
+        Some((conversation, output, result))
     }
 
     /// Runs the prompt, and forks its conversation for the other answers. Returns those for which
@@ -180,9 +207,13 @@ fn call<'a>(
 }
 
 /// Sends the end of one of several answers. If it has failed, the others are cancelled.
-async fn end((conversation, mut output, result): Ended<Done>) -> Ended<Done> {
-    match &result {
-        Ok(done) => output.end_choice(done.clone()).await,
+async fn end((conversation, mut output, mut result): Ended<Done>) -> Ended<Done> {
+    match &mut result {
+        Ok(done) => {
+            output.end_choice(done.clone()).await;
+            // Only the counts are needed now.
+            done.embedding = None;
+        }
         Err(_) => output.cancel.cancel(),
     }
     (conversation, output, result)

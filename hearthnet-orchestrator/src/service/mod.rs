@@ -6,7 +6,7 @@
 //! | idle conversations kept for their next turn | [`prefix_cache`] (pure) |
 //! | how long a chat waits for a slow reader | `slow_reader.rs` (pure) |
 //! | a chat from its turn to its end | `run.rs` |
-//! | one or several answers of a chat on the step loop | `choices.rs` |
+//! | one or several answers of a chat on the step loop, and vectors of texts | `choices.rs` |
 //! | frames of an answer, and their reader | `answer.rs` |
 //! | queueing, refusing, cancelling, draining | here |
 //!
@@ -43,11 +43,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::answer::Answer;
+use self::answer::Wait;
 use self::fair_queue::{Entry, FairQueue, Principal, QueueLimits, Refused, Ticket};
 use self::prefix_cache::{Key, PrefixCache, PrefixCacheLimits};
 use crate::Cancel;
 use crate::backend::Backend;
-use crate::chat::{ChatRequest, Conversation, Frame, TextModel};
+use crate::chat::{ChatRequest, Conversation, EmbedRequest, Frame, TextModel};
 use crate::error::ChatError;
 use crate::exact::Exact;
 use crate::steps::chat_loop::ChatLoop;
@@ -65,6 +66,8 @@ const CANCEL_DEADLINE: Duration = Duration::from_secs(2);
 pub struct ServiceSettings {
     /// Running and waiting chats.
     pub turns: QueueLimits,
+    /// Longest time for which a chat waits for its turn.
+    pub longest_wait: Duration,
     /// Idle conversations.
     pub keep: PrefixCacheLimits,
     /// A chat is cancelled if its reader takes nothing for this long, or delays it this long in
@@ -83,6 +86,8 @@ impl Default for ServiceSettings {
                 waiting_per_caller: 64,
                 reserved: 1,
             },
+            // As long as OpenAI's packages wait for an answer.
+            longest_wait: Duration::from_secs(600),
             keep: PrefixCacheLimits {
                 count: 4,
                 idle_ms: 300_000,
@@ -164,16 +169,27 @@ struct Inner {
 
 struct State {
     turns: FairQueue<Job>,
-    /// Running chats by number.
-    running: BTreeMap<u64, Cancel>,
+    /// Running chats by number, with their starts.
+    running: BTreeMap<u64, (Cancel, Instant)>,
     next: u64,
     kept: PrefixCache<Conversation>,
     draining: bool,
-    /// Moving average of answer times.
-    answer_ms: f64,
+    /// Moving average of answer times; `None` before the first answer.
+    answer_ms: Option<f64>,
 }
 
 impl State {
+    /// Estimated time until a caller that asks now gets a turn.
+    fn turn_after(&self) -> Duration {
+        let lasted = self.running.values().map(|(_, since)| since.elapsed());
+        let lasted: f64 = lasted.map(|lasted| lasted.as_secs_f64()).sum();
+        let lasted = lasted / self.running.len().max(1) as f64;
+        // Chats that run longer than earlier ones are the better measure.
+        let answer = lasted.max(self.answer_ms.unwrap_or(0.0) / 1e3);
+        let rounds = (self.turns.waiting() + 1) as f64 / self.turns.running().max(1) as f64;
+        Duration::from_secs_f64((answer * rounds).ceil().clamp(1.0, 60.0))
+    }
+
     /// Error for a request that exceeds a limit.
     fn busy(&self, limit: Refused, limits: QueueLimits) -> ChatError {
         let (running, waiting) = (self.turns.running(), self.turns.waiting());
@@ -189,11 +205,31 @@ impl State {
     }
 }
 
+/// What a caller asks for. Vectors wait and run as chats do.
+#[derive(Clone)]
+pub enum Request {
+    Chat(ChatRequest),
+    /// One or more vectors. Each ends with [`Frame::Done`] or, of several, [`Frame::ChoiceDone`].
+    Embed(EmbedRequest),
+}
+
+impl From<ChatRequest> for Request {
+    fn from(request: ChatRequest) -> Self {
+        Self::Chat(request)
+    }
+}
+
+impl From<EmbedRequest> for Request {
+    fn from(request: EmbedRequest) -> Self {
+        Self::Embed(request)
+    }
+}
+
 /// A queued or running chat.
 struct Job {
     caller: Caller,
     model: Arc<ServedModel>,
-    request: ChatRequest,
+    request: Request,
     cancel: Cancel,
     frames: mpsc::Sender<Frame>,
     end: oneshot::Sender<Result<(), ChatError>>,
@@ -203,11 +239,19 @@ struct Job {
 impl Job {
     /// Key under which its conversation is taken from and put into the prefix cache.
     fn key(&self) -> Key {
+        let exact = match &self.request {
+            Request::Chat(request) => request.exact,
+            Request::Embed(request) => request.exact,
+        };
         Key {
             caller: self.caller.held_by.clone(),
             model: self.model.id.clone(),
-            exact: self.request.exact.unwrap_or(self.model.exact),
+            exact: exact.unwrap_or(self.model.exact),
         }
+    }
+
+    fn embeds(&self) -> bool {
+        matches!(self.request, Request::Embed(_))
     }
 }
 
@@ -221,7 +265,7 @@ impl Service {
                 next: 0,
                 kept: PrefixCache::new(settings.keep),
                 draining: false,
-                answer_ms: 0.0,
+                answer_ms: None,
             }),
             models: RwLock::new(models.into_iter().map(Arc::new).collect()),
             active: watch::Sender::new(0),
@@ -267,12 +311,10 @@ impl Service {
         }
     }
 
-    /// Estimated time until a caller refused with [`ChatError::Busy`] gets a turn, from recent
-    /// answer times: 1 to 60 whole seconds.
+    /// Estimated time until a caller refused with [`ChatError::Busy`] gets a turn, from the times of
+    /// recent answers and of those that run: 1 to 60 whole seconds.
     pub fn retry_after(&self) -> Duration {
-        let state = self.0.lock();
-        let rounds = (state.turns.waiting() + 1) as f64 / state.turns.running().max(1) as f64;
-        Duration::from_secs_f64((state.answer_ms * rounds / 1e3).ceil().clamp(1.0, 60.0))
+        self.0.lock().turn_after()
     }
 
     /// Queues a chat and returns at once; the answer arrives as frames. `caller` is the identity
@@ -285,20 +327,15 @@ impl Service {
         &self,
         caller: impl Into<Caller>,
         model: &str,
-        request: ChatRequest,
+        request: impl Into<Request>,
     ) -> Result<Answer, ChatError> {
-        let asked = self.queue(caller.into(), model, request);
+        let asked = self.queue(caller.into(), model, request.into());
         asked.inspect_err(|error| {
             metrics::counter!("hearthnet_refusals_total", "code" => error.code()).increment(1);
         })
     }
 
-    fn queue(
-        &self,
-        caller: Caller,
-        model: &str,
-        request: ChatRequest,
-    ) -> Result<Answer, ChatError> {
+    fn queue(&self, caller: Caller, model: &str, request: Request) -> Result<Answer, ChatError> {
         let Some(model) = self.model(model) else {
             let problem = format!("there is no model {model:?} here");
             return Err(ChatError::BadRequest(problem));
@@ -308,11 +345,12 @@ impl Service {
         let cancel = Cancel::default();
         let mut answer = Answer {
             cancel: cancel.clone(),
-            leave: None,
+            wait: None,
             frames: incoming,
             end: Some(ended),
         };
         let principal = caller.principal.clone();
+        let asked = Instant::now();
         let job = Job {
             caller,
             model,
@@ -320,7 +358,7 @@ impl Service {
             cancel,
             frames,
             end,
-            asked: Instant::now(),
+            asked,
         };
         let mut state = self.0.lock();
         if state.draining {
@@ -331,7 +369,10 @@ impl Service {
             Entry::Run(job) => run = Some(self.0.take_slot(&mut state, job)),
             Entry::Wait(ticket) => {
                 let inner = Arc::downgrade(&self.0);
-                answer.leave = Some(Box::new(move || leave(&inner, ticket)));
+                answer.wait = Some(Wait {
+                    until: asked + self.0.settings.longest_wait,
+                    leave: Box::new(move || leave(&inner, ticket)),
+                });
             }
             Entry::Full(limit) => return Err(state.busy(limit, self.0.settings.turns)),
         }
@@ -365,7 +406,10 @@ impl Service {
         let waiting = {
             let mut state = self.0.lock();
             let waiting = state.turns.clear();
-            state.running.values().for_each(Cancel::cancel);
+            state
+                .running
+                .values()
+                .for_each(|(cancel, _)| cancel.cancel());
             self.0.report(&state);
             waiting
         };
@@ -403,16 +447,24 @@ impl Inner {
     }
 }
 
-/// Takes a chat out of the queue, unless it has had its turn.
-fn leave(inner: &Weak<Inner>, ticket: Ticket) {
-    let Some(inner) = inner.upgrade() else {
-        return;
-    };
+/// Takes a chat out of the queue, unless it has had its turn. Returns the error for a caller whose
+/// chat has waited for too long.
+fn leave(inner: &Weak<Inner>, ticket: Ticket) -> Option<ChatError> {
+    let inner = inner.upgrade()?;
     let mut state = inner.lock();
-    let job = state.turns.leave(ticket);
+    let job = state.turns.leave(ticket)?;
     inner.report(&state);
     drop(state);
-    drop(job);
+    // A caller that has left needs no error, and is not refused.
+    if job.cancel.is_cancelled() {
+        return None;
+    }
+    let waited = inner.settings.longest_wait.as_secs();
+    let error = ChatError::Busy(format!(
+        "it has waited for {waited} s for its turn, which is the limit"
+    ));
+    metrics::counter!("hearthnet_refusals_total", "code" => error.code()).increment(1);
+    Some(error)
 }
 
 /// Evicts expired conversations until the service is dropped.

@@ -8,10 +8,10 @@ use hearthnet_transport::Code;
 use super::answer::FrameOutput;
 use super::choices::{Chat, Numbered};
 use super::prefix_cache::{CachedPrefix, Key};
-use super::{Inner, Job, ServedModel, State};
+use super::{Inner, Job, Request, ServedModel, State};
 use crate::Cancel;
 use crate::backend::Backend;
-use crate::chat::{Conversation, Done, Frame, Prepared};
+use crate::chat::{Conversation, Done, Frame, Outputs, Prepared};
 use crate::error::ChatError;
 use crate::exact::Exact;
 
@@ -35,7 +35,8 @@ impl Inner {
     pub(super) fn take_slot(self: &Arc<Self>, state: &mut State, job: Job) -> (RunningSlot, Job) {
         let number = state.next;
         state.next += 1;
-        state.running.insert(number, job.cancel.clone());
+        let running = (job.cancel.clone(), Instant::now());
+        state.running.insert(number, running);
         let slot = RunningSlot {
             inner: Arc::clone(self),
             number,
@@ -79,13 +80,14 @@ impl Drop for RunningSlot {
 async fn work(slot: RunningSlot, job: Job) -> Option<()> {
     let (inner, runtime) = (Arc::clone(&slot.inner), slot.inner.runtime.clone());
     let began = Instant::now();
-    metrics::histogram!("hearthnet_queue_wait_ms").record((began - job.asked).as_secs_f64() * 1e3);
+    metrics::histogram!("hearthnet_queue_wait_seconds").record(began - job.asked);
     let beginning = runtime.spawn_blocking(move || {
         let begun = begin(&inner, &job);
         (inner, job, begun)
     });
     let (inner, job, begun) = beginning.await.ok()?;
-    let key = job.key();
+    // Vectors are made of whole texts: nothing would continue their conversation.
+    let key = (!job.embeds()).then(|| job.key());
     let (end, cancel) = (job.end, job.cancel);
     let mut output = FrameOutput::new(job.frames, cancel.clone(), inner.settings.slow_reader, 0);
     let result = match begun {
@@ -96,9 +98,12 @@ async fn work(slot: RunningSlot, job: Job) -> Option<()> {
                 model: Arc::clone(&job.model),
                 started: job.asked,
             };
-            let (conversation, back, result) = match others.is_empty() {
-                true => chat.one(conversation, output, first).await?,
-                false => chat.several(conversation, output, first, others).await?,
+            let (conversation, back, result) = match (others.is_empty(), first.outputs) {
+                (true, _) => chat.one(conversation, output, first).await?,
+                (false, Outputs::Embedding) => {
+                    chat.in_turn(conversation, output, first, others).await?
+                }
+                (false, _) => chat.several(conversation, output, first, others).await?,
             };
             output = back;
             let inner = Arc::clone(&inner);
@@ -116,7 +121,8 @@ async fn work(slot: RunningSlot, job: Job) -> Option<()> {
     {
         let took_ms = began.elapsed().as_secs_f64() * 1e3;
         let mut state = inner.lock();
-        state.answer_ms += (took_ms - state.answer_ms) * RECENT;
+        let average = state.answer_ms.unwrap_or(took_ms);
+        state.answer_ms = Some(average + (took_ms - average) * RECENT);
     }
     // The next chat need not wait for this one's reader.
     drop(slot);
@@ -144,30 +150,38 @@ fn begin(inner: &Inner, job: &Job) -> Result<(Conversation, Prepared, Numbered),
         return Err(ChatError::Cancelled);
     }
     let model = &job.model;
-    let first = Prepared::new(&model.text, &job.request.choice(0))?;
-    let others = (1..job.request.options.choices).map(|index| {
-        let asked = Prepared::new(&model.text, &job.request.choice(index))?;
-        Ok((index, asked))
-    });
-    let others = others.collect::<Result<Numbered, ChatError>>()?;
+    let mut prepared: Numbered = match &job.request {
+        Request::Chat(request) => (0..request.options.choices)
+            .map(|index| Prepared::new(&model.text, &request.choice(index)))
+            .zip(0..)
+            .map(|(prepared, index)| Ok((index, prepared?)))
+            .collect::<Result<_, ChatError>>()?,
+        Request::Embed(request) => (0..)
+            .zip(&request.inputs)
+            .map(|(index, ids)| Ok((index, Prepared::embedding(&model.text, ids)?)))
+            .collect::<Result<_, ChatError>>()?,
+    };
+    let Some((_, first)) = prepared.pop_front() else {
+        return Err(ChatError::BadRequest("there is nothing to answer".into()));
+    };
     let key = job.key();
-    let taken = match first.prompt_logprobs {
+    let taken = match first.outputs {
+        Outputs::Last => inner.lock().kept.take(&key, &first.prompt),
         // All of the prompt is computed.
-        true => None,
-        false => inner.lock().kept.take(&key, &first.prompt),
+        Outputs::Logprobs | Outputs::Embedding => None,
     };
     let conversation = match taken {
         Some(conversation) => conversation,
         None => Conversation::new(open(inner, model, key.exact, &job.cancel)?),
     };
-    Ok((conversation, first, others))
+    Ok((conversation, first, prepared))
 }
 
-/// Stores a conversation for its next turn, or drops it, which may wait for an engine. The last
-/// frame is sent afterwards, so that an immediate next turn finds the conversation.
+/// Stores a conversation for its next turn, if it has a key. Else drops it, which may wait for an
+/// engine. The last frame is sent afterwards, so that an immediate next turn finds the conversation.
 fn store_in_prefix_cache(
     inner: &Inner,
-    key: Key,
+    key: Option<Key>,
     conversation: Conversation,
     result: &Result<Done, ChatError>,
 ) {
@@ -182,11 +196,12 @@ fn store_in_prefix_cache(
         metrics::counter!("hearthnet_tokens_total", "kind" => kind).increment(count.into());
     }
     let mut state = inner.lock();
-    let over = if state.draining {
-        vec![conversation]
-    } else {
-        let now = inner.now_ms();
-        state.kept.put(key, conversation, now)
+    let over = match key.filter(|_| !state.draining) {
+        None => vec![conversation],
+        Some(key) => {
+            let now = inner.now_ms();
+            state.kept.put(key, conversation, now)
+        }
     };
     inner.report(&state);
     drop(state);

@@ -375,6 +375,67 @@ fn log_probabilities_of_a_prompt_are_those_of_its_tokens_sampled() {
     }
 }
 
+/// Vectors of texts, each with its number of tokens, and the counts of all.
+fn vectors(f: &Fixture, inputs: &[Vec<u32>]) -> Result<(Vec<(Vec<f32>, u32)>, u32), ChatError> {
+    let request = EmbedRequest {
+        inputs: inputs.to_vec(),
+        exact: None,
+    };
+    let mut answer = f.service.ask("me", "tiny", request)?;
+    let (mut all, mut sum) = (Vec::new(), None);
+    f.runtime.block_on(async {
+        while let Some(frame) = answer.next().await {
+            match frame? {
+                Frame::ChoiceDone { choice, done } => {
+                    assert_eq!(choice as usize, all.len());
+                    let vector = done.embedding.expect("a vector").0;
+                    all.push((vector, done.usage.prompt_tokens));
+                }
+                Frame::Done(done) => {
+                    sum = Some(done.usage.total_tokens);
+                    let vector = done.embedding.map(|vector| vector.0);
+                    all.extend(vector.map(|vector| (vector, done.usage.prompt_tokens)));
+                }
+                _ => {}
+            }
+        }
+        Ok::<_, ChatError>(())
+    })?;
+    Ok((all, sum.expect("an end")))
+}
+
+#[test]
+fn vectors_of_several_texts_are_those_of_single_ones_over_one_backend() {
+    let f = fixture(settings(1, 4, 4));
+    let inputs = [vec![10, 11, 12], vec![10, 11, 12, 13, 14], vec![9]];
+    let mut expected = Vec::new();
+    for input in &inputs {
+        let (mut alone, sum) = vectors(&f, std::slice::from_ref(input)).unwrap();
+        assert_eq!((alone.len(), sum as usize), (1, input.len()));
+        expected.append(&mut alone);
+    }
+    f.until_empty();
+    assert_eq!(vectors(&f, &inputs).unwrap(), (expected, 9));
+    assert_eq!(f.census.lock().opened, 4);
+    // Nothing would continue the conversation of a text.
+    f.until_empty();
+    f.say("me", "hello hello").unwrap();
+    vectors(&f, &inputs).unwrap();
+    assert_eq!(f.service.load().kept, 1, "that of the chat");
+}
+
+#[test]
+fn a_text_whose_backend_fails_ends_the_request() {
+    let f = fixture(settings(1, 4, 4));
+    for after in 0..3 {
+        f.census.lock().fail_after = Some(after);
+        let failed = vectors(&f, &[vec![10], vec![11], vec![12]]).unwrap_err();
+        assert_eq!(failed.code(), "shard_unavailable");
+    }
+    assert_eq!(vectors(&f, &[]).unwrap_err().code(), "bad_request");
+    f.until_empty();
+}
+
 #[test]
 fn more_than_may_wait_are_refused_and_the_others_are_answered() {
     let f = fixture(settings(2, 3, 2));
@@ -421,6 +482,52 @@ fn an_answer_that_is_dropped_frees_its_place_or_its_turn() {
         load.running == 0 && census.there == load.kept
     });
     assert_eq!(f.service.load().kept, 1);
+}
+
+#[test]
+fn a_chat_that_has_waited_for_too_long_leaves_the_queue_and_is_told_so() {
+    let f = fixture(ServiceSettings {
+        longest_wait: Duration::from_millis(20),
+        ..settings(1, 4, 4)
+    });
+    f.gate.set(true);
+    let running = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
+    let waiting = f.service.ask("b", "tiny", request("hello", 2)).unwrap();
+    let refused = f.end(waiting).unwrap_err();
+    assert_eq!(refused.code(), Code::BUSY);
+    assert!(refused.to_string().contains("waited"), "{refused}");
+    assert_eq!((f.service.load().running, f.service.load().waiting), (1, 0));
+    f.gate.set(false);
+    f.end(running).unwrap();
+    f.say("b", "hello").unwrap();
+}
+
+#[test]
+fn a_caller_is_told_to_come_again_after_the_measured_time_of_answers() {
+    let f = fixture(settings(1, 4, 4));
+    let after = |answer_ms: Option<f64>| {
+        f.service.0.lock().answer_ms = answer_ms;
+        f.service.retry_after().as_secs()
+    };
+    assert_eq!(after(None), 1);
+    f.gate.set(true);
+    let asked = [(); 3].map(|()| f.service.ask("a", "tiny", request("hello", 2)).unwrap());
+    // One runs and two wait; a further one would wait for three answers.
+    assert_eq!(after(Some(8_000.0)), 24);
+    assert_eq!(after(Some(80_000.0)), 60);
+    // Chats that run for longer than earlier ones count more.
+    let long_ago = Instant::now() - Duration::from_secs(10);
+    f.service
+        .0
+        .lock()
+        .running
+        .values_mut()
+        .for_each(|it| it.1 = long_ago);
+    assert!((30..=60).contains(&after(Some(1_000.0))));
+    f.gate.set(false);
+    for answer in asked {
+        f.end(answer).unwrap();
+    }
 }
 
 #[test]

@@ -72,6 +72,14 @@ impl LogitsBatcher {
         self.head.embed(ids, out)
     }
 
+    /// Applies the last norm to outputs of the last layer.
+    ///
+    /// # Errors
+    /// As for [`Head::norm`].
+    pub fn norm(&self, rows: &mut [f32]) -> Result<(), EngineError> {
+        self.head.norm(rows)
+    }
+
     /// Time to embed a token and to compute logits from one row: the median of three.
     ///
     /// # Errors

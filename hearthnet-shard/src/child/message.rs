@@ -18,8 +18,8 @@
 //! | `PROGRESS` | phase u8, bytes done u64, bytes in all u64 |
 //! | `LOADED` | bytes of weights u64; footprint: per sequence u64, per position u64, page u32 |
 //! | `NOT_LOADED` | resource u8, reason |
-//! | `DONE` | bytes of KV in use u64, value u64 |
-//! | `FAULT` | bytes of KV in use u64; after `FORWARD` the length of each span's sequence u32; the fault |
+//! | `DONE` | core of the engine's thread u32, bytes of KV in use u64, value u64 |
+//! | `FAULT` | core u32, bytes of KV in use u64; after `FORWARD` the length of each span's sequence u32; the fault |
 
 use std::io::{self, Read, Write as _};
 use std::ops::Range;

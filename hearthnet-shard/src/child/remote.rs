@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use hearthnet_platform::cores::SharedCore;
 use hearthnet_platform::pipe::Pipe;
 use hearthnet_platform::regular_file;
 
@@ -83,6 +84,7 @@ impl EngineSource for RemoteSource {
             footprint,
             kv_bytes: 0,
             lengths: HashMap::new(),
+            core: SharedCore::new(),
             lost: false,
         })
     }
@@ -105,6 +107,8 @@ pub(crate) struct RemoteEngine {
     kv_bytes: u64,
     /// Length of each sequence.
     lengths: HashMap<u64, u32>,
+    /// Core of the calling thread: that of the process.
+    core: SharedCore,
     /// The process has ended, or broke the protocol.
     lost: bool,
 }
@@ -139,6 +143,7 @@ impl RemoteEngine {
         self.message.send(&self.pipe)?;
         let limit = REPLY_LIMIT + size_of_val(rows) + size_of_val(spans);
         let (kind, mut fields) = self.message.receive(&self.pipe, limit)?;
+        self.core.stay_on(fields.u32()?);
         let kv_bytes = fields.u64()?;
         let reply = match kind {
             DONE => {

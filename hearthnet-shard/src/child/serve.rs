@@ -7,6 +7,7 @@ use std::path::Path;
 
 use hearthnet_engine::Engine;
 use hearthnet_files::{Gguf, Manifest, ModelError, ModelFile};
+use hearthnet_platform::cores::SharedCore;
 use hearthnet_platform::machine::stand_back;
 use hearthnet_platform::pipe::Pipe;
 
@@ -90,20 +91,26 @@ pub(super) fn serve<E: LayerEngine>(pipe: &Pipe, engine: E, width: usize) -> io:
     message.u32(footprint.page).send(pipe)?;
     let mut served = Served::new(engine, width);
     let mut reply = Message::default();
+    let mut core = SharedCore::new();
     loop {
-        let (kind, fields) = match message.receive(pipe, REQUEST_LIMIT) {
+        core.stay_on(SharedCore::current());
+        let received = message.receive(pipe, REQUEST_LIMIT);
+        core.leave();
+        let (kind, fields) = match received {
             Ok(request) => request,
             Err(end) if end.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             Err(error) => return Err(error),
         };
         let outcome = served.act(kind, fields)?;
         let kv_bytes = served.engine.kv_bytes_in_use();
+        let here = SharedCore::current();
         match outcome {
             Ok(value) => {
-                reply.start(DONE).u64(kv_bytes).u64(value).rows(&served.x);
+                reply.start(DONE).u32(here).u64(kv_bytes);
+                reply.u64(value).rows(&served.x);
             }
             Err(fault) => {
-                reply.start(FAULT).u64(kv_bytes);
+                reply.start(FAULT).u32(here).u64(kv_bytes);
                 for span in &served.spans {
                     reply.u32(served.engine.len(span.seq));
                 }

@@ -130,6 +130,7 @@ pub(crate) fn settings(config: &Config) -> ServiceSettings {
             waiting_per_caller: inference.max_waiting_chats_per_caller.0,
             ..ServiceSettings::default().turns
         },
+        longest_wait: Duration::from_secs(inference.max_waiting_seconds.0),
         keep: PrefixCacheLimits {
             count: inference.kept_conversations.0,
             idle_ms: inference.kept_conversation_seconds.0.saturating_mul(1000),

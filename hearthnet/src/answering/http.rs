@@ -4,7 +4,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hearthnet_http::{ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics, Part};
+use hearthnet_http::{
+    ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics, NamedKeys, Part,
+    SocketSettings, Tls,
+};
 use hearthnet_hub::reference::expand_home;
 use hearthnet_orchestrator::http::serve;
 use hearthnet_orchestrator::service::Service;
@@ -13,7 +16,7 @@ use zeroize::Zeroizing;
 
 use crate::cli::{Failure, Kind, failure, note};
 use crate::config::Config;
-use crate::home::close_folder;
+use crate::home::{HttpKeys, close_folder};
 use crate::page::{self, PageNode};
 
 /// Time limit for responses after their chats have ended.
@@ -27,15 +30,25 @@ pub(crate) fn count(part: Part) -> Result<Metrics, Failure> {
     Metrics::install(part).map_err(Failure::internal)
 }
 
-/// Opens the HTTP interface of a service, with the page; `listen` overrides the configuration.
-/// `node` is the node of this process, if it runs one.
+/// Opens the HTTP interface of a service, with the page and the named keys of a data directory;
+/// `listen` overrides the configuration. `node` is the node of this process, if it runs one.
 pub(crate) async fn open_http(
     service: &Service,
     node: Option<PageNode>,
     listen: Option<&str>,
+    dir: &Path,
     config: &Config,
 ) -> Result<HttpServer, Failure> {
+    let keys = dir.to_owned();
+    let keys = NamedKeys::watch(HttpKeys::path(dir), move || {
+        Ok(HttpKeys::read(&keys)?.named())
+    });
     let settings = HttpSettings {
+        named_keys: Some(keys.map_err(|why| Failure::new(Kind::Refused, why))?),
+        socket: socket(config).map(|path| SocketSettings {
+            path,
+            mode: config.http.socket_mode,
+        }),
         pages: &page::FILES,
         ..http_settings(listen.unwrap_or(&config.http.listen), config)?
     };
@@ -68,16 +81,18 @@ pub(crate) async fn close(server: HttpServer, service: &Service) {
     server.shutdown(CLOSE_DEADLINE).await;
 }
 
-/// Settings of an HTTP listener at `listen`, with the configured key.
+/// Settings of an HTTP listener at `listen`, with the configured key and certificate.
 pub(crate) fn http_settings(listen: &str, config: &Config) -> Result<HttpSettings, Failure> {
     Ok(HttpSettings {
         listen: listen.to_owned(),
+        tls: tls(config)?,
         api_key: match key_file(config) {
             None => None,
             Some(path) => Some(read_key(&path)?.0),
         },
         allowed_hosts: config.http.allowed_hosts.clone(),
         cors_origins: config.http.cors_origins.clone(),
+        aliases: config.http.aliases.clone(),
         max_body_bytes: config.http.max_body_bytes.0,
         strict: config.http.strict,
         ..HttpSettings::default()
@@ -94,17 +109,64 @@ pub(crate) fn http_failure(error: &HttpError, flag: &str) -> Failure {
             .hint(format!(
                 "is another program using the port? {flag} 127.0.0.1:0 takes a free one"
             )),
+        HttpError::Socket { source, .. } => {
+            Failure::new(Kind::of_io(source), error.to_string()).hint(
+                "name a path in a folder of its own with http.socket, for example /run/user/1000/hearthnet/http.socket; in the home directory itself the sandbox allows none",
+            )
+        }
         _ => Failure::new(Kind::Host, error.to_string()),
     }
 }
 
-/// File with the key that clients must send, if the configuration names one.
-pub(crate) fn key_file(config: &Config) -> Option<PathBuf> {
-    let path = match config.http.api_key_file.as_str() {
+/// Path that a setting names, if it names one.
+fn path_of(setting: &str) -> Option<PathBuf> {
+    let path = match setting {
         "" => return None,
         path => expand_home(Path::new(path)),
     };
     Some(std::path::absolute(&path).unwrap_or(path))
+}
+
+/// File with the key that clients must send, if the configuration names one.
+pub(crate) fn key_file(config: &Config) -> Option<PathBuf> {
+    path_of(&config.http.api_key_file)
+}
+
+/// Unix socket of the HTTP interface, if the configuration names one.
+pub(crate) fn socket(config: &Config) -> Option<PathBuf> {
+    path_of(&config.http.socket)
+}
+
+/// Files of the certificate chain and of its key, if the configuration names them.
+pub(crate) fn tls_files(config: &Config) -> Option<[PathBuf; 2]> {
+    let http = &config.http;
+    Some([
+        path_of(&http.tls_certificate_file)?,
+        path_of(&http.tls_key_file)?,
+    ])
+}
+
+/// Certificate of the HTTP interface, if the configuration names one. Warns of a key that other users
+/// can read.
+fn tls(config: &Config) -> Result<Option<Tls>, Failure> {
+    let Some([certificate, key]) = tls_files(config) else {
+        return Ok(None);
+    };
+    let tls = Tls::open(&certificate, &key).map_err(|error| {
+        failure!(
+            Config,
+            "http.tls_certificate_file, http.tls_key_file: {error}"
+        )
+        .hint(error.hint())
+    })?;
+    let found = std::fs::metadata(&key).ok();
+    if let Some(mode) = found.as_ref().and_then(files::open_to_others) {
+        let key = key.display();
+        note(format!(
+            "warning: other users may use the TLS key {key} (mode {mode:03o}); `chmod 600 {key}` closes it"
+        ));
+    }
+    Ok(Some(tls))
 }
 
 /// Reads the key that clients must send, from a file that only its owner can read: its digest, and

@@ -10,6 +10,7 @@ pub(crate) mod demo;
 pub(crate) mod diagnose;
 pub(crate) mod engine;
 mod handover;
+pub(crate) mod http_key;
 pub(crate) mod id;
 pub(crate) mod init;
 pub(crate) mod log;

@@ -28,36 +28,35 @@ const BROWSER_STARTS: Duration = Duration::from_secs(60);
 const BROWSER_POLL: Duration = Duration::from_millis(20);
 
 pub(crate) fn run(open: bool, wait: bool, global: &Global) -> Result<(), Failure> {
-    let (listen, running) = block_on(find(global, wait))?;
-    let at = on_this_machine(listen);
+    let (listener, running) = block_on(find(global, wait))?;
+    let here = listener.on_this_machine();
     let key = running.key_file.as_deref().map(Path::new);
     let key = key.map(read_key).transpose();
     if open {
-        let without = link(at, None);
+        let without = here.link(None);
         return match key {
-            Ok(Some((_, key))) => open_with_key(&link(at, Some(key.as_str())), &without),
+            Ok(Some((_, key))) => open_with_key(&here.link(Some(key.as_str())), &without),
             // Without a key that can be read, the page asks for it.
             _ => open_browser(&without),
         };
     }
     let key = key?;
     let key = key.as_ref().map(|(_, key)| key.as_str());
-    let here = link(at, key);
-    print(format!("{here}\n"))?;
+    print(format!("{}\n", here.link(key)))?;
     match key {
-        Some(key) if !listen.ip().is_loopback() => show_to_phones(listen, key),
+        Some(key) if !listener.at.ip().is_loopback() => show_to_phones(listener, key),
         _ => Ok(()),
     }
 }
 
 /// Address of the page of the node that runs on this home, and its status.
-async fn find(global: &Global, wait: bool) -> Result<(SocketAddr, Running), Failure> {
+async fn find(global: &Global, wait: bool) -> Result<(Listener, Running), Failure> {
     let dir = global.dir()?;
     let until = Instant::now() + if wait { STARTING } else { Duration::ZERO };
     loop {
         if Lock::is_held(&dir) {
             let running: Option<Running> = local_api::ask(&dir, NODE_STATUS, &json!({})).await;
-            let found = running.and_then(|running| Some((listener(&running)?, running)));
+            let found = running.and_then(|running| Some((Listener::of(&running)?, running)));
             if let Some(found) = found {
                 return Ok(found);
             }
@@ -71,25 +70,36 @@ async fn find(global: &Global, wait: bool) -> Result<(SocketAddr, Running), Fail
     }
 }
 
-fn listener(running: &Running) -> Option<SocketAddr> {
-    let at = running.url.as_deref()?.strip_prefix("http://")?;
-    at.strip_suffix("/v1")?.parse().ok()
+/// Listener of a page.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Listener {
+    /// Whether it speaks HTTPS.
+    pub(super) has_tls: bool,
+    pub(super) at: SocketAddr,
+}
+
+impl Listener {
+    fn of(running: &Running) -> Option<Self> {
+        let (scheme, at) = running.url.as_deref()?.split_once("://")?;
+        Some(Self {
+            has_tls: scheme == "https",
+            at: at.strip_suffix("/v1")?.parse().ok()?,
+        })
+    }
 }
 
 /// Prints the link for phones in this network, on a terminal with its QR code.
-pub(super) fn show_to_phones(listen: SocketAddr, key: &str) -> Result<(), Failure> {
+pub(super) fn show_to_phones(listener: Listener, key: &str) -> Result<(), Failure> {
     // The first address is an IPv4 address if there is one.
-    let at = reachable(listen)
+    let at = reachable(listener.at)
         .into_iter()
         .find(|at| !at.ip().is_loopback());
     let Some(at) = at else {
         note("this machine has no address in a network, so no phone can reach the page");
         return Ok(());
     };
-    let link = link(at, Some(key));
-    note(
-        "for a phone in this network; anyone with this link can chat, invite and pause, and on an anchor change levels:",
-    );
+    let link = Listener { at, ..listener }.link(Some(key));
+    note("for a phone in this network; anyone with this link can chat, invite and pause:");
     print(format!("{link}\n"))?;
     match Qr::of(&link) {
         // Its escape sequences would be removed from text.
@@ -98,41 +108,45 @@ pub(super) fn show_to_phones(listen: SocketAddr, key: &str) -> Result<(), Failur
     }
 }
 
-/// Address at which programs of this machine reach a listener.
-fn on_this_machine(listen: SocketAddr) -> SocketAddr {
-    let ip = match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    SocketAddr::new(ip, listen.port())
-}
+impl Listener {
+    /// The listener, at the address at which programs of this machine reach it.
+    fn on_this_machine(self) -> Self {
+        let ip = match self.at.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        };
+        let at = SocketAddr::new(ip, self.at.port());
+        Self { at, ..self }
+    }
 
-/// Link to the page, with the key in its fragment, which browsers send nowhere.
-fn link(at: SocketAddr, key: Option<&str>) -> String {
-    let mut link = format!("http://{at}/");
-    let Some(key) = key else {
-        return link;
-    };
-    link.push_str("#key=");
-    for byte in key.bytes() {
-        match byte {
-            b'A'..=b'Z'
-            | b'a'..=b'z'
-            | b'0'..=b'9'
-            | b'-'
-            | b'.'
-            | b'_'
-            | b'~'
-            | b'+'
-            | b'/'
-            | b'=' => link.push(byte.into()),
-            _ => {
-                let _ = write!(link, "%{byte:02X}");
+    /// Link to the page, with the key in its fragment, which browsers send nowhere.
+    fn link(self, key: Option<&str>) -> String {
+        let scheme = if self.has_tls { "https" } else { "http" };
+        let mut link = format!("{scheme}://{}/", self.at);
+        let Some(key) = key else {
+            return link;
+        };
+        link.push_str("#key=");
+        for byte in key.bytes() {
+            match byte {
+                b'A'..=b'Z'
+                | b'a'..=b'z'
+                | b'0'..=b'9'
+                | b'-'
+                | b'.'
+                | b'_'
+                | b'~'
+                | b'+'
+                | b'/'
+                | b'=' => link.push(byte.into()),
+                _ => {
+                    let _ = write!(link, "%{byte:02X}");
+                }
             }
         }
+        link
     }
-    link
 }
 
 /// Whether there is a desktop on which a browser could open.
@@ -188,14 +202,23 @@ fn open_with_key(link: &str, without: &str) -> Result<(), Failure> {
 mod tests {
     use super::*;
 
+    fn listener(url: &str) -> Option<Listener> {
+        Listener::of(&Running {
+            url: Some(url.to_owned()),
+            ..Running::default()
+        })
+    }
+
     #[test]
     fn a_link_carries_any_key_in_its_fragment() {
-        let at: SocketAddr = "192.168.1.5:7602".parse().unwrap();
-        assert_eq!(link(at, None), "http://192.168.1.5:7602/");
+        let plain = listener("http://192.168.1.5:7602/v1").unwrap();
+        assert_eq!(plain.link(None), "http://192.168.1.5:7602/");
         assert_eq!(
-            link(at, Some("abc+/=_-.~#%\"<")),
+            plain.link(Some("abc+/=_-.~#%\"<")),
             "http://192.168.1.5:7602/#key=abc+/=_-.~%23%25%22%3C"
         );
+        let tls = listener("https://192.168.1.5:7602/v1").unwrap();
+        assert_eq!(tls.link(Some("k")), "https://192.168.1.5:7602/#key=k");
     }
 
     #[test]
@@ -205,20 +228,16 @@ mod tests {
             ("[::]:7602", "[::1]:7602"),
             ("192.168.1.5:7602", "192.168.1.5:7602"),
         ] {
-            let listen: SocketAddr = listen.parse().unwrap();
-            assert_eq!(on_this_machine(listen).to_string(), here);
+            let listener = listener(&format!("http://{listen}/v1")).unwrap();
+            assert_eq!(listener.on_this_machine().at.to_string(), here);
         }
     }
 
     #[test]
     fn the_listener_is_read_from_the_status() {
-        let status = |url: Option<&str>| Running {
-            url: url.map(str::to_owned),
-            ..Running::default()
-        };
-        let listen = |url| listener(&status(url)).map(|at| at.to_string());
-        assert_eq!(listen(Some("http://[::1]:7602/v1")).unwrap(), "[::1]:7602");
-        assert_eq!(listen(None), None);
-        assert_eq!(listen(Some("nonsense")), None);
+        let read = listener("http://[::1]:7602/v1").unwrap();
+        assert_eq!(read.at.to_string(), "[::1]:7602");
+        assert!(listener("nonsense").is_none());
+        assert!(Listener::of(&Running::default()).is_none());
     }
 }

@@ -6,7 +6,7 @@ use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
 
 use crate::answering::chat_setup::{model_of, settings};
-use crate::answering::http::{close, count, open_http};
+use crate::answering::http::{close, count, open_http, socket};
 use crate::answering::local_service::StandaloneApi;
 use crate::cli::args::{HostEngineArgs, RunArgs};
 use crate::cli::{Failure, Kind, Stop, block_on, note, print_result};
@@ -58,13 +58,19 @@ async fn standalone(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
             None
         }
     };
-    let server = open_http(&service, None, args.answers.http.as_deref(), &cx.config).await?;
-    let url = format!("http://{}/v1", server.local_addr());
-    let ready = json!({"url": url, "models": [model.id], "pid": std::process::id()});
+    let listen = args.answers.http.as_deref();
+    let server = open_http(&service, None, listen, &data_dir, &cx.config).await?;
+    let url = format!("{}/v1", server.url());
+    let socket = socket(&cx.config);
+    let ready = json!({
+        "url": url, "socket": socket, "models": [model.id], "pid": std::process::id(),
+    });
     print_result(args.json, &ready, || {
-        let (id, at) = (&model.id, server.local_addr());
+        let (id, at) = (&model.id, server.url());
+        let socket = socket.map(|path| format!("  socket              {}\n", path.display()));
         format!(
-            "answering with {id}\n  page                http://{at}\n  OpenAI's interface  {url}\n  metrics             http://{at}/metrics\n"
+            "answering with {id}\n  page                {at}\n  OpenAI's interface  {url}\n{}  metrics             {at}/metrics\n",
+            socket.unwrap_or_default()
         )
     })?;
     stop.asked().await;

@@ -102,6 +102,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     roster(&mut out, &home, &state, now, running.as_ref());
     given(&mut out, &state);
     peers(&mut out, &state, now, running.as_ref());
+    http_keys(&mut out, running.as_ref());
     if let Some(paused) = paused.filter(|_| running.as_ref().is_none_or(|r| r.suspended.is_none()))
     {
         let _ = writeln!(out, "layers     {paused}; `hearthnet resume` ends that");
@@ -257,6 +258,27 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
         ]
     });
     out.push_str(&table("peer|at|found by|", rows));
+}
+
+/// Use of the named keys of the HTTP interface.
+fn http_keys(out: &mut String, running: Option<&Running>) {
+    let keys = running.map_or(&[][..], |running| &running.keys);
+    if keys.is_empty() {
+        return;
+    }
+    let rows = keys.iter().map(|key| {
+        let counts = [
+            u64::from(key.running),
+            key.requests,
+            key.tokens,
+            key.refused,
+        ];
+        let mut row = vec![key.name.clone()];
+        row.extend(counts.map(|count| count.to_string()));
+        row
+    });
+    let table = table("HTTP key|running|requests|tokens|refused", rows);
+    let _ = write!(out, "\n{table}");
 }
 
 /// Health of hosts as the running node's chats measured it, over about ten minutes.

@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 use super::community::{self, join};
 use super::model::adopt;
 use super::{init, page};
-use crate::answering::http::{key_file, read_key};
+use crate::answering::http::{key_file, read_key, tls_files};
 use crate::cli::args::{Global, InviteArgs, JoinArgs, UpArgs};
 use crate::cli::{Failure, Kind, failure, note, secret};
 use crate::config::{Context, Loaded};
@@ -144,7 +144,8 @@ fn open_to_phones(cx: &Context) -> Result<Phone, Failure> {
     match &listen {
         // A service must not write the key into the system's log.
         Some(at) if at.port() != 0 && io::stdout().is_terminal() => {
-            page::show_to_phones(*at, &key)?;
+            let has_tls = tls_files(&cx.config).is_some();
+            page::show_to_phones(page::Listener { has_tls, at: *at }, &key)?;
         }
         _ => note("`hearthnet page` prints the link for phones"),
     }

@@ -93,6 +93,27 @@ fn valid(table: &toml::Table) -> Result<Config, ConfigError> {
             return Err(ConfigError::new(key, why));
         }
     }
+    let http = &config.http;
+    for (key, file, other_key, other) in [
+        (
+            "tls_key_file",
+            &http.tls_key_file,
+            "tls_certificate_file",
+            &http.tls_certificate_file,
+        ),
+        (
+            "tls_certificate_file",
+            &http.tls_certificate_file,
+            "tls_key_file",
+            &http.tls_key_file,
+        ),
+    ] {
+        if file.is_empty() && !other.is_empty() {
+            let why =
+                format!("is needed with http.{other_key}: TLS takes a certificate and its key");
+            return Err(ConfigError::new(&format!("http.{key}"), why));
+        }
+    }
     match config.transport().validate() {
         Ok(()) => Ok(config),
         Err(why) => Err(ConfigError::new(

@@ -1,12 +1,14 @@
 //! Rules of single settings: each reads a value, or refuses it with a text that continues a
 //! sentence beginning with the setting's key.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::is_name;
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::router::PolicyName;
+use hearthnet_platform::local_socket::SocketMode;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
@@ -191,6 +193,10 @@ pub(super) fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Er
     text_that(from, LISTEN, |text| parse_listen(text).is_ok())
 }
 
+pub(super) fn socket_mode<'de, D: Deserializer<'de>>(from: D) -> Result<SocketMode, D::Error> {
+    text(from, |mode| mode.parse())
+}
+
 /// Address to listen on, or nothing.
 pub(super) fn listen_or_none<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     text_that(from, LISTEN, |text| {
@@ -232,6 +238,21 @@ pub(super) fn cors_origins<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Str
                 .all(|part| !part.is_empty() && part.bytes().all(fits))
         })
     })
+}
+
+/// Ids of models by other names.
+pub(super) fn aliases<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<BTreeMap<String, String>, D::Error> {
+    let form = "must map names to ids of models, for example { \"gpt-4o-mini\" = \"smollm2-135m-instruct\" }";
+    // Any text would do; these limits only catch mistakes.
+    let fits =
+        |name: &String| (1..=200).contains(&name.len()) && !name.contains(char::is_whitespace);
+    let table = toml::Table::deserialize(from)?.into_iter();
+    let aliases = table.map(|(alias, id)| Some((alias, id.as_str()?.to_owned())));
+    let aliases: Option<BTreeMap<_, _>> = aliases.collect();
+    let valid = aliases.filter(|all| all.iter().all(|(alias, id)| fits(alias) && fits(id)));
+    valid.ok_or_else(|| D::Error::custom(form))
 }
 
 pub(super) fn static_peers<'de, D: Deserializer<'de>>(

@@ -1,5 +1,6 @@
 //! Settings, and the values that follow from them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hearthnet_bus::discovery::StaticPeer;
@@ -7,12 +8,13 @@ use hearthnet_engine::EngineOptions;
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::router::PolicyName;
+use hearthnet_platform::local_socket::SocketMode;
 use serde::Deserialize;
 
 use super::rules::{
-    QuietHours, UpToADay, Whole, Within, activation_dtype, allowed_hosts, backend, cors_origins,
-    device, dtype, health_timeout, layers, listen, listen_or_none, model, node_listen, node_name,
-    quiet_hours, routing_policy, static_peers,
+    QuietHours, UpToADay, Whole, Within, activation_dtype, aliases, allowed_hosts, backend,
+    cors_origins, device, dtype, health_timeout, layers, listen, listen_or_none, model,
+    node_listen, node_name, quiet_hours, routing_policy, socket_mode, static_peers,
 };
 use crate::cli::args::{EngineKind, Layers};
 
@@ -73,11 +75,18 @@ pub(crate) struct Discovery {
 pub(crate) struct Http {
     #[serde(deserialize_with = "listen")]
     pub(crate) listen: String,
+    pub(crate) socket: String,
+    #[serde(deserialize_with = "socket_mode")]
+    pub(crate) socket_mode: SocketMode,
+    pub(crate) tls_certificate_file: String,
+    pub(crate) tls_key_file: String,
     pub(crate) api_key_file: String,
     #[serde(deserialize_with = "allowed_hosts")]
     pub(crate) allowed_hosts: Vec<String>,
     #[serde(deserialize_with = "cors_origins")]
     pub(crate) cors_origins: Vec<String>,
+    #[serde(deserialize_with = "aliases")]
+    pub(crate) aliases: BTreeMap<String, String>,
     pub(crate) max_body_bytes: Within<usize, 1024, { 1 << 30 }>,
     pub(crate) strict: bool,
 }
@@ -135,6 +144,7 @@ pub(crate) struct Inference {
     pub(crate) max_concurrent_pipelines: Within<usize, 1, 256>,
     pub(crate) max_waiting_chats: Within<usize, 0, 65_536>,
     pub(crate) max_waiting_chats_per_caller: Within<usize, 0, 65_536>,
+    pub(crate) max_waiting_seconds: UpToADay,
     pub(crate) kept_conversations: Within<usize, 0, 65_536>,
     pub(crate) kept_conversation_seconds: UpToADay,
     pub(crate) slow_reader_seconds: UpToADay,

@@ -29,6 +29,10 @@ const ALIKE: f64 = 0.5;
 const ALIAS: &str = "research.distributed_inference.host.shard_max_vram_mb";
 const ALIASED_KEY: &str = "research.distributed_inference.host.memory_budget_mb";
 
+/// Setting that is a table of names that the user chooses. It is one setting, whatever it holds: such
+/// a name may have dots.
+const TABLE_OF_NAMES: &str = "http.aliases";
+
 /// Setting that holds a word or a number.
 const WORD_OR_NUMBER: &str = "engine.cpu_latency_us";
 
@@ -348,7 +352,7 @@ fn lookup<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
     }
 }
 
-/// Calls `each` for every key that is no table, or an empty one.
+/// Calls `each` for every setting: a key that is no table, or an empty one, or [`TABLE_OF_NAMES`].
 pub(super) fn flatten(prefix: &str, table: &Table, each: &mut dyn FnMut(&str, &Value)) {
     for (key, value) in table {
         let path = match prefix {
@@ -356,7 +360,9 @@ pub(super) fn flatten(prefix: &str, table: &Table, each: &mut dyn FnMut(&str, &V
             prefix => format!("{prefix}.{key}"),
         };
         match value {
-            Value::Table(inner) if !inner.is_empty() => flatten(&path, inner, each),
+            Value::Table(inner) if !inner.is_empty() && path != TABLE_OF_NAMES => {
+                flatten(&path, inner, each)
+            }
             other => each(&path, other),
         }
     }

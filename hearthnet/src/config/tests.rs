@@ -82,6 +82,51 @@ fn every_key_of_the_example_has_a_comment() {
 }
 
 #[test]
+fn tls_takes_two_files_and_a_socket_is_open_to_its_owner() {
+    for (text, why) in [
+        (
+            "[http]\ntls_key_file = \"k\"",
+            "http.tls_certificate_file is needed with http.tls_key_file",
+        ),
+        (
+            "[http]\ntls_certificate_file = \"c\"",
+            "http.tls_key_file is needed with http.tls_certificate_file",
+        ),
+        (
+            "[http]\nsocket_mode = \"077\"",
+            "http.socket_mode must be permission bits in octal",
+        ),
+    ] {
+        let refusal = refused(text, &[]).0;
+        assert!(refusal.contains(why), "{refusal}");
+    }
+    let both = "[http]\ntls_certificate_file = \"c\"\ntls_key_file = \"k\"\nsocket_mode = \"0660\"";
+    load(both, &[]).unwrap();
+}
+
+#[test]
+fn aliases_have_any_names_and_are_one_setting() {
+    let text = "[http.aliases]\n\"gpt-4.1\" = \"m\"\ndefault = \"m\"";
+    let loaded = load(text, &["http.aliases={ \"a.b\" = \"n\" }"]).unwrap();
+    let aliases = loaded.config.http.aliases.iter();
+    let aliases: Vec<String> = aliases.map(|(name, id)| format!("{name}={id}")).collect();
+    assert_eq!(aliases, ["a.b=n", "default=m", "gpt-4.1=m"]);
+    let rows = loaded.explain();
+    assert!(
+        rows.iter()
+            .any(|row| row.0 == "http.aliases" && row.2 == "--set")
+    );
+    let refusals = [
+        refused("[http.aliases]\nx = 5", &[]).0,
+        refused("[http]\naliases = { \"a b\" = \"m\" }", &[]).0,
+    ];
+    for (refusal, line) in refusals.iter().zip([1, 2]) {
+        let begin = format!("c.toml:{line}: http.aliases must map names to ids");
+        assert!(refusal.starts_with(&begin), "{refusal}");
+    }
+}
+
+#[test]
 fn a_new_configuration_sets_only_the_requested_keys() {
     assert_eq!(load(&starter(false), &[]).unwrap().config, defaults());
     let mut on = defaults();

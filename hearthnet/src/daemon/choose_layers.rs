@@ -146,10 +146,13 @@ impl Chooser {
         let gone = self.links.look(self.now_ms(), &linked);
         let (state, weights) = (self.home.state(), self.weights.to_string());
         let others = held_by_others(state.shards(now_ms()), self.own, &weights, self.total);
+        let has_members = state.members().any(|(node, _)| *node != self.own);
+        let now = self.now_ms();
+        let is_left_alone = self.together.has_ended(now, &linked, &others, has_members);
         self.seen = Seen {
             gone,
             is_alone: linked.is_empty(),
-            is_left_alone: self.together.has_ended(&linked, &others),
+            is_left_alone,
             others,
         };
     }

@@ -17,7 +17,7 @@ use hearthnet_platform::hardware::graphics_cards;
 use hearthnet_platform::sandbox::{Files, SOCKETS, deny_system_calls, hide_memory, restrict_files};
 use hearthnet_platform::whole_file::{self, Access};
 
-use crate::answering::http::key_file;
+use crate::answering::http::{key_file, socket, tls_files};
 use crate::cli::args::HostEngineArgs;
 use crate::config::{Context, default_path};
 use crate::hosting::host_engine::may_use_cards;
@@ -104,6 +104,16 @@ impl Needs {
     fn of(cx: &Context, model: Option<&ModelRef>) -> Self {
         let mut needed = Self::of_system(cx);
         needed.0.read.extend(key_file(&cx.config));
+        for file in tls_files(&cx.config).into_iter().flatten() {
+            // A renewed certificate is a new file, often behind a link.
+            let target = file.canonicalize().ok();
+            needed.0.read.extend(own_folder(&file));
+            needed.0.read.extend(target.as_deref().and_then(own_folder));
+            needed.0.read.push(file);
+        }
+        if let Some(folder) = socket(&cx.config).as_deref().and_then(own_folder) {
+            needed.folder(folder);
+        }
         needed.0.read.extend(cx.global.passphrase_file.clone());
         if let Ok(folder) = cx.global.dir() {
             needed.folder(folder);
@@ -156,6 +166,16 @@ impl Needs {
         self.0.read.extend(std::env::split_paths(&paths));
         self.0.devices.extend(graphics_cards());
     }
+}
+
+/// Folder of a file, unless it contains the user's home directory: then it is not made for the file
+/// alone, and the sandbox would be open.
+fn own_folder(file: &Path) -> Option<PathBuf> {
+    let folder = file.parent()?;
+    let resolved = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let holds_home = home.is_some_and(|home| resolved(&home).starts_with(resolved(folder)));
+    (!holds_home).then(|| folder.to_owned())
 }
 
 /// Depth below the models folder to which links are followed: the depth of fetched files.

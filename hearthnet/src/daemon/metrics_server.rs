@@ -48,7 +48,7 @@ impl MetricsServer {
 
     pub(crate) fn url(&self) -> Option<String> {
         let server = self.server.as_ref()?;
-        Some(format!("http://{}/metrics", server.local_addr()))
+        Some(format!("{}/metrics", server.url()))
     }
 
     pub(crate) async fn close(self) {

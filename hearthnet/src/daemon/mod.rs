@@ -316,14 +316,17 @@ impl Daemon {
                 node: Arc::clone(&self.daemon_node),
                 pause: Arc::new(OwnersPause::new(&self.layer_host.watch, &home.dir)),
             };
-            let opened = open_http(chats, Some(node), listen, config).await;
+            let opened = open_http(chats, Some(node), listen, &home.dir, config).await;
             let what = "HTTP for programs on this machine";
             self.http = unless_taken(opened, listen.is_some(), what)?;
         }
-        let url = self.http.as_ref();
-        let url = url.map(|http| format!("http://{}/v1", http.local_addr()));
+        let http = self.http.as_ref();
+        let url = http.map(|http| format!("{}/v1", http.url()));
         self.daemon_node
             .set_url(url.clone(), key_file(config).as_deref());
+        if let Some(keys) = http.and_then(HttpServer::named_keys) {
+            self.daemon_node.show_keys(keys.clone());
+        }
         match args.for_layers {
             true if args.json => Ok(()),
             true => print(local_endpoints(home, url.as_deref())),

@@ -10,10 +10,13 @@
 //! | validity of the node's key, its rights, and the clock | `key_status.rs` |
 //! | the owner's request to serve no layers | `pause.rs` |
 //! | the owner's quiet hours | `quiet_hours.rs` |
+//! | named keys for the HTTP interface | `http_keys.rs` |
 //! | hours in which the node ran | `online.rs` |
 //! | the community's root key | `root_key.rs` |
+//! | which key may sign a change | `rights.rs` |
 
 pub(crate) mod community;
+pub(crate) mod http_keys;
 pub(crate) mod key_status;
 pub(crate) mod lock;
 pub(crate) mod members;
@@ -22,11 +25,13 @@ pub(crate) mod online;
 pub(crate) mod paths;
 pub(crate) mod pause;
 pub(crate) mod quiet_hours;
+pub(crate) mod rights;
 pub(crate) mod root_key;
 
 pub(crate) use self::community::{
     Home, LOG_FILE, OnDisk, ROOT_KEY, discard_unborn, display_name, now_ms,
 };
+pub(crate) use self::http_keys::{HttpKey, HttpKeys};
 pub(crate) use self::key_status::KeyStatus;
 pub(crate) use self::lock::Lock;
 pub(crate) use self::membership::Membership;

@@ -314,15 +314,16 @@ async fn written(
     Ok(json!({}))
 }
 
-/// Writes a change in the daemon itself, signed by the node's key.
+/// Writes a change in the daemon itself, signed by the root key if `by_root`, else by the node's.
 pub(super) async fn write_in_daemon(
     home: &Home,
     caught_up: watch::Receiver<bool>,
+    (by_root, passphrase): (bool, Option<String>),
     change: Change,
 ) -> Result<(), Failure> {
     let request = ChangeRequest {
-        by_root: false,
-        passphrase: None,
+        by_root,
+        passphrase,
         change,
     };
     store_when_synced(home.clone(), caught_up, request).await

@@ -35,6 +35,7 @@ use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::log::Body;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
 use hearthnet_bus::{CommunityId, NodeId};
+use hearthnet_http::NamedKeys;
 use hearthnet_orchestrator::health::SharedHealth;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -53,7 +54,7 @@ pub(crate) use self::invite::NewInvite;
 pub(crate) use self::local_api::{NODE_FLIGHT, NODE_STATUS, Process};
 pub(crate) use self::log_writer::Change;
 pub(crate) use self::restore_log::{find_home, open_home};
-pub(crate) use self::status::{Download, Running, ShownDownload};
+pub(crate) use self::status::{Download, Running, ShownDownload, ShownWait};
 pub(crate) use self::sync::{wait_for_neighbours, wait_until_synced};
 pub(crate) use self::transient::{
     TransientNode, in_sync, sync_log, sync_or_note, with_synced_node,
@@ -208,7 +209,19 @@ impl DaemonNode {
 
     /// Writes a change, signed by this node's key, once the log has been synced.
     pub(crate) async fn write(&self, home: &Home, change: Change) -> Result<(), Failure> {
-        log_writer::write_in_daemon(home, self.caught_up.clone(), change).await
+        let signer = (false, None);
+        log_writer::write_in_daemon(home, self.caught_up.clone(), signer, change).await
+    }
+
+    /// As [`Self::write`], signed by the root key of this home. A sealed one needs its passphrase.
+    pub(crate) async fn write_as_root(
+        &self,
+        home: &Home,
+        passphrase: Option<String>,
+        change: Change,
+    ) -> Result<(), Failure> {
+        let signer = (true, passphrase);
+        log_writer::write_in_daemon(home, self.caught_up.clone(), signer, change).await
     }
 
     /// Appends a durable event of this node's own, once the log has been synced.
@@ -240,11 +253,26 @@ impl DaemonNode {
         }
     }
 
+    /// Shows in `node.status` why a model cannot be fetched at present, until the returned value is
+    /// dropped. At first nothing is shown.
+    pub(crate) fn wait(&self, model: &str) -> ShownWait {
+        ShownWait {
+            told: Arc::clone(&self.told),
+            model: model.to_owned(),
+        }
+    }
+
     /// Sets the URL of the OpenAI API and the file with its key, for `node.status`.
     pub(crate) fn set_url(&self, url: Option<String>, key_file: Option<&Path>) {
         let mut running = self.told.running.lock();
         running.url = url;
         running.key_file = key_file.and_then(Path::to_str).map(str::to_owned);
+    }
+
+    /// Shows the use of these keys in `node.status`.
+    pub(crate) fn show_keys(&self, keys: NamedKeys) {
+        // Set once: a daemon opens one listener.
+        let _ = self.told.keys.set(keys);
     }
 
     /// Closes links in order and stops the node.

@@ -9,6 +9,7 @@ use hearthnet_bus::calls::{CallError, Code, Kind as ParamKind, Params, Registry}
 use hearthnet_bus::discovery::{MdnsHealth, Source};
 use hearthnet_bus::node::{Node, WeakNode};
 use hearthnet_bus::{Capability, NodeId};
+use hearthnet_http::{KeyUse, NamedKeys};
 use hearthnet_orchestrator::health::{ShardHealth, SharedHealth};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -24,9 +25,11 @@ use crate::home::now_ms;
 pub(crate) struct SharedStatus {
     /// Weak, because the node holds its capabilities.
     pub(super) node: OnceLock<WeakNode>,
-    /// Fields that the daemon sets: `serving`, `suspended`, `url`, `key_file`, `downloads` and
-    /// `isolation`.
+    /// Fields that the daemon sets: `serving`, `suspended`, `url`, `key_file`, `downloads`, `waiting`
+    /// and `isolation`.
     pub(super) running: Mutex<Running>,
+    /// Named keys of the HTTP interface.
+    pub(super) keys: OnceLock<NamedKeys>,
 }
 
 /// Status of a running node, as its local API returns it.
@@ -45,6 +48,8 @@ pub(crate) struct Running {
     pub(crate) url: Option<String>,
     /// File with the key that clients of `url` must send.
     pub(crate) key_file: Option<String>,
+    /// Use of the named keys of `url` since the node started.
+    pub(crate) keys: Vec<ShownKey>,
     /// Whether each host that advertises layers responds, by node id.
     pub(crate) hosts: BTreeMap<NodeId, bool>,
     /// Health of hosts as measured by its chats.
@@ -53,6 +58,8 @@ pub(crate) struct Running {
     pub(crate) isolation: String,
     /// Parts of models that are being fetched.
     pub(crate) downloads: Vec<Download>,
+    /// Code of the error for which a model cannot be fetched at present, by the model's name.
+    pub(crate) waiting: BTreeMap<String, String>,
     /// Members whose last event is dated too far ahead to be accepted, and how far, in ms.
     pub(crate) dated_ahead: BTreeMap<NodeId, u64>,
 }
@@ -63,6 +70,31 @@ pub(crate) struct Download {
     pub(crate) name: String,
     pub(crate) done: u64,
     pub(crate) total: u64,
+}
+
+/// Use of a named key of the HTTP interface.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ShownKey {
+    pub(crate) name: String,
+    /// Requests in progress.
+    pub(crate) running: u32,
+    pub(crate) requests: u64,
+    /// Tokens of prompts and answers.
+    pub(crate) tokens: u64,
+    /// Requests beyond a limit of the key.
+    pub(crate) refused: u64,
+}
+
+impl From<KeyUse> for ShownKey {
+    fn from(used: KeyUse) -> Self {
+        Self {
+            name: used.name,
+            running: used.running,
+            requests: used.requests,
+            tokens: used.tokens,
+            refused: used.refused,
+        }
+    }
 }
 
 /// A download that `node.status` shows until this is dropped.
@@ -85,6 +117,29 @@ impl Drop for ShownDownload {
     fn drop(&mut self) {
         let mut running = self.told.running.lock();
         running.downloads.retain(|it| it.name != self.name);
+    }
+}
+
+/// Why a model cannot be fetched at present, which `node.status` shows until this is dropped.
+pub(crate) struct ShownWait {
+    pub(super) told: Arc<SharedStatus>,
+    pub(super) model: String,
+}
+
+impl ShownWait {
+    /// Shows the code of an error; `None` while the fetch goes on.
+    pub(crate) fn set(&self, code: Option<&str>) {
+        let mut running = self.told.running.lock();
+        match code {
+            Some(code) => running.waiting.insert(self.model.clone(), code.to_owned()),
+            None => running.waiting.remove(&self.model),
+        };
+    }
+}
+
+impl Drop for ShownWait {
+    fn drop(&mut self) {
+        self.set(None);
     }
 }
 
@@ -122,6 +177,11 @@ pub(super) fn offer(
 }
 
 impl SharedStatus {
+    fn key_uses(&self) -> Vec<ShownKey> {
+        let uses = self.keys.get().map(NamedKeys::uses).unwrap_or_default();
+        uses.into_iter().map(ShownKey::from).collect()
+    }
+
     /// State of the node now, without asking hosts and without reading the log's file.
     pub(super) fn running_now(&self, node: &Node, health: &SharedHealth) -> Running {
         Running {
@@ -129,6 +189,7 @@ impl SharedStatus {
             mdns: mdns_name(node.discovery().health()).to_owned(),
             peers: peers(node),
             host_health: health.all(),
+            keys: self.key_uses(),
             ..self.running.lock().clone()
         }
     }

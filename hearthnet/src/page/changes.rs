@@ -1,5 +1,5 @@
-//! Calls with which the page changes something: invites, levels of members, the pause and the quiet
-//! hours. They are for the owner and for clients with the key.
+//! Calls with which the page changes something: invites, members, the pause and the quiet hours.
+//! They are for the owner and, except for members, for clients with the key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,11 @@ use hearthnet_http::{ApiError, Client, json_response};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::node::{Page, PageNode, Pause};
+use super::node::{MayChange, Page, PageNode, Pause};
 use crate::cli::Failure;
 use crate::cli::qr::Qr;
 use crate::config::parse_quiet_hours;
+use crate::home::rights::{authority, is_anchor};
 use crate::home::{OwnHours, Paused, now_ms};
 use crate::node::{Change, NewInvite};
 
@@ -49,6 +50,16 @@ fn require_owner(page: &Page, client: &Client, what: &str) -> Result<(), ApiErro
     let text = format!(
         "only the user who runs this node may {what}; with http.api_key_file, so may clients with the key"
     );
+    Err(forbidden("unauthorized", text))
+}
+
+/// Members are changed only by the user who runs this node, on its machine: a phone in the network
+/// has the key as well, and a member that is removed stays removed.
+fn require_owner_here(client: &Client) -> Result<(), ApiError> {
+    if client.is_owner() {
+        return Ok(());
+    }
+    let text = "members are changed only on this node's own machine, by the user who runs it: open the page there with `hearthnet page --open`, or use `hearthnet community`";
     Err(forbidden("unauthorized", text))
 }
 
@@ -99,6 +110,14 @@ pub(super) async fn invite(
 struct LevelRequest {
     node: NodeId,
     level: Level,
+    passphrase: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RevokeRequest {
+    node: NodeId,
+    passphrase: Option<String>,
 }
 
 pub(super) async fn level(
@@ -106,29 +125,110 @@ pub(super) async fn level(
     Extension(client): Extension<Client>,
     request: Request,
 ) -> Answer {
-    require_owner(&page, &client, "change the level of members")?;
+    require_owner_here(&client)?;
     let it = member(&page)?;
-    let LevelRequest { node, level } = body(request).await?;
-    let state = it.home.state();
-    let Some(now) = state.member(&node).map(|member| member.level) else {
-        let text = format!("{} is no member of this community", node.short());
-        return Err(ApiError::new(StatusCode::NOT_FOUND, "unknown_node", text).about("node"));
-    };
-    if state.level(&it.home.key.id()) != Some(Level::Anchor) {
-        let text = "only anchors may change the level of others, and this node is none";
-        return Err(forbidden("unauthorized", text));
-    }
-    // That takes the root key, which the page never uses.
-    if now.max(level) == Level::Anchor {
-        let text = "anchors are made and changed with `hearthnet community promote` and `demote` where the root key is";
-        return Err(forbidden("unauthorized", text));
-    }
+    let LevelRequest {
+        node,
+        level,
+        passphrase,
+    } = body(request).await?;
+    let now = other_member(it, &node)?;
+    let signer = signer(it, now.max(level), "change the level of").await?;
     if now != level {
-        it.node
-            .write(&it.home, Change::Level { node, level })
-            .await?;
+        let change = Change::Level { node, level };
+        change_member(it, signer, passphrase, change).await?;
     }
     answer(&json!({"node": node.to_string(), "level": level}))
+}
+
+pub(super) async fn revoke(
+    State(page): SharedPage,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Answer {
+    require_owner_here(&client)?;
+    let it = member(&page)?;
+    let RevokeRequest { node, passphrase } = body(request).await?;
+    let now = other_member(it, &node)?;
+    let signer = signer(it, now, "revoke").await?;
+    change_member(it, signer, passphrase, Change::Revoke { node }).await?;
+    answer(&json!({"node": node.to_string(), "revoked": true}))
+}
+
+/// Level of another member, if this node is an anchor. So an anchor always remains, and the page
+/// removes no access of its own node.
+fn other_member(it: &PageNode, node: &NodeId) -> Result<Level, ApiError> {
+    if !is_anchor(&it.home) {
+        let text =
+            "members are changed on the page of an anchor, and this node is none; ask an anchor";
+        return Err(forbidden("unauthorized", text));
+    }
+    if *node == it.home.key.id() {
+        let text = "this page changes other members only; `hearthnet community` changes this node";
+        return Err(forbidden("unauthorized", text));
+    }
+    let level = it.home.state().member(node).map(|member| member.level);
+    level.ok_or_else(|| {
+        let text = format!(
+            "{} is no member of this community; it may have left",
+            node.short()
+        );
+        ApiError::new(StatusCode::NOT_FOUND, "unknown_node", text).about("node")
+    })
+}
+
+/// Key that signs the change of a member.
+#[derive(Clone, Copy)]
+struct Signer {
+    /// The root key, instead of the node's own key.
+    is_root: bool,
+    is_sealed: bool,
+}
+
+/// Key that signs a change of a member of this level, as for `hearthnet community`.
+async fn signer(it: &PageNode, level: Level, what: &'static str) -> Result<Signer, Failure> {
+    let home = it.home.clone();
+    let found = tokio::task::spawn_blocking(move || -> Result<Signer, Failure> {
+        let is_root = authority(&home, level, what)?;
+        let is_sealed = is_root && home.root_key()?.is_some_and(|key| key.is_sealed());
+        Ok(Signer { is_root, is_sealed })
+    });
+    found.await.map_err(Failure::internal).flatten()
+}
+
+async fn change_member(
+    it: &PageNode,
+    signer: Signer,
+    passphrase: Option<String>,
+    change: Change,
+) -> Result<(), ApiError> {
+    if !signer.is_root {
+        return Ok(it.node.write(&it.home, change).await?);
+    }
+    if signer.is_sealed && passphrase.is_none() {
+        let text = "the root key changes anchors, and it is sealed: send its `passphrase` as well";
+        return Err(forbidden("wrong_passphrase", text).about("passphrase"));
+    }
+    let written = it.node.write_as_root(&it.home, passphrase, change).await;
+    written.map_err(|why| match why.has_code("wrong_passphrase") {
+        true => forbidden("wrong_passphrase", why.with_hint()).about("passphrase"),
+        false => why.into(),
+    })
+}
+
+/// What a client may change about members.
+pub(super) async fn may_change(it: &PageNode, client: &Client) -> MayChange {
+    let mut may = MayChange::default();
+    if !is_anchor(&it.home) || !client.is_owner() {
+        return may;
+    }
+    for level in [Level::Member, Level::Trusted, Level::Anchor] {
+        if let Ok(signer) = signer(it, level, "change").await {
+            may.levels.push(level);
+            may.needs_passphrase |= signer.is_sealed;
+        }
+    }
+    may
 }
 
 #[derive(Deserialize)]

@@ -13,7 +13,7 @@ macro_rules! files {
 }
 
 /// Files by the path of their URL.
-pub(crate) static FILES: [Page; 12] = files! {
+pub(crate) static FILES: [Page; 13] = files! {
     "/" "index.html" "text/html; charset=utf-8"
     "/style.css" "style.css" "text/css; charset=utf-8"
     "/app.js" "app.js" "text/javascript; charset=utf-8"
@@ -21,6 +21,7 @@ pub(crate) static FILES: [Page; 12] = files! {
     "/chat.js" "chat.js" "text/javascript; charset=utf-8"
     "/dom.js" "dom.js" "text/javascript; charset=utf-8"
     "/markdown.js" "markdown.js" "text/javascript; charset=utf-8"
+    "/members.js" "members.js" "text/javascript; charset=utf-8"
     "/mesh.js" "mesh.js" "text/javascript; charset=utf-8"
     "/store.js" "store.js" "text/javascript; charset=utf-8"
     "/service-worker.js" "service-worker.js" "text/javascript; charset=utf-8"

@@ -18,12 +18,12 @@ mod state;
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Response, StatusCode, header};
 use axum::routing::{get, post};
-use hearthnet_http::json_response;
+use axum::{Extension, Router};
+use hearthnet_http::{Client, json_response};
 use hearthnet_orchestrator::Service;
 use serde_json::json;
 
@@ -44,19 +44,24 @@ pub(crate) fn calls(service: Service, node: Option<PageNode>, has_key: bool) -> 
         .route("/hearthnet/v1/state", get(state))
         .route("/hearthnet/v1/invite", post(changes::invite))
         .route("/hearthnet/v1/level", post(changes::level))
+        .route("/hearthnet/v1/revoke", post(changes::revoke))
         .route("/hearthnet/v1/pause", post(changes::pause))
         .route("/hearthnet/v1/resume", post(changes::resume))
         .route("/hearthnet/v1/quiet-hours", post(changes::quiet_hours))
         .with_state(Arc::new(page))
 }
 
-async fn state(State(page): State<Arc<Page>>) -> Response<Body> {
+async fn state(
+    State(page): State<Arc<Page>>,
+    Extension(client): Extension<Client>,
+) -> Response<Body> {
     let mut state = state::service(&page.service);
     if let Some(it) = &page.node {
         let (own, running) = (it.home.key.id(), it.node.running());
         state::add_node(&mut state, &it.home.state(), &own, &running, now_ms());
         state::add_pause(&mut state, it.pause.state());
         state["quiet_hours"] = json!(it.pause.quiet_hours());
+        state::add_changes(&mut state, &changes::may_change(it, &client).await);
         state::add_plans(&mut state, &page.plans.look(&page.service, &it.home));
     }
     let mut response = json_response(StatusCode::OK, &state);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use hearthnet_bus::log::Level;
 use hearthnet_orchestrator::Service;
 use serde::Serialize;
 
@@ -47,6 +48,15 @@ pub(crate) struct QuietState {
     pub(crate) configured: String,
     /// The owner has set hours on the page.
     pub(crate) is_own: bool,
+}
+
+/// What a client may change about members, as in `/hearthnet/v1/state`.
+#[derive(Debug, Default)]
+pub(super) struct MayChange {
+    /// Levels from which and to which it may change other members.
+    pub(super) levels: Vec<Level>,
+    /// The root key, which changes anchors, is sealed.
+    pub(super) needs_passphrase: bool,
 }
 
 /// State of all calls of the page.

@@ -10,7 +10,7 @@ use hearthnet_orchestrator::exact::is_exact;
 use hearthnet_orchestrator::{Service, failovers};
 use serde_json::{Value, json};
 
-use super::node::PauseState;
+use super::node::{MayChange, PauseState};
 use crate::node::Running;
 use crate::planning::Words;
 
@@ -38,8 +38,10 @@ pub(super) fn service(service: &Service) -> Value {
         "members": [],
         "models": [],
         "may_invite": [],
-        "may_change_levels": false,
+        "may_change": [],
+        "needs_passphrase": false,
         "downloads": [],
+        "waiting": [],
         // Without a node no layers are served, so there is nothing to pause.
         "paused": null,
         "pause_reason": null,
@@ -105,12 +107,20 @@ pub(super) fn add_node(
     add_adopted(&mut models, &state.models());
     page["models"] = json!(models);
     page["downloads"] = json!(running.downloads);
+    let waiting = running.waiting.iter();
+    let waiting = waiting.map(|(name, code)| json!({"name": name, "code": code}));
+    page["waiting"] = waiting.collect();
     let levels = [Level::Member, Level::Trusted];
     let may = levels
         .into_iter()
         .filter(|level| state.may_invite(own, *level));
     page["may_invite"] = may.map(|level| json!(level)).collect();
-    page["may_change_levels"] = json!(state.level(own) == Some(Level::Anchor));
+}
+
+/// Adds what the client that asks may change about members.
+pub(super) fn add_changes(page: &mut Value, may: &MayChange) {
+    page["may_change"] = json!(may.levels);
+    page["needs_passphrase"] = json!(may.needs_passphrase);
 }
 
 /// Marks the models that the community has adopted, and adds those of which nothing is served yet.

@@ -1,4 +1,4 @@
-//! Convolution and gated delta rule: see `specs/canonical-arithmetic.md`, section 11.
+//! Convolution and gated delta rule: see `specs/canonical-arithmetic.md`, section 13.
 //!
 //! Rows of a sequence are computed one after another. Lanes are channels, or columns of the state,
 //! so that no sum is split. The functions are plain loops; the compiler vectorises them for the

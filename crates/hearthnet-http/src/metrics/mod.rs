@@ -9,14 +9,10 @@ use std::time::Duration;
 use metrics::{describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
-/// Milliseconds: from 0.1 for a hop on loopback to a minute for a first token over slow hosts.
-const MILLISECONDS: &[f64] = &[
-    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0,
-    10_000.0, 30_000.0, 60_000.0,
-];
+/// Seconds: from 0.1 ms for a hop on loopback to a minute for a first token over slow hosts.
 const SECONDS: &[f64] = &[
     0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
-    5.0, 10.0,
+    5.0, 10.0, 30.0, 60.0,
 ];
 /// Tokens per second; reading speed is about five.
 const TOKENS_PER_SECOND: &[f64] = &[
@@ -65,7 +61,6 @@ impl Metrics {
     fn build() -> Result<Self, OtherRecorder> {
         let mut builder = PrometheusBuilder::new();
         for (suffix, buckets) in [
-            ("_ms", MILLISECONDS),
             ("_seconds", SECONDS),
             ("_tokens_per_second", TOKENS_PER_SECOND),
         ] {
@@ -129,10 +124,10 @@ impl Number {
 /// Every metric of every process of this program.
 #[rustfmt::skip] // A table, one number a line.
 const NUMBERS: &[Number] = &[
-    Number { kind: Kind::Histogram, name: "distributed_inference_pipeline_construct_ms", what: "From the request to a pipeline that is ready for rows" },
-    Number { kind: Kind::Histogram, name: "distributed_inference_first_token_ms", what: "From the request to the first token" },
+    Number { kind: Kind::Histogram, name: "distributed_inference_pipeline_construct_seconds", what: "From the request to a pipeline that is ready for rows" },
+    Number { kind: Kind::Histogram, name: "distributed_inference_first_token_seconds", what: "From the request to the first token" },
     Number { kind: Kind::Histogram, name: "distributed_inference_tokens_per_second", what: "Generated tokens per second after the first one" },
-    Number { kind: Kind::Histogram, name: "distributed_inference_shard_latency_ms", what: "Round trip of a decode step, by shard; at most 64 shards have a name of their own" },
+    Number { kind: Kind::Histogram, name: "distributed_inference_shard_latency_seconds", what: "Round trip of a decode step, by shard; at most 64 shards have a name of their own" },
     Number { kind: Kind::Counter, name: "distributed_inference_failovers_total", what: "Hosts that failed in the middle of an answer and were replaced" },
     Number { kind: Kind::Counter, name: "distributed_inference_moves_total", what: "Hosts replaced in the middle of an answer because they were about to stop" },
     Number { kind: Kind::Counter, name: "distributed_inference_preemptions_total", what: "Sequences preempted by a host for lack of memory, to be restarted later" },
@@ -142,7 +137,7 @@ const NUMBERS: &[Number] = &[
     Number { kind: Kind::Labelled, name: "distributed_inference_host_failures_total", what: "Failures of hosts, by kind" },
     Number { kind: Kind::Counter, name: "distributed_inference_stale_answers_total", what: "Step results of hosts that arrived after the step was abandoned" },
     Number { kind: Kind::Labelled, name: "hearthnet_transport_late_results_total", what: "Results dropped because their step was no longer awaited, by side" },
-    Number { kind: Kind::Histogram, name: "hearthnet_queue_wait_ms", what: "From the request to its start" },
+    Number { kind: Kind::Histogram, name: "hearthnet_queue_wait_seconds", what: "From the request to its start" },
     Number { kind: Kind::Gauge, name: "hearthnet_pipelines_running", what: "Chats that run" },
     Number { kind: Kind::Gauge, name: "hearthnet_pipelines_waiting", what: "Chats that wait for their start" },
     Number { kind: Kind::Gauge, name: "hearthnet_conversations_kept", what: "Conversations kept for their next turn" },

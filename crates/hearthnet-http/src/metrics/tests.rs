@@ -74,10 +74,15 @@ fn names_and_units_are_as_prometheus_wants_them() {
         let counts = matches!(number.kind, Kind::Counter | Kind::Labelled);
         assert_eq!(is_total, counts, "{}", number.name);
         if number.kind == Kind::Histogram {
-            let has_buckets = ["_ms", "_seconds", "_tokens_per_second"];
+            let has_buckets = ["_seconds", "_tokens_per_second"];
             let has_buckets = has_buckets.iter().any(|unit| number.name.ends_with(unit));
             assert!(has_buckets, "{}", number.name);
         }
+        // As `promtool check metrics`: base units, and no types or reserved endings.
+        let reserved = "ms us ns bucket count sum histogram gauge counter summary";
+        let mut parts = number.name.split('_');
+        let is_plain = parts.all(|part| !reserved.split(' ').any(|word| word == part));
+        assert!(is_plain, "{}", number.name);
         let described = number.what.len() > 10 && !number.what.ends_with('.');
         assert!(described, "{}", number.name);
     }
@@ -108,7 +113,7 @@ fn the_dashboard_shows_exactly_the_metrics() {
 
 #[test]
 fn the_names_of_the_specification_are_there() {
-    let names = "pipeline_construct_ms first_token_ms tokens_per_second shard_latency_ms \
+    let names = "pipeline_construct_seconds first_token_seconds tokens_per_second shard_latency_seconds \
                  failovers_total fallback_to_local_total shard_corruption_detected_total";
     for name in names.split(' ') {
         let name = format!("distributed_inference_{name}");

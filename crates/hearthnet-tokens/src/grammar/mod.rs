@@ -9,6 +9,7 @@
 //! |---|---|
 //! | trie of a vocabulary, limits of the parser | [`Vocabulary`] |
 //! | limits of a schema, keywords that are not enforced | `schema.rs` (pure) |
+//! | objects without other properties than the named ones | `closing.rs` (pure) |
 //! | reasons for a refusal | [`GrammarError`] |
 //! | tokens that may come next | [`Constraint`] |
 //!
@@ -25,6 +26,7 @@
 //! what it builds, so a caller runs it on a thread of its own, with a large stack, and stops waiting
 //! after a time.
 
+mod closing;
 mod constraint;
 mod error;
 mod schema;
@@ -34,6 +36,7 @@ use std::fmt;
 
 use serde_json::Value;
 
+pub use closing::close;
 pub use constraint::{Allowed, Constraint};
 pub use error::GrammarError;
 pub use vocabulary::Vocabulary;

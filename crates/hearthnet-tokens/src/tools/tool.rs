@@ -5,6 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::grammar::close;
+
 /// Maximum number of tools of a request, as in OpenAI's API.
 pub const MAX_TOOLS: usize = 128;
 /// Maximum length of a tool's name, in bytes, as in OpenAI's API.
@@ -45,7 +47,9 @@ impl Tool {
             Some(parameters) => {
                 let mut schema = parameters.clone();
                 schema.insert("type".into(), "object".into());
-                Value::Object(schema)
+                let mut schema = Value::Object(schema);
+                close(&mut schema);
+                schema
             }
             None => json!({"type": "object", "properties": {}, "additionalProperties": false}),
         }

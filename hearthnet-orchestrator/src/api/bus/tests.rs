@@ -159,8 +159,8 @@ async fn invalid_requests_are_refused_before_anything_runs() {
             "there is no model \"b\" here",
         ),
         (
-            json!({"prompt": "a", "n": 2}),
-            "n: is not a parameter of this capability",
+            json!({"prompt": "a", "best_of": 2}),
+            "best_of: is not a parameter of this capability",
         ),
     ] {
         let error = world.chat(&params).result().await.unwrap_err();

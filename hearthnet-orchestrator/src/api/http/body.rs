@@ -23,7 +23,7 @@ const STORE_BYTES: usize = 32 << 20;
 /// Minimum number of maximum-size bodies in the store; one caller may use three of them.
 const GREATEST_BODIES: usize = 4;
 
-/// Reads request bodies within a limit per body and a limit on all concurrent ones.
+/// Reads request bodies, and counts large responses, within a limit per body and a limit on all concurrent ones.
 pub(super) struct Bodies {
     limit: usize,
     store: PermitPool,
@@ -89,6 +89,17 @@ impl Bodies {
             bytes.extend_from_slice(&data);
         }
         Ok((bytes, room))
+    }
+
+    /// Room for `bytes` of a response to the caller `who`.
+    ///
+    /// # Errors
+    /// [`NotRead::Full`].
+    pub(super) fn reserve(&self, bytes: usize, who: &str) -> Result<Room, NotRead> {
+        let pieces = bytes.saturating_sub(FREE_BYTES).div_ceil(PIECE_BYTES);
+        (0..pieces)
+            .map(|_| self.store.take(who.to_owned()).map_err(|_| NotRead::Full))
+            .collect()
     }
 }
 
@@ -183,6 +194,18 @@ mod tests {
         assert!(large(OWNER).is_ok());
         drop((hog, others));
         assert!(large("third").is_ok());
+    }
+
+    #[test]
+    fn room_for_a_response_is_that_of_bodies() {
+        let bodies = Bodies::new(1 << 20);
+        assert!(bodies.reserve(FREE_BYTES, "a").unwrap().is_empty());
+        let room = bodies.reserve(24 << 20, "a").unwrap();
+        assert_eq!(bodies.reserve(1 << 20, "a").unwrap_err(), NotRead::Full);
+        let body = in_pieces(1 << 20, 60_000);
+        assert_eq!(read(&bodies, body, "a").unwrap_err(), NotRead::Full);
+        drop(room);
+        assert!(bodies.reserve(24 << 20, "a").is_ok());
     }
 
     #[test]

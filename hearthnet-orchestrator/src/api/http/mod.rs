@@ -5,8 +5,10 @@
 //! | request parsing, field by field | `request.rs` (pure) |
 //! | answers to several prompts of a request | `prompts.rs` |
 //! | responses, whole and in chunks | `reply.rs` (pure) |
+//! | vectors of texts, for OpenAI's and Ollama's API | `embeddings.rs` (pure) |
 //! | requests and responses of other APIs: Anthropic's, Ollama's, OpenAI's Responses | `translate/` (pure) |
 //! | stored conversations of responses | `stored.rs` (pure) |
+//! | names of models: ids and aliases | `names.rs` |
 //! | models in Ollama's form | `ollama_models.rs` (pure) |
 //! | an answer in the objects of its API, and their format | `output.rs` (pure) |
 //! | description of all paths for programs | `openapi.json` |
@@ -20,6 +22,8 @@
 //! The handlers of all APIs are in this file: they share the identity of callers, bodies and errors.
 
 mod body;
+mod embeddings;
+mod names;
 mod ollama_models;
 mod output;
 mod permits;
@@ -50,8 +54,8 @@ use axum::{Extension, Router};
 use futures_util::{StreamExt as _, stream};
 use hearthnet_bus::now_ms;
 use hearthnet_http::{
-    Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, hold_until_sent,
-    json_response, metrics_route,
+    Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, OverLimit,
+    PresentedKey, hold_until_sent, json_response, metrics_route,
 };
 use hearthnet_tokens::grammar::GrammarError;
 use hearthnet_transport::Code;
@@ -59,6 +63,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use self::body::{Bodies, NotRead, Room};
+use self::embeddings::{VectorFormat, Vectors};
+use self::names::Names;
 use self::output::{Format, OtherOutput, Output};
 use self::permits::PermitPool;
 use self::prompts::Answers;
@@ -67,7 +73,7 @@ use self::request::{ApiRequest, Rules};
 use self::stored::StoredResponses;
 use self::translate::anthropic::{self, Purpose};
 use self::translate::ollama::{self, Asked};
-use self::translate::{Part, Stamp, Translated, Translating, responses};
+use self::translate::{Part, Stamp, Translated, Translating, responses, vllm};
 use crate::chat::{ChatRequest, Frame, Prompt, check};
 use crate::error::ChatError;
 use crate::service::fair_queue::{OWNER, Principal};
@@ -86,6 +92,7 @@ const CROWDED: Duration = Duration::from_secs(2);
 /// State shared by the handlers.
 struct Api {
     service: Service,
+    names: Names,
     bodies: Bodies,
     client_deadline: Duration,
     /// True if clients must present a key.
@@ -109,6 +116,7 @@ pub async fn serve(
     settings: &HttpSettings,
 ) -> Result<HttpServer, HttpError> {
     let shared = Arc::new(Api {
+        names: Names::new(service.clone(), settings.aliases.clone()),
         service,
         bodies: Bodies::new(settings.max_body_bytes),
         client_deadline: settings.client_deadline,
@@ -118,9 +126,11 @@ pub async fn serve(
         responses: Arc::new(Mutex::new(StoredResponses::new(stored::LIMITS))),
     });
     let (permits, has_key) = (PermitPool::new(settings.max_connections, 1), shared.has_key);
+    let limited = shared.service.clone();
     let api = Router::new()
         .route("/v1/chat/completions", answers(Shape::Chat))
         .route("/v1/completions", answers(Shape::Text))
+        .route("/v1/embeddings", vectors(VectorFormat::Floats))
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
         .route("/v1/messages", translated(Other::Messages))
@@ -134,20 +144,31 @@ pub async fn serve(
             "/api/generate",
             translated(Other::Ollama(ollama::Endpoint::Generate)),
         )
+        .route("/api/embed", vectors(VectorFormat::Ollama))
+        .route("/api/embeddings", vectors(VectorFormat::OlderOllama))
         .route("/api/tags", get(ollama_tags))
         .route("/api/ps", get(ollama_ps))
         .route("/api/show", post(ollama_show))
         .route("/api/version", get(ollama_version))
+        .route("/tokenizer_info", get(tokenizer_info))
+        .route("/tokenize", tokens(vllm::tokenize))
+        .route("/detokenize", tokens(vllm::detokenize))
         .route("/openapi.json", get(openapi))
         .with_state(Arc::clone(&shared))
         .merge(more)
         .route_layer(middleware::from_fn(
             move |Extension(client): Extension<Client>, request: Request, next: Next| {
-                let permit = permits.take(who(&client, has_key));
+                let begun = client.key.as_ref().map(PresentedKey::begin).transpose();
+                let begun = begun.map_err(|over| over_limit(&over, &limited));
+                let permit = begun.and_then(|begun| {
+                    let permit = permits.take(who(&client, has_key));
+                    let busy = |why| failed(&ChatError::Busy(why), Some(CROWDED));
+                    Ok((permit.map_err(busy)?, begun))
+                });
                 async move {
                     match permit {
                         Ok(permit) => hold_until_sent(next.run(request).await, permit),
-                        Err(why) => failed(&ChatError::Busy(why), Some(CROWDED)).response(),
+                        Err(error) => error.response(),
                     }
                 }
             },
@@ -160,8 +181,9 @@ pub async fn serve(
 }
 
 async fn models(State(api): State<Arc<Api>>) -> Response<Body> {
-    let models = api.service.models();
-    let data: Vec<Value> = models.iter().map(|model| api.describe(model)).collect();
+    let models = api.names.all();
+    let data = models.iter().map(|(name, model)| api.describe(name, model));
+    let data: Vec<Value> = data.collect();
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
@@ -171,9 +193,9 @@ async fn model(
 ) -> Response<Body> {
     // An id that is not UTF-8 matches no model.
     let id = id.map_or_else(|_| "\u{fffd}".to_owned(), |Path(id)| id);
-    match api.service.model(&id) {
-        Some(model) => json_response(StatusCode::OK, &api.describe(&model)),
-        None => no_model(&id).response(),
+    match api.names.find(&id) {
+        Ok(model) => json_response(StatusCode::OK, &api.describe(&id, &model)),
+        Err(error) => error.response(),
     }
 }
 
@@ -202,6 +224,18 @@ fn answers(shape: Shape) -> MethodRouter<Arc<Api>> {
                     Extension(client): Extension<Client>,
                     request: Request| {
             let answer = api.answer(shape, client, request).await;
+            answer.unwrap_or_else(|error| error.response())
+        },
+    )
+}
+
+/// Handler of an endpoint for vectors of texts.
+fn vectors(format: VectorFormat) -> MethodRouter<Arc<Api>> {
+    post(
+        async move |State(api): State<Arc<Api>>,
+                    Extension(client): Extension<Client>,
+                    request: Request| {
+            let answer = api.embed(format, client, request).await;
             answer.unwrap_or_else(|error| error.response())
         },
     )
@@ -243,8 +277,9 @@ async fn count_tokens(
 }
 
 async fn ollama_tags(State(api): State<Arc<Api>>) -> Response<Body> {
-    let models = api.service.models();
-    let models: Vec<Value> = models.iter().map(|m| ollama_models::tag(m)).collect();
+    let models = api.names.all();
+    let models = models.iter().map(|(name, m)| ollama_models::tag(name, m));
+    let models: Vec<Value> = models.collect();
     json_response(StatusCode::OK, &json!({"models": models}))
 }
 
@@ -262,10 +297,8 @@ async fn ollama_show(
     let shown = async {
         let (body, _room) = api.body(request, &who(&client, api.has_key)).await?;
         let model = ollama::shown(&body)?;
-        match api.service.model(&model) {
-            Some(model) => Ok(json_response(StatusCode::OK, &ollama_models::show(&model))),
-            None => Err(no_model(&model)),
-        }
+        let model = api.names.find(&model)?;
+        Ok(json_response(StatusCode::OK, &ollama_models::show(&model)))
     };
     shown
         .await
@@ -279,6 +312,27 @@ async fn ollama_version() -> Response<Body> {
     json_response(StatusCode::OK, &version)
 }
 
+async fn tokenizer_info(State(api): State<Arc<Api>>) -> Response<Body> {
+    match api.only_model() {
+        Ok(model) => json_response(StatusCode::OK, &vllm::info(&model.text)),
+        Err(error) => error.response(),
+    }
+}
+
+/// Handler of an endpoint of vLLM's for the tokenizer.
+fn tokens(read: fn(&[u8]) -> Result<vllm::Asked, ApiError>) -> MethodRouter<Arc<Api>> {
+    post(
+        async move |State(api): State<Arc<Api>>,
+                    Extension(client): Extension<Client>,
+                    request: Request| {
+            match api.tokens(read, client, request).await {
+                Ok(answer) => json_response(StatusCode::OK, &answer),
+                Err(error) => error.response(),
+            }
+        },
+    )
+}
+
 /// Description of every path, for programs.
 async fn openapi() -> Response<Body> {
     let mut response = Response::new(Body::from(include_str!("openapi.json")));
@@ -287,9 +341,12 @@ async fn openapi() -> Response<Body> {
     response
 }
 
-/// Verified identity of a client: a user of this machine, or an address (an IPv6 network). A local
-/// client with the key is the owner. No part of it is chosen by the client.
+/// Verified identity of a client: a named key, a user of this machine, or an address (an IPv6
+/// network). A local client with the owner's key is the owner. No part of it is chosen by the client.
 fn who(client: &Client, has_key: bool) -> String {
+    if let Some(key) = &client.key {
+        return format!("key {}", key.name());
+    }
     match client.user {
         Some(user) if user.is_owner => OWNER.to_owned(),
         Some(user) => format!("user {}", user.id),
@@ -301,8 +358,8 @@ fn who(client: &Client, has_key: bool) -> String {
 /// Caller for the service: the verified identity, and the user that the client names.
 fn caller(client: &Client, has_key: bool, user: &str) -> Caller {
     let identity = who(client, has_key);
-    // A client chooses its address within its IPv6 network.
-    let user_there = match client.user.is_some() || identity == OWNER {
+    // A client chooses its address within its IPv6 network. A key is one caller everywhere.
+    let user_there = match client.user.is_some() || client.key.is_some() || identity == OWNER {
         true => user.to_owned(),
         false => format!("{}\0{user}", client.ip),
     };
@@ -312,20 +369,26 @@ fn caller(client: &Client, has_key: bool, user: &str) -> Caller {
         true => format!("{identity}\0{user_there}"),
         false => format!("connection {}\0{user}", client.number),
     };
+    // Keys take turns, whatever users a program names behind one.
+    let user = match client.key {
+        Some(_) => String::new(),
+        None => user_there,
+    };
     Caller {
-        principal: Principal {
-            identity,
-            user: user_there,
-        },
+        principal: Principal { identity, user },
         held_by,
     }
 }
 
-/// 404 for an unknown model; quotes at most 100 characters of its id.
-fn no_model(id: &str) -> ApiError {
-    let id: String = id.chars().take(100).collect();
-    let text = format!("there is no model {id:?} here; GET /v1/models lists those that are");
-    ApiError::new(StatusCode::NOT_FOUND, "model_not_found", text).about("model")
+/// API error of a request beyond a limit of its key.
+fn over_limit(over: &OverLimit, service: &Service) -> ApiError {
+    let code = "rate_limit_exceeded";
+    metrics::counter!("hearthnet_refusals_total", "code" => code).increment(1);
+    let after = match over {
+        OverLimit::Tokens { after, .. } => *after,
+        _ => service.retry_after(),
+    };
+    ApiError::new(StatusCode::TOO_MANY_REQUESTS, code, over.to_string()).retry_after(Some(after))
 }
 
 /// API error of a failed chat. `after` is the retry delay, used if a retry can help.
@@ -341,8 +404,8 @@ fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
     let text = match error {
         // OpenAI's words: LangChain, LiteLLM and others look for them.
         ChatError::TooLong { tokens, context } => format!(
-            "This model's maximum context length is {context} tokens. However, your prompt has \
-             {tokens} tokens. Please shorten it."
+            "This model's maximum context length is {context} tokens. However, the prompt is too \
+             long: it has {tokens} tokens. Please shorten it."
         ),
         error => format!("{error}; {}", error.hint()),
     };
@@ -358,12 +421,23 @@ fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
     })
 }
 
+/// 429: other requests or responses use the memory for `what`.
+fn full(what: &str) -> ApiError {
+    let why = format!("the memory for {what} is full");
+    failed(&ChatError::Busy(why), Some(CROWDED))
+}
+
 impl Api {
-    fn describe(&self, model: &ServedModel) -> Value {
-        json!({
-            "id": model.id, "object": "model", "created": self.since, "owned_by": "hearthnet",
+    /// Description of a model under one of its names.
+    fn describe(&self, name: &str, model: &ServedModel) -> Value {
+        let mut described = json!({
+            "id": name, "object": "model", "created": self.since, "owned_by": "hearthnet",
             "weights_sha256": model.weights.to_string(), "context_length": model.text.context,
-        })
+        });
+        if name != model.id {
+            described["alias_of"] = json!(model.id);
+        }
+        described
     }
 
     async fn answer(
@@ -407,10 +481,10 @@ impl Api {
             })?,
             Other::Ollama(endpoint) => match ollama::request(&body, endpoint, stamp)? {
                 Asked::Answer(asked) => asked,
-                Asked::Load(model, value) => match self.service.model(&model) {
-                    Some(_) => return Ok(json_response(StatusCode::OK, &value)),
-                    None => return Err(no_model(&model)),
-                },
+                Asked::Load(model, value) => {
+                    self.names.find(&model)?;
+                    return Ok(json_response(StatusCode::OK, &value));
+                }
             },
         };
         let Translated {
@@ -462,9 +536,7 @@ impl Api {
         } = request::chat(asked.request.to_string().as_bytes(), Rules::default())?;
         // A grammar adds nothing to the prompt.
         chat.grammar = None;
-        let Some(served) = self.service.model(&model) else {
-            return Err(no_model(&model));
-        };
+        let served = self.names.find(&model)?;
         let counted = tokio::task::spawn_blocking(move || check(&served.text, &chat)).await;
         match counted {
             Ok(Ok(prompt)) => Ok(prompt.len()),
@@ -472,6 +544,99 @@ impl Api {
             Ok(Err(error)) => Err(failed(&error, None)),
             Err(error) => Err(failed(&ChatError::Engine(error.to_string()), None)),
         }
+    }
+
+    /// The model of a request that names none.
+    fn only_model(&self) -> Result<Arc<ServedModel>, ApiError> {
+        let models = self.service.models();
+        match models.as_slice() {
+            [model] => Ok(Arc::clone(model)),
+            // Another model's tokens would be wrong without a sign of it.
+            _ => {
+                let text = "this server does not serve exactly one model: name one in `model`";
+                let error = ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", text);
+                Err(error.about("model"))
+            }
+        }
+    }
+
+    /// Tokens of a text, or the text of tokens.
+    async fn tokens(
+        &self,
+        read: fn(&[u8]) -> Result<vllm::Asked, ApiError>,
+        client: Client,
+        request: Request,
+    ) -> Result<Value, ApiError> {
+        let (body, _room) = self.body(request, &who(&client, self.has_key)).await?;
+        let asked = read(&body)?;
+        let served = match &asked.model {
+            Some(id) => self.names.find(id)?,
+            None => self.only_model()?,
+        };
+        let answer = tokio::task::spawn_blocking(move || asked.answer(&served.text)).await;
+        answer.map_err(|error| failed(&ChatError::Engine(error.to_string()), None))?
+    }
+
+    /// Embeds the texts of a request. `format`: that of the endpoint, by default.
+    async fn embed(
+        &self,
+        format: VectorFormat,
+        client: Client,
+        request: Request,
+    ) -> Result<Response<Body>, ApiError> {
+        let began = Instant::now();
+        let identity = who(&client, self.has_key);
+        let (body, room) = self.body(request, &identity).await?;
+        let asked = match format {
+            VectorFormat::Floats | VectorFormat::Base64 => embeddings::request(&body)?,
+            VectorFormat::Ollama | VectorFormat::OlderOllama => ollama::embed(&body, format)?,
+        };
+        drop(body);
+        let served = self.names.find(&asked.model)?;
+        let bytes = asked.bytes(served.text.head.spec().width as usize)?;
+        let reserved = self.bodies.reserve(bytes, &identity);
+        let reserved = reserved.map_err(|_| full("responses"))?;
+        let (format, exact) = (asked.format, asked.exact);
+        let (model, caller) = (
+            asked.model.clone(),
+            caller(&client, self.has_key, &asked.user),
+        );
+        let text = Arc::clone(&served);
+        let tokens = tokio::task::spawn_blocking(move || asked.tokens(&text.text)).await;
+        let tokens = tokens.map_err(|e| failed(&ChatError::Engine(e.to_string()), None))?;
+        let tokens = tokens.map_err(|(at, error)| failed(&error, None).about(at))?;
+        let (mut vectors, requests) = Vectors::ask(tokens, exact);
+        let mut alone = false;
+        if !requests.is_empty() {
+            let ended = |error: &ChatError| failed(error, Some(self.service.retry_after()));
+            let requests = requests.into_iter().map(Into::into).collect();
+            let key = client.key;
+            let answers = Answers::ask(
+                self.service.clone(),
+                caller,
+                &served.id,
+                requests,
+                room,
+                key,
+            );
+            let mut answers = answers.map_err(|error| ended(&error))?;
+            loop {
+                let (group, frame) = answers.next().await.map_err(|error| ended(&error))?;
+                alone |= answers_alone(&frame);
+                if vectors.take(group, frame) {
+                    break;
+                }
+            }
+        }
+        let total_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let response = vectors.response(format, &model, served.weights, total_ns);
+        let missing = || failed(&ChatError::Engine("a vector is missing".into()), None);
+        let mut response = response.ok_or_else(missing)?;
+        if alone {
+            let here = HeaderValue::from_static("this-machine");
+            response.headers_mut().insert(ANSWERED_BY, here);
+        }
+        Ok(hold_until_sent(response, reserved))
     }
 
     /// Runs the chat of a body in the form of OpenAI's.
@@ -509,15 +674,14 @@ impl Api {
             Shape::Text => request::completion(&body, rules)?,
         };
         drop(body);
-        let Some(served) = self.service.model(&model) else {
-            return Err(no_model(&model));
-        };
+        let served = self.names.find(&model)?;
         chat.sampling = chosen.or_models(&served.text.sampling).over(chat.sampling);
         let wants_logprobs = chat.sampling.logprobs.is_some();
         let template = served.text.template.as_ref();
         let thinks = template.is_some_and(|template| template.turn_format().thinks());
         let has_parts = shape == Shape::Chat && (thinks || !chat.turn.tools.list.is_empty());
         let caller = caller(&client, self.has_key, &user.unwrap_or_default());
+        let key = client.key;
         let ended = |error: &ChatError| {
             let failed = failed(error, Some(self.service.retry_after()));
             match (error, grammar_field) {
@@ -541,7 +705,15 @@ impl Api {
             Prompt::Messages(_) => String::new(),
         });
         let echoed: Vec<String> = echoed.collect();
-        let asked = Answers::ask(self.service.clone(), caller, &model, requests, room);
+        let requests = requests.into_iter().map(Into::into).collect();
+        let asked = Answers::ask(
+            self.service.clone(),
+            caller,
+            &served.id,
+            requests,
+            room,
+            key,
+        );
         let mut answers = asked.map_err(|error| ended(&error))?;
         // The first frame follows the request check and the search for hosts: earlier failures get
         // a proper HTTP status.
@@ -584,10 +756,13 @@ impl Api {
 
     /// Reads the body of a request by `who`, within the limits of type, size and time.
     async fn body(&self, request: Request, who: &str) -> Result<(Vec<u8>, Room), ApiError> {
-        // An HTML form, which needs no CORS preflight, cannot send this type.
+        // An HTML form, which needs no CORS preflight, cannot send this type, and always sends one.
         let kind = request.headers().get(header::CONTENT_TYPE);
-        let kind = kind.and_then(|kind| kind.to_str().ok()?.split(';').next());
-        if !kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
+        let is_json = |kind: &HeaderValue| {
+            let kind = kind.to_str().ok().and_then(|kind| kind.split(';').next());
+            kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+        };
+        if !kind.is_none_or(is_json) {
             return Err(ApiError::new(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "unsupported_media_type",
@@ -616,10 +791,7 @@ impl Api {
         match tokio::time::timeout(self.client_deadline, body).await {
             Ok(Ok(body)) => Ok(body),
             Ok(Err(NotRead::TooLarge)) => Err(large()),
-            Ok(Err(NotRead::Full)) => {
-                let why = "the memory for incoming requests is full";
-                Err(failed(&ChatError::Busy(why.to_owned()), Some(CROWDED)))
-            }
+            Ok(Err(NotRead::Full)) => Err(full("incoming requests")),
             Ok(Err(NotRead::Broken)) => Err(ApiError::new(
                 StatusCode::BAD_REQUEST,
                 "invalid_json",

@@ -11,10 +11,10 @@ use crate::service::ServedModel;
 /// Version of Ollama's API that this server follows. Clients compare it with what they need.
 pub(super) const VERSION: &str = "0.12.0";
 
-/// Model in `/api/tags`.
-pub(super) fn tag(model: &ServedModel) -> Value {
+/// Model in `/api/tags`, under one of its names.
+pub(super) fn tag(name: &str, model: &ServedModel) -> Value {
     json!({
-        "name": model.id, "model": model.id, "modified_at": modified(model),
+        "name": name, "model": name, "modified_at": modified(model),
         "size": model.file.gguf().file_bytes(), "digest": model.weights.to_string(),
         "details": details(model),
     })
@@ -22,7 +22,7 @@ pub(super) fn tag(model: &ServedModel) -> Value {
 
 /// Model in `/api/ps`. A served model is always loaded, and holds no memory of a graphics card here.
 pub(super) fn running(model: &ServedModel) -> Value {
-    let mut running = tag(model);
+    let mut running = tag(&model.id, model);
     running["size_vram"] = json!(0);
     running["context_length"] = json!(model.text.context);
     // It does not expire.

@@ -39,6 +39,15 @@ pub(super) struct Header {
     pub(super) weights: WeightsId,
 }
 
+/// `system_fingerprint`: exact answers depend on the weights only, not on the machines.
+pub(super) fn fingerprint(weights: WeightsId, arithmetic: &Arithmetics) -> String {
+    let weights = weights.to_string();
+    match arithmetic.is_exact() {
+        true => format!("fp_{weights:.16}"),
+        false => format!("fp_{weights:.16}-{arithmetic}"),
+    }
+}
+
 /// Token with its log-probability.
 #[derive(Clone)]
 struct Entry {
@@ -429,18 +438,14 @@ impl Reply {
     /// Object of the API with its common fields, choices, and optionally token counts.
     fn object(&self, chunk: bool, choices: Value, usage: Option<Value>) -> Value {
         let header = &self.header;
-        let (id, weights) = (header.id, header.weights.to_string());
+        let id = header.id;
         let (prefix, kind) = match (header.shape, chunk) {
             (Shape::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
             (Shape::Chat, false) => ("chatcmpl", "chat.completion"),
             // Chunks of the older API use the name of the whole object.
             (Shape::Text, _) => ("cmpl", "text_completion"),
         };
-        // Exact answers depend on the weights only, not on the machines.
-        let fingerprint = match self.arithmetic.is_exact() {
-            true => format!("fp_{weights:.16}"),
-            false => format!("fp_{weights:.16}-{}", self.arithmetic),
-        };
+        let fingerprint = fingerprint(header.weights, &self.arithmetic);
         let mut object = json!({
             "id": format!("{prefix}-{id:032x}"), "object": kind, "created": header.created,
             "model": header.model, "system_fingerprint": fingerprint, "choices": choices,

@@ -20,8 +20,8 @@ use crate::api::turn::TurnFields;
 use crate::chat::{AnswerOptions, ChatRequest, MAX_CHOICES, Prompt, TurnOptions};
 use crate::exact::Exact;
 
-/// Maximum number of stop texts, as in OpenAI's API.
-const MAX_STOPS: usize = 4;
+/// Maximum number of stop texts. OpenAI's API takes 4, and tasks of `lm_eval` have more.
+const MAX_STOPS: usize = 16;
 
 /// Maximum number of prompts of one request.
 const MAX_PROMPTS: usize = 128;
@@ -30,7 +30,7 @@ const MAX_PROMPTS: usize = 128;
 const COMPLETION_TOKENS: u32 = 16;
 
 /// Longest part of `user` that is used for fair queueing, in characters.
-const MAX_USER: usize = 64;
+pub(super) const MAX_USER: usize = 64;
 
 /// Fields that do not change the answer. A strict server refuses them.
 const IGNORED: &[&str] = &[
@@ -178,12 +178,12 @@ pub(super) fn completion(body: &[u8], rules: Rules) -> Result<ApiRequest, ApiErr
 }
 
 /// 400: invalid value of a field.
-fn field(at: &str, message: impl Into<String>) -> ApiError {
+pub(super) fn field(at: &str, message: impl Into<String>) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message).about(at)
 }
 
 /// 400: unsupported field that would change the answer.
-fn unsupported(at: &str, message: impl Into<String>) -> ApiError {
+pub(super) fn unsupported(at: &str, message: impl Into<String>) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(at)
 }
 
@@ -194,10 +194,10 @@ fn refused(refused: Refused) -> ApiError {
     }
 }
 
-/// Prompt of a completion: a text, tokens, or a list of either.
+/// Prompt of a completion, or input to embed: a text, tokens, or a list of either.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum GivenPrompt {
+pub(super) enum GivenPrompt {
     Text(String),
     Tokens(Vec<u32>),
     Texts(Vec<String>),
@@ -206,16 +206,28 @@ enum GivenPrompt {
 
 impl GivenPrompt {
     fn fits(&self) -> bool {
-        let count = 1..=MAX_PROMPTS;
+        let has_empty = match self {
+            Self::Text(_) | Self::Texts(_) => false,
+            Self::Tokens(ids) => ids.is_empty(),
+            Self::Lists(lists) => lists.iter().any(Vec::is_empty),
+        };
+        !has_empty && (1..=MAX_PROMPTS).contains(&self.count())
+    }
+
+    pub(super) fn count(&self) -> usize {
         match self {
-            Self::Text(_) => true,
-            Self::Tokens(ids) => !ids.is_empty(),
-            Self::Texts(texts) => count.contains(&texts.len()),
-            Self::Lists(lists) => count.contains(&lists.len()) && !lists.iter().any(Vec::is_empty),
+            Self::Text(_) | Self::Tokens(_) => 1,
+            Self::Texts(texts) => texts.len(),
+            Self::Lists(lists) => lists.len(),
         }
     }
 
-    fn into_prompts(self) -> Vec<Prompt> {
+    /// Whether there may be several.
+    pub(super) fn is_list(&self) -> bool {
+        matches!(self, Self::Texts(_) | Self::Lists(_))
+    }
+
+    pub(super) fn into_prompts(self) -> Vec<Prompt> {
         match self {
             Self::Text(text) => vec![Prompt::Text(text)],
             Self::Tokens(ids) => vec![Prompt::Tokens(ids)],
@@ -234,10 +246,10 @@ enum OneOrMore<T> {
 }
 
 /// Remaining fields of an object.
-struct Fields(Map<String, Value>);
+pub(super) struct Fields(Map<String, Value>);
 
 impl Fields {
-    fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let wrong = |why| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", why);
         match serde_json::from_slice(body) {
             Ok(Value::Object(fields)) => Ok(Self(fields)),
@@ -252,7 +264,7 @@ impl Fields {
     }
 
     /// Removes and parses a field. `must` describes the valid values; `fits` checks them.
-    fn read<T: DeserializeOwned>(
+    pub(super) fn read<T: DeserializeOwned>(
         &mut self,
         name: &str,
         must: &str,
@@ -266,7 +278,7 @@ impl Fields {
             .ok_or_else(|| field(name, format!("`{name}` must be {must}")))
     }
 
-    fn model(&mut self) -> Result<String, ApiError> {
+    pub(super) fn model(&mut self) -> Result<String, ApiError> {
         let model = self.take("model");
         let model = model.and_then(|model| serde_json::from_value(model).ok());
         let must = "`model` must name a model; GET /v1/models lists them";
@@ -277,7 +289,12 @@ impl Fields {
         self.read(name, "true or false", |_| true)
     }
 
-    fn integer(&mut self, name: &str, min: u64, max: u64) -> Result<Option<u64>, ApiError> {
+    pub(super) fn integer(
+        &mut self,
+        name: &str,
+        min: u64,
+        max: u64,
+    ) -> Result<Option<u64>, ApiError> {
         let must = format!("a whole number from {min} to {max}");
         self.read(name, &must, |n| (min..=max).contains(n))
     }
@@ -339,6 +356,12 @@ impl Fields {
         }
     }
 
+    /// Rule for the arithmetics.
+    pub(super) fn exact(&mut self) -> Result<Option<Exact>, ApiError> {
+        let names = format!("one of {}", Exact::NAMES.join(", "));
+        self.read("exact", &names, |_: &Exact| true)
+    }
+
     fn stop(&mut self) -> Result<Vec<String>, ApiError> {
         let must = format!("a text, or a list of at most {MAX_STOPS}, none empty");
         let fits = |stops: &OneOrMore<String>| match stops {
@@ -388,8 +411,7 @@ impl Fields {
             ..SamplerConfig::default()
         };
         let stop = self.stop()?;
-        let names = format!("one of {}", Exact::NAMES.join(", "));
-        let exact = self.read("exact", &names, |_: &Exact| true)?;
+        let exact = self.exact()?;
         let grammar = GrammarFields {
             response_format: self.take("response_format"),
             structured_outputs: self.take("structured_outputs"),
@@ -434,7 +456,12 @@ impl Fields {
     }
 
     /// Refuses remaining fields that are not in `ignored`; `at` is the prefix of their names.
-    fn nothing_left(self, ignored: &[&str], at: &str, why: &str) -> Result<(), ApiError> {
+    pub(super) fn nothing_left(
+        self,
+        ignored: &[&str],
+        at: &str,
+        why: &str,
+    ) -> Result<(), ApiError> {
         let mut left = self.0.into_iter();
         let matters =
             |(name, value): &(String, Value)| !value.is_null() && !ignored.contains(&name.as_str());
@@ -748,7 +775,7 @@ mod tests {
             ("logit_bias", json!([1]), ""),
             ("truncation", json!("some"), ""),
             ("max_completion_tokens", json!(1.5), ""),
-            ("stop", json!(["a", "b", "c", "d", "e"]), ""),
+            ("stop", json!(vec!["a"; 17]), ""),
             ("stop", json!(""), ""),
             ("stop", json!([1]), ""),
             ("seed", json!(1.5), ""),

@@ -3,12 +3,13 @@
 mod answers;
 mod apis;
 mod exact;
+mod vectors;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use hearthnet_http::{ApiKey, Part};
+use hearthnet_http::{ApiKey, KeyLimits, NamedKey, NamedKeys, Part};
 
 use super::*;
 use crate::service::ServiceSettings;
@@ -325,9 +326,14 @@ fn every_refusal_has_its_status_code_and_param() {
     let no_text = house.get("/v1/models/%ff", "").error();
     assert_eq!(no_text, (404, "model_not_found".into(), "model".into()));
     assert_eq!(house.get("/v1/chat/completions", "").error().0, 405);
-    let form = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\
-                Connection: close\r\n\r\n";
-    assert_eq!(house.raw(form).error().0, 415);
+    let typed = |kind: &str| {
+        let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n";
+        house.raw(&format!("{head}{kind}Connection: close\r\n\r\n"))
+    };
+    let form = typed("Content-Type: application/x-www-form-urlencoded\r\n");
+    assert_eq!(form.error().0, 415);
+    // Without a type, as some clients of Ollama's send it, it is read as JSON.
+    assert_eq!(typed("").error().1, "invalid_json");
 }
 
 #[test]
@@ -394,10 +400,15 @@ fn a_body_that_a_refusal_leaves_unread_spoils_no_later_request_of_its_client() {
     let json = "Content-Type: application/json\r\n";
     let refusals = [
         ("POST /v1/models", "evil.example", json, 403),
-        ("POST /v1/embeddings", "localhost", json, 404),
+        ("POST /v1/images", "localhost", json, 404),
         ("PUT /v1/completions", "localhost", json, 405),
         ("POST /v1/completions", "localhost", json, 413),
-        ("POST /v1/completions", "localhost", "", 415),
+        (
+            "POST /v1/completions",
+            "localhost",
+            "Content-Type: text/plain\r\n",
+            415,
+        ),
         ("POST /healthz", "localhost", json, 405),
     ];
     for (line, host, kind, status) in refusals {
@@ -427,7 +438,7 @@ fn a_body_that_a_refusal_leaves_unread_spoils_no_later_request_of_its_client() {
     }
     // A body held back by `Expect` is not requested.
     let held_back = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\
-                     Expect: 100-continue\r\n\r\n";
+                     Content-Type: text/plain\r\nExpect: 100-continue\r\n\r\n";
     let refused = house.raw(held_back);
     assert_eq!(
         (refused.status, refused.headers["connection"].as_str()),
@@ -606,14 +617,112 @@ fn hosts_that_are_missing_or_lost_are_told_of_before_and_amid_a_stream() {
 }
 
 #[test]
+fn a_request_that_waits_for_too_long_is_refused_in_the_format_of_its_api() {
+    let house = house_with(
+        ServiceSettings {
+            longest_wait: Duration::from_millis(20),
+            ..settings(1, 4, 4)
+        },
+        |_| {},
+    );
+    let running = house.begin_at_the_gate(CLOSE);
+    let body = json!({"model": "tiny", "max_tokens": 4,
+                      "messages": [{"role": "user", "content": "hello"}]});
+    let ollamas = json!({"model": "tiny", "messages": body["messages"]});
+    let responses = json!({"model": "tiny", "input": "hello", "stream": true});
+    for (path, body, kind) in [
+        ("/v1/chat/completions", &body, "/error/code"),
+        ("/v1/messages", &body, "/error/type"),
+        ("/v1/responses", &responses, "/error/code"),
+        ("/api/chat", &ollamas, "/error"),
+    ] {
+        let refused = house.post(path, body);
+        assert_eq!(refused.status, 429, "{path}");
+        let after: u64 = refused.headers["retry-after"].parse().unwrap();
+        assert!((1..=60).contains(&after), "{path}");
+        let kind = refused.json().pointer(kind).cloned().unwrap();
+        let expected = match path {
+            "/v1/messages" => "rate_limit_error",
+            "/api/chat" => "waited",
+            _ => "busy",
+        };
+        assert!(kind.as_str().unwrap().contains(expected), "{path}: {kind}");
+    }
+    house.fixture.gate.set(false);
+    assert_eq!(rest(running).status, 200);
+}
+
+#[test]
+fn a_named_key_has_limits_and_turns_of_its_own_and_changes_nothing() {
+    let named = |name: &str, key: &str, requests| NamedKey {
+        name: name.to_owned(),
+        key: ApiKey::new(key).unwrap(),
+        limits: KeyLimits {
+            requests,
+            ..KeyLimits::default()
+        },
+    };
+    let (one, other, owners) = (
+        "one-one-one-one-one",
+        "other-other-other",
+        "owner-owner-owner",
+    );
+    let all = vec![named("one", one, Some(1)), named("other", other, None)];
+    let keys = NamedKeys::watch("/nowhere".into(), move || Ok(all.clone())).unwrap();
+    let house = house_with(settings(1, 8, 8), |http| {
+        http.api_key = ApiKey::new(owners);
+        http.named_keys = Some(keys.clone());
+    });
+    let head = |key: &str| format!("{CLOSE}Authorization: Bearer {key}\r\n");
+    let running = house.begin_at_the_gate(&head(owners));
+    let waiting = [one, other, other].map(|key| {
+        let before = house.fixture.service.load().waiting;
+        let stream = house.begin(json!({}), &head(key));
+        house
+            .fixture
+            .until("it waits", |load, _| load.waiting == before + 1);
+        stream
+    });
+    let refused = rest(house.begin(json!({}), &head(one)));
+    let code = "rate_limit_exceeded".to_owned();
+    assert_eq!(refused.error(), (429, code, String::new()));
+    assert!(refused.headers["retry-after"].parse::<u64>().unwrap() >= 1);
+    house.fixture.gate.set(false);
+    assert!(
+        std::iter::once(running)
+            .chain(waiting)
+            .all(|it| rest(it).status == 200)
+    );
+    let uses = keys.uses();
+    assert_eq!(
+        (uses[0].requests, uses[0].refused, uses[0].running),
+        (1, 1, 0)
+    );
+    assert_eq!((uses[1].requests, uses[1].refused), (2, 0));
+    assert!(uses[0].tokens > 12 && uses[1].tokens == 2 * uses[0].tokens);
+
+    let change = |key: &str| {
+        let request = post("/hearthnet/v1/pause", "{}", &head(key));
+        house.raw(&request).error()
+    };
+    assert_eq!(
+        (change(one).0, change(one).1.as_str()),
+        (403, "unauthorized")
+    );
+    // This server has no such path.
+    assert_eq!(change(owners).0, 404);
+    assert_eq!(change("another-key-of-many").0, 401);
+}
+
+#[test]
 fn metrics_are_exported_for_prometheus() {
     let house = open();
     house.chat(json!({}));
     let reply = house.get("/metrics", "");
     assert!(reply.headers["content-type"].starts_with("text/plain; version=0.0.4"));
     for name in [
-        "distributed_inference_pipeline_construct_ms_bucket",
-        "distributed_inference_first_token_ms_bucket",
+        "distributed_inference_pipeline_construct_seconds_bucket",
+        "distributed_inference_first_token_seconds_bucket",
         "distributed_inference_tokens_per_second_bucket",
         "distributed_inference_failovers_total 0",
         "distributed_inference_fallback_to_local_total 0",
@@ -621,7 +730,7 @@ fn metrics_are_exported_for_prometheus() {
         "hearthnet_pipelines_running",
         "hearthnet_pipelines_waiting",
         "hearthnet_answers_total{code=\"ok\"}",
-        "hearthnet_queue_wait_ms_bucket",
+        "hearthnet_queue_wait_seconds_bucket",
     ] {
         assert!(reply.body.contains(name), "{name}: {}", reply.body);
     }

@@ -204,7 +204,7 @@ impl ShardedBackend {
         }
         let round_trip = seen.saturating_duration_since(sent.at);
         hop.clock.record(round_trip, compute_us, queue_us);
-        hop.latency.record(round_trip.as_secs_f64() * 1e3);
+        hop.latency.record(round_trip);
         let layers = hop.span.hi - hop.span.lo + 1;
         let (host, shard) = (hop.node(), &hop.span.link.descriptor.shard_id);
         let weights = self.model.weights;

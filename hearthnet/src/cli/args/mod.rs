@@ -4,6 +4,7 @@ mod bench;
 mod community;
 mod diagnose;
 mod engine;
+mod http_key;
 mod plan;
 mod private;
 mod pull;
@@ -33,6 +34,7 @@ pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use engine::{
     EngineCommand, EngineKind, HostEngineArgs, TorchArgs, parse_device, parse_dtype,
 };
+pub(crate) use http_key::{AddKeyArgs, HttpKeyCommand};
 pub(crate) use plan::{PlanArgs, PlanFor};
 pub(crate) use private::PrivateArgs;
 pub(crate) use pull::PullArgs;
@@ -159,6 +161,12 @@ pub(crate) enum Command {
         #[arg(long)]
         wait: bool,
     },
+    /// Make, list or remove named keys for the HTTP interface, each with limits of its own.
+    ///
+    /// `hearthnet status` shows their use. They are in force if http.api_key_file names the owner's
+    /// key.
+    #[command(subcommand)]
+    HttpKey(HttpKeyCommand),
     /// Serve no layers to others for a while. Chats of this machine go on.
     Pause(PauseArgs),
     /// Serve layers to others again, after `pause`.

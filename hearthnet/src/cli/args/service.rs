@@ -11,6 +11,9 @@ pub(crate) struct AnswerArgs {
     /// http.listen, 127.0.0.1:7602].
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen)]
     pub(crate) http: Option<String>,
+    /// Unix socket of the HTTP interface, beside its address [default: http.socket, none].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) http_socket: Option<String>,
     /// Answer chats over this host, as its `shard serve` prints it, outside of any community
     /// (repeat for more).
     #[arg(long, value_name = "ENDPOINT#NODEID", conflicts_with_all = ["local", "listen"])]

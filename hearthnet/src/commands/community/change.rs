@@ -123,23 +123,6 @@ pub(crate) async fn told(node: &Node, before: &BTreeMap<NodeId, u64>, leaves: bo
 /// Poll interval for the progress of a link.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Whether the root key of this home must sign, because the node itself `may` not. The root key may
-/// do everything that anchors may, also if the node's own key is no longer valid. `rule` states the
-/// requirement, as in "only anchors may do this".
-pub(crate) fn signs_as_root(home: &Home, may: bool, rule: &str) -> Result<bool, Failure> {
-    if may || home.root_key()?.is_some() {
-        return Ok(!may);
-    }
-    let own = home.level()?;
-    Err(failure!(Community, "{rule}, and this node is {own}")
-        .code("unauthorized")
-        .hint("ask one of them; `hearthnet community members` shows each member's level"))
-}
-
-pub(crate) fn is_anchor(home: &Home) -> bool {
-    home.state().level(&home.key.id()) == Some(Level::Anchor)
-}
-
 /// Refuses to remove the last anchor of a community: without one only the holder of the root key
 /// could invite or revoke members. The log itself accepts it, because an event signed by the root
 /// key about a lost key must always apply.

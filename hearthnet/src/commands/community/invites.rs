@@ -9,11 +9,12 @@ use hearthnet_text::sanitize_name;
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use super::change::{change, is_anchor, signs_as_root};
+use super::change::change;
 use crate::cli::{
     Failure, failure, note, print, print_json, print_result, secret, span, table, when,
 };
 use crate::config::Config;
+use crate::home::rights::{is_anchor, signs_as_root};
 use crate::home::{Home, now_ms};
 use crate::node::{Change, log_writer};
 

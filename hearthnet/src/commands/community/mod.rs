@@ -20,7 +20,7 @@ use hearthnet_text::sanitize_name;
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use self::change::{change, in_community, is_anchor, keeps_an_anchor, signs_as_root};
+use self::change::{change, in_community, keeps_an_anchor};
 use crate::cli::args::{
     CommunityCommand, CreateArgs, InviteArgs, LevelArgs, PolicyArgs, RevokeArgs,
 };
@@ -29,6 +29,7 @@ use crate::cli::{
 };
 use crate::config::{Config, Context};
 use crate::home::members::{self, find};
+use crate::home::rights::{authority, is_anchor, signs_as_root};
 use crate::home::{
     Home, Membership, OnDisk, ROOT_KEY, discard_unborn, display_name, first_free, key_status,
     now_ms, root_key,
@@ -408,19 +409,6 @@ fn set_policy(args: &PolicyArgs, home: &Home) -> Result<Policy, Failure> {
         log_writer::write(home, by_root, Change::Policy(new))?;
     }
     Ok(new)
-}
-
-/// Whether the root key must sign a change of a node of level `level`: anchors change other
-/// members, and only the root key changes anchors.
-fn authority(home: &Home, level: Level, what: &str) -> Result<bool, Failure> {
-    let may = level < Level::Anchor && is_anchor(home);
-    let rule = match level {
-        Level::Anchor => format!(
-            "only the holder of the root key, the founder, may {what} an anchor, or make one"
-        ),
-        _ => format!("only anchors may {what} others"),
-    };
-    signs_as_root(home, may, &rule)
 }
 
 fn not_a_member(text: &str) -> Failure {

@@ -13,9 +13,10 @@ use hearthnet_hub::reference::directory_on_hub;
 use serde_json::json;
 
 use crate::cli::{Failure, Progress, bytes, failure, note, print_result};
-use crate::commands::community::change::{change, is_anchor, signs_as_root};
+use crate::commands::community::change::change;
 use crate::config::Context;
 use crate::home::Home;
+use crate::home::rights::{is_anchor, signs_as_root};
 use crate::models::adopted::{find, first_digits, name_in_parts, parts_dir};
 use crate::models::catalogue::{catalogue, pin};
 use crate::models::find::resolve_or_pull;

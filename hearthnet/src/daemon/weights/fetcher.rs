@@ -40,6 +40,8 @@ static UNUSABLE: Once = Once::new();
 /// Pause before sources are looked for again: the first one, and the longest.
 const AGAIN: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(30);
+/// Code of [`FetchError::NoSource`], while a fetch waits for a source.
+const NO_SOURCE: &str = "no_source";
 /// Shortest pause, also while neighbours come and go.
 const SHORTEST: Duration = Duration::from_millis(500);
 
@@ -427,17 +429,24 @@ impl Fetcher {
         // The first attempt may come before this node is linked with its neighbours.
         let (mut said, mut attempts) = (String::new(), 0_u32);
         let (mut links, mut addresses) = (self.node.changes(), self.addresses.clone());
+        let daemon = self.daemon.as_ref();
+        let shown = daemon.map(|daemon| Arc::new(daemon.wait(&self.model.name)));
         loop {
             addresses.mark_unchanged();
             let sources = self.sources().await;
             let stop = Arc::new(AtomicBool::new(false));
             let _stops = StopOnDrop(Arc::clone(&stop));
             let (work, asked) = (Arc::clone(&work), Arc::clone(&stop));
+            let waits = shown.clone();
+            let show = move |code| waits.iter().for_each(|shown| shown.set(code));
             let mut done = tokio::task::spawn_blocking(move || {
-                work(sources, &asked, &|progress| {
-                    if let Progress::Dropped(dropped) = progress {
+                work(sources, &asked, &|progress| match progress {
+                    Progress::Bytes { .. } => show(None),
+                    Progress::Waiting { .. } => show(Some(NO_SOURCE)),
+                    Progress::Dropped(dropped) => {
                         note(format!("no longer fetching from {dropped}"));
                     }
+                    _ => {}
                 })
             });
             let done = tokio::select! {
@@ -461,6 +470,9 @@ impl Fetcher {
             }
             let why = error.to_string();
             attempts += 1;
+            if let Some(shown) = shown.as_ref().filter(|_| attempts > 2) {
+                shown.set(Some(error.code()));
+            }
             if attempts > 2 && why != said {
                 let name = &self.model.name;
                 match hint {

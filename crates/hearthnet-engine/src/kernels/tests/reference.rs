@@ -63,14 +63,14 @@ pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// Section 11: a head of queries or keys.
+/// Section 13: a head of queries or keys.
 pub(super) fn l2_norm(x: &[f32], eps: f32, scale: f32) -> Vec<f32> {
     let r = fold16(x.len(), |i, lane| fma(x[i], x[i], lane));
     let s = 1.0 / (r + eps).sqrt();
     x.iter().map(|x| (x * s) * scale).collect()
 }
 
-/// Section 11: one channel; `weights` oldest first.
+/// Section 13: one channel; `weights` oldest first.
 pub(super) fn convolve(weights: &[f32], inputs: &[f32]) -> Vec<f32> {
     let outputs = (0..inputs.len()).map(|p| {
         let mut acc = 0.0;
@@ -83,7 +83,7 @@ pub(super) fn convolve(weights: &[f32], inputs: &[f32]) -> Vec<f32> {
     outputs.collect()
 }
 
-/// Section 11: one row of one head. `state[i][j]` belongs to value i of the key and j of the value.
+/// Section 13: one row of one head. `state[i][j]` belongs to value i of the key and j of the value.
 pub(super) fn delta_row(
     state: &mut [Vec<f32>],
     [query, key, value]: [&[f32]; 3],

@@ -1,4 +1,4 @@
-//! Checks that the kernels reproduce the test values of specs/canonical-arithmetic.md, sections 5 to 11,
+//! Checks that the kernels reproduce the test values of specs/canonical-arithmetic.md, sections 5 to 13,
 //! and that the specification states them.
 
 use hearthnet_files::blocks::WeightType;

@@ -195,6 +195,79 @@ fn a_response_continues_one_of_the_same_caller() {
 }
 
 #[test]
+fn a_model_is_found_by_its_aliases_in_every_api_and_by_default_under_any_name() {
+    let with = |aliases: &[(&str, &str)]| {
+        house_with(settings(2, 4, 4), |http| {
+            let aliases = aliases.iter();
+            http.aliases = aliases.map(|(a, b)| ((*a).into(), (*b).into())).collect();
+        })
+    };
+    let house = with(&[("gpt-4.1", "tiny"), ("gone", "other"), ("tiny", "other")]);
+    let list = house.get("/v1/models", "").json();
+    let listed = list["data"].as_array().unwrap().iter();
+    let listed: Vec<_> = listed.map(|it| (&it["id"], &it["alias_of"])).collect();
+    let expected = [
+        (json!("tiny"), Value::Null),
+        (json!("gpt-4.1"), json!("tiny")),
+    ];
+    assert_eq!(listed, expected.each_ref().map(|(id, of)| (id, of)));
+    let tags = house.get("/api/tags", "").json();
+    assert_eq!(tags["models"][1]["name"], "gpt-4.1");
+    assert_eq!(house.get("/v1/models/gpt-4.1", "").status, 200);
+
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    let asks = |model: &str| {
+        let short = json!({"model": model, "max_tokens": 4, "temperature": 0});
+        let (mut chat, mut text) = (short.clone(), short);
+        chat["messages"] = messages.clone();
+        text["prompt"] = json!("hello");
+        let options = json!({"num_predict": 4, "temperature": 0});
+        [
+            ("/v1/chat/completions", chat.clone()),
+            ("/v1/completions", text),
+            ("/v1/messages", chat.clone()),
+            (
+                "/v1/messages/count_tokens",
+                json!({"model": model, "messages": messages}),
+            ),
+            (
+                "/v1/responses",
+                json!({"model": model, "input": "hello", "max_output_tokens": 4}),
+            ),
+            (
+                "/api/chat",
+                json!({"model": model, "messages": messages, "options": options}),
+            ),
+            (
+                "/api/generate",
+                json!({"model": model, "prompt": "hello", "options": options}),
+            ),
+            ("/api/show", json!({"model": model})),
+        ]
+    };
+    for (path, body) in asks("gpt-4.1") {
+        let reply = house.post(path, &body);
+        assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+        if path == "/v1/chat/completions" {
+            let (own, alias) = (house.chat(json!({"max_tokens": 4})).json(), reply.json());
+            assert_eq!(alias["model"], "gpt-4.1");
+            assert_eq!(alias["choices"][0]["message"], own["choices"][0]["message"]);
+            assert_eq!(alias["system_fingerprint"], own["system_fingerprint"]);
+        }
+    }
+    for (path, body) in asks("gpt-4").into_iter().chain(asks("gone")) {
+        assert_eq!(house.post(path, &body).status, 404, "{path}");
+    }
+
+    let house = with(&[("default", "tiny")]);
+    let list = house.get("/v1/models", "").json();
+    assert_eq!(list["data"].as_array().map(Vec::len), Some(1));
+    for (path, body) in asks("whatever") {
+        assert_eq!(house.post(path, &body).status, 200, "{path}");
+    }
+}
+
+#[test]
 fn errors_have_the_format_of_their_api() {
     let house = open();
     let body = json!({"model": "none", "max_tokens": 1,
@@ -218,7 +291,7 @@ fn errors_have_the_format_of_their_api() {
         (405, &json!("error"))
     );
     let bare = "POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\
-                Connection: close\r\n\r\n";
+                Content-Type: text/plain\r\nConnection: close\r\n\r\n";
     let kind = house.raw(bare);
     assert_eq!(kind.status, 415);
     assert!(kind.json()["error"].is_string());
@@ -260,6 +333,31 @@ fn ollamas_models_are_those_of_the_service() {
         .json();
     assert_eq!(loaded["done_reason"], "load");
     assert!(house.get("/api/version", "").json()["version"].is_string());
+}
+
+#[test]
+fn tokens_of_a_text_are_its_text_again() {
+    let house = open();
+    let ask = |body: Value| house.post("/tokenize", &body).json();
+    let text = "Why share?";
+    let whole = ask(json!({"prompt": text}));
+    let plain = ask(json!({"prompt": text, "add_special_tokens": false, "model": "tiny"}));
+    let count = |tokens: &Value| tokens["tokens"].as_array().map(Vec::len).unwrap();
+    assert_eq!(plain["count"], count(&plain));
+    assert!(count(&whole) >= count(&plain));
+    let back = house.post("/detokenize", &json!({"tokens": plain["tokens"]}));
+    assert_eq!(back.json()["prompt"], text);
+    // The name of a control token is this token.
+    let info = house.get("/tokenizer_info", "").json();
+    let end = ask(json!({"prompt": info["eos_token"], "add_special_tokens": false}));
+    assert_eq!(end["count"], 1);
+    for (path, body) in [
+        ("/tokenize", json!({"prompt": 5})),
+        ("/tokenize", json!({"prompt": "x", "model": "none"})),
+        ("/detokenize", json!({"tokens": [-1]})),
+    ] {
+        assert!(house.post(path, &body).status >= 400, "{path} {body}");
+    }
 }
 
 #[test]
@@ -328,7 +426,12 @@ fn read(path: &str, body: &Value) -> Result<(), ApiError> {
     let translated = match path {
         "/v1/chat/completions" => return request::chat(body, Rules::default()).map(drop),
         "/v1/completions" => return request::completion(body, Rules::default()).map(drop),
+        "/v1/embeddings" => return embeddings::request(body).map(drop),
+        "/api/embed" => return ollama::embed(body, VectorFormat::Ollama).map(drop),
+        "/api/embeddings" => return ollama::embed(body, VectorFormat::OlderOllama).map(drop),
         "/api/show" => return ollama::shown(body).map(drop),
+        "/tokenize" => return vllm::tokenize(body).map(drop),
+        "/detokenize" => return vllm::detokenize(body).map(drop),
         "/v1/messages" => anthropic::request(body, Purpose::Answer, stamp)?,
         "/v1/messages/count_tokens" => anthropic::request(body, Purpose::Count, stamp)?,
         "/v1/responses" => responses::request(body, stamp, &|_, _| None)?,
@@ -394,13 +497,15 @@ proptest! {
     fn no_value_of_any_field_makes_a_translation_panic(
         path in prop::sample::select(&[
             "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/api/chat",
-            "/api/generate", "/api/show",
+            "/api/generate", "/api/show", "/v1/embeddings", "/api/embed", "/api/embeddings",
+            "/tokenize", "/detokenize",
         ][..]),
         name in prop::sample::select(&[
             "model", "messages", "system", "tools", "tool_choice", "thinking", "output_config",
             "metadata", "stop_sequences", "stream", "input", "instructions", "text", "reasoning",
             "previous_response_id", "store", "options", "format", "think", "prompt", "raw",
-            "context", "images", "keep_alive", "user",
+            "context", "images", "keep_alive", "user", "dimensions", "truncate", "encoding_format",
+            "tokens", "add_special_tokens",
         ][..]),
         value in prop::sample::select(vec![
             json!(null), json!(true), json!(-1), json!(1e300), json!(u64::MAX), json!(""),

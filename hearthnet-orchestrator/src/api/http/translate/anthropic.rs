@@ -1,6 +1,7 @@
 //! Anthropic's Messages API: requests to OpenAI's, answers back. Pure.
 
-use hearthnet_http::{ApiError, ErrorFormat};
+use axum::http::StatusCode;
+use hearthnet_http::{ApiError, ErrorFormat, THREAD_UNSUPPORTED};
 use serde_json::{Value, json};
 
 use super::super::reply::Shape;
@@ -46,6 +47,11 @@ pub(in crate::api::http) fn request(
 ) -> Result<Translated, ApiError> {
     let mut fields = Fields::parse(body)?;
     let mut request = json!({});
+    if fields.take("thread").is_some() {
+        let problem = "threads of messages are not kept here: send the whole conversation";
+        let status = StatusCode::BAD_REQUEST;
+        return Err(ApiError::new(status, THREAD_UNSUPPORTED, problem).about("thread"));
+    }
     fields.move_to(
         &mut request,
         &[
@@ -63,13 +69,16 @@ pub(in crate::api::http) fn request(
     if purpose == Purpose::Answer && request.get("max_tokens").is_none() {
         return Err(wrong("max_tokens", "a whole number, and is needed"));
     }
-    let mut messages = Vec::new();
+    let mut conversation = Conversation::default();
     if let Some(system) = fields.take("system") {
-        messages.push(json!({"role": "system", "content": text("system", system)?}));
+        let content = text("system", system, None)?;
+        let system = json!({"role": "system", "content": content});
+        conversation.messages.push(system);
     }
     for (index, value) in fields.list("messages")?.into_iter().enumerate() {
-        message(&format!("messages[{index}]"), value, &mut messages)?;
+        message(&format!("messages[{index}]"), value, &mut conversation)?;
     }
+    let Conversation { messages, offers } = conversation;
     match messages.last().map(|last| last["role"].as_str()) {
         None | Some(Some("system")) => {
             return Err(wrong("messages", "a list that is not empty"));
@@ -81,7 +90,7 @@ pub(in crate::api::http) fn request(
         Some(_) => {}
     }
     request["messages"] = json!(messages);
-    tools(&mut fields, &mut request)?;
+    tools(&mut fields, &mut request, &offers)?;
     thinking(&mut fields, &mut request)?;
     if let Some(config) = fields.take("output_config") {
         let mut config = Fields::object("output_config", config)?;
@@ -118,9 +127,36 @@ pub(in crate::api::http) fn request(
     })
 }
 
+/// Messages of a request, translated.
+#[derive(Default)]
+struct Conversation {
+    messages: Vec<Value>,
+    offers: Offers,
+}
+
+impl Conversation {
+    /// Adds a message, or continues the last one: Anthropic's API combines consecutive messages of
+    /// the user, and many chat templates refuse them.
+    fn user(&mut self, text: &str) {
+        match self.messages.last_mut() {
+            Some(last) if last["role"] == "user" => {
+                let before = last["content"].as_str().unwrap_or_default();
+                last["content"] = json!(format!("{before}\n{text}"));
+            }
+            _ => {
+                let message = json!({"role": "user", "content": text});
+                self.messages.push(message);
+            }
+        }
+    }
+}
+
+/// Names of tools that messages offer (true) or withdraw (false), in order.
+type Offers = Vec<(String, bool)>;
+
 /// Text given as one text, or in blocks. Blocks are separated by a line feed, as Anthropic's models
-/// read them apart.
-fn text(at: &str, value: Value) -> Result<String, ApiError> {
+/// read them apart. With `offers`, blocks may name tools.
+fn text(at: &str, value: Value, mut offers: Option<&mut Offers>) -> Result<String, ApiError> {
     let blocks = match value {
         Value::String(text) => return Ok(text),
         Value::Array(blocks) => blocks,
@@ -128,29 +164,44 @@ fn text(at: &str, value: Value) -> Result<String, ApiError> {
     };
     let texts = blocks.into_iter().enumerate().map(|(index, block)| {
         let mut block = Fields::object(&format!("{at}[{index}]"), block)?;
-        match block.needed("type")?.as_str() {
-            "text" => {}
-            _ => {
-                return Err(unsupported(
-                    &block.path("type"),
-                    "this server reads text only",
-                ));
+        let text = match (block.needed("type")?.as_str(), &mut offers) {
+            ("text", _) => block.needed("text")?,
+            ("tool_reference", Some(offers)) => {
+                let name = block.needed("tool_name")?;
+                let text = format!("The tool {name} can be called now.");
+                offers.push((name, true));
+                text
             }
-        }
-        let text = block.needed("text")?;
+            (kind, _) => return Err(unread(&block, kind)),
+        };
         block.nothing_left(IGNORED_IN_BLOCKS)?;
         Ok(text)
     });
     Ok(texts.collect::<Result<Vec<String>, _>>()?.join("\n"))
 }
 
-/// Translates a message into one or several.
-fn message(at: &str, value: Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+/// Refusal of a block. Anthropic's errors name no field, so the message does.
+fn unread(block: &Fields, kind: &str) -> ApiError {
+    let (at, kind) = (
+        block.path("type"),
+        kind.chars().take(40).collect::<String>(),
+    );
+    let problem = format!(
+        "`{at}` {kind:?} is not supported here: this server reads text, and calls of tools and their \
+         results"
+    );
+    unsupported(&at, &problem)
+}
+
+/// Translates a message into one or several. A system message becomes text of the user: few chat
+/// templates take one behind others.
+fn message(at: &str, value: Value, conversation: &mut Conversation) -> Result<(), ApiError> {
     let mut fields = Fields::object(at, value)?;
     let role = fields.needed("role")?;
-    if role != "user" && role != "assistant" {
-        return Err(wrong(&fields.path("role"), "user or assistant"));
+    if !["user", "assistant", "system"].contains(&role.as_str()) {
+        return Err(wrong(&fields.path("role"), "user, assistant or system"));
     }
+    let Conversation { messages, offers } = conversation;
     let at = fields.path("content");
     let content = fields.take("content");
     fields.nothing_left(&[])?;
@@ -178,7 +229,7 @@ fn message(at: &str, value: Value, messages: &mut Vec<Value>) -> Result<(), ApiE
             ("user", "tool_result") => {
                 let at = block.path("content");
                 let content = match block.take("content") {
-                    Some(content) => text(&at, content)?,
+                    Some(content) => text(&at, content, Some(offers))?,
                     None => String::new(),
                 };
                 // Whether a tool failed is in its words.
@@ -186,26 +237,36 @@ fn message(at: &str, value: Value, messages: &mut Vec<Value>) -> Result<(), ApiE
                 let id = block.needed("tool_use_id")?;
                 messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
             }
-            _ => {
-                let problem = "this server reads text, and calls of tools and their results";
-                return Err(unsupported(&block.path("type"), problem));
+            ("system", "tool_addition" | "tool_removal") => {
+                let at = block.path("tool");
+                let mut tool = Fields::object(&at, block.take("tool").unwrap_or_default())?;
+                if tool.needed("type")? != "tool_reference" {
+                    let problem = "name a tool of `tools`, as a `tool_reference`";
+                    return Err(unsupported(&tool.path("type"), problem));
+                }
+                offers.push((tool.needed("name")?, kind == "tool_addition"));
+                tool.nothing_left(&[])?;
             }
+            (_, kind) => return Err(unread(&block, kind)),
         }
         block.nothing_left(IGNORED_IN_BLOCKS)?;
     }
-    let has_text = !texts.is_empty();
-    if has_text || !calls.is_empty() {
-        let mut message = json!({"role": role, "content": texts.join("\n")});
+    let (text, has_text) = (texts.join("\n"), !texts.is_empty());
+    if role == "assistant" && (has_text || !calls.is_empty()) {
+        let mut message = json!({"role": role, "content": text});
         if !calls.is_empty() {
             message["tool_calls"] = json!(calls);
         }
         messages.push(message);
+    } else if has_text {
+        conversation.user(&text);
     }
     Ok(())
 }
 
-/// Translates `tools` and `tool_choice`.
-fn tools(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
+/// Translates `tools` and `tool_choice`. A tool with `defer_loading` is left out until a message
+/// offers it.
+fn tools(fields: &mut Fields, request: &mut Value, offers: &Offers) -> Result<(), ApiError> {
     let mut tools = Vec::new();
     for (index, tool) in fields.list("tools")?.into_iter().enumerate() {
         let mut tool = Fields::object(&format!("tools[{index}]"), tool)?;
@@ -216,6 +277,9 @@ fn tools(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
             return Err(unsupported(&tool.path("type"), problem));
         }
         let (name, description) = (tool.needed("name")?, tool.take("description"));
+        let offer = offers.iter().rev().find(|(offered, _)| *offered == name);
+        let deferred = tool.bool("defer_loading")? == Some(true);
+        let is_offered = offer.map_or(!deferred, |(_, is_offered)| *is_offered);
         let mut function = function(name, description, tool.take("input_schema"));
         if let Some(strict) = tool.bool("strict")? {
             function["function"]["strict"] = json!(strict);
@@ -224,10 +288,11 @@ fn tools(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
             "cache_control",
             "input_examples",
             "eager_input_streaming",
-            "defer_loading",
             "allowed_callers",
         ])?;
-        tools.push(function);
+        if is_offered {
+            tools.push(function);
+        }
     }
     let has_tools = !tools.is_empty();
     if has_tools {
@@ -521,6 +586,41 @@ mod tests {
     }
 
     #[test]
+    fn system_messages_continue_the_users_turn_and_offer_tools() {
+        let tool = |name: &str, deferred: bool| json!({"name": name, "defer_loading": deferred});
+        let named = |name: &str| json!({"type": "tool_reference", "name": name});
+        let asked = read(base(json!({
+            "tools": [tool("a", false), tool("b", true), tool("c", true), tool("d", true)],
+            "messages": [
+                {"role": "user", "content": "Rome?"},
+                {"role": "system", "content": [{"type": "text", "text": "Today is Monday."}]},
+                {"role": "assistant", "content": [
+                    {"type": "tool_use", "id": "call_1", "name": "search", "input": {}}]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "call_1",
+                     "content": [{"type": "tool_reference", "tool_name": "b"}]}]},
+                {"role": "system", "content": [
+                    {"type": "tool_addition", "tool": named("c")},
+                    {"type": "tool_removal", "tool": named("a")}]},
+                {"role": "user", "content": "Well?"},
+                {"role": "user", "content": "Answer."},
+            ],
+        })));
+        let request = asked.unwrap().request;
+        let messages = &request["messages"];
+        assert_eq!(messages[0]["content"], "Rome?\nToday is Monday.");
+        assert_eq!(messages[2]["content"], "The tool b can be called now.");
+        assert_eq!(
+            messages[3],
+            json!({"role": "user", "content": "Well?\nAnswer."})
+        );
+        assert_eq!(messages.as_array().map(Vec::len), Some(4));
+        let tools = request["tools"].as_array().unwrap();
+        let names: Vec<&Value> = tools.iter().map(|tool| &tool["function"]["name"]).collect();
+        assert_eq!(names, ["b", "c"]);
+    }
+
+    #[test]
     fn what_is_not_supported_is_refused_by_name() {
         let image = json!([{"type": "image", "source": {}}]);
         for (extra, param) in [
@@ -546,6 +646,7 @@ mod tests {
             (json!({"tool_choice": {"type": "some"}}), "tool_choice.type"),
             (json!({"thinking": {"type": "deep"}}), "thinking.type"),
             (json!({"temprature": 1}), "temprature"),
+            (json!({"thread": {"type": "create"}}), "thread"),
         ] {
             let refused = read(base(extra)).err().unwrap().body();
             assert_eq!(refused["error"]["param"], param);

@@ -18,6 +18,7 @@ mod common;
 pub(super) mod date;
 pub(super) mod ollama;
 pub(super) mod responses;
+pub(super) mod vllm;
 
 use std::time::Instant;
 

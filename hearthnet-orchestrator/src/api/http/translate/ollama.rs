@@ -1,16 +1,20 @@
-//! Ollama's `/api/chat` and `/api/generate`: requests to OpenAI's, answers back. Pure.
+//! Ollama's `/api/chat` and `/api/generate`: requests to OpenAI's, answers back; requests of
+//! `/api/embed`. Pure.
 
 use std::collections::VecDeque;
 
 use hearthnet_http::{ApiError, ErrorFormat};
 use serde_json::{Value, json};
 
+use super::super::embeddings::{EmbeddingsRequest, MAX_INPUTS, VectorFormat};
 use super::super::reply::Shape;
 use super::common::{
     End, Fields, Part, Piece, Stamp, ToolCall, Translated, Translation, set_stream, unsupported,
     wrong,
 };
 use super::date::rfc3339;
+use crate::chat::Prompt;
+use crate::exact::Exact;
 
 /// Options that do not change the answer of this server: they are about memory and processors of
 /// Ollama's. The context is always the model's own.
@@ -116,6 +120,62 @@ pub(in crate::api::http) fn request(
     }))
 }
 
+/// Reads a request of `/api/embed`, or of the older `/api/embeddings`. Without a text it has no
+/// inputs, and loads a model.
+pub(in crate::api::http) fn embed(
+    body: &[u8],
+    format: VectorFormat,
+) -> Result<EmbeddingsRequest, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let model = without_tag(fields.needed("model")?);
+    // Those of the sampler have no effect on a vector.
+    options(&mut fields, &mut json!({}))?;
+    fields.take("keep_alive");
+    let (mut truncate, mut dimensions) = (true, None);
+    let (field, given) = match format {
+        VectorFormat::OlderOllama => ("prompt", fields.text("prompt")?.map(Value::String)),
+        _ => {
+            truncate = fields.bool("truncate")?.unwrap_or(true);
+            dimensions = fields.take("dimensions").filter(|value| *value != json!(0));
+            ("input", fields.take("input"))
+        }
+    };
+    let dimensions = dimensions.map(|value| {
+        let whole = value.as_u64();
+        whole.ok_or_else(|| wrong("dimensions", "a whole number from 0"))
+    });
+    let must = format!("a text, or a list of at most {MAX_INPUTS} texts");
+    let is_list = matches!(given, Some(Value::Array(_)));
+    let texts: Vec<String> = match given {
+        None => Vec::new(),
+        Some(Value::String(text)) if text.is_empty() => Vec::new(),
+        Some(Value::String(text)) => vec![text],
+        Some(list) => serde_json::from_value(list).map_err(|_| wrong(field, &must))?,
+    };
+    if texts.len() > MAX_INPUTS {
+        return Err(wrong(field, &must));
+    }
+    // Not a field of Ollama's.
+    let exact = fields.take("exact").map(|exact| {
+        let names = format!("one of {}", Exact::NAMES.join(", "));
+        serde_json::from_value(exact).map_err(|_| wrong("exact", &names))
+    });
+    fields.nothing_left(&[])?;
+    let request = EmbeddingsRequest {
+        model,
+        inputs: texts.into_iter().map(Prompt::Text).collect(),
+        field,
+        is_list,
+        dimensions: dimensions.transpose()?,
+        truncate,
+        exact: exact.transpose()?,
+        user: String::new(),
+        format,
+    };
+    request.no_empty_input()?;
+    Ok(request)
+}
+
 /// Id of the model that a request of `/api/show` names.
 pub(in crate::api::http) fn shown(body: &[u8]) -> Result<String, ApiError> {
     let mut fields = Fields::parse(body)?;
@@ -196,10 +256,11 @@ fn message(at: &str, value: Value, calls: &mut Calls) -> Result<Value, ApiError>
 fn no_images(fields: &mut Fields) -> Result<(), ApiError> {
     match fields.list("images")?.is_empty() {
         true => Ok(()),
-        false => Err(unsupported(
-            &fields.path("images"),
-            "this server reads text only",
-        )),
+        false => {
+            let at = fields.path("images");
+            let problem = format!("`{at}` is not supported: this server reads text only");
+            Err(unsupported(&at, &problem))
+        }
     }
 }
 
@@ -553,6 +614,41 @@ mod tests {
             let refused = read(endpoint, body).err().unwrap().body();
             assert_eq!(refused["error"]["param"], param);
         }
+    }
+
+    #[test]
+    fn texts_to_embed_are_read_and_none_loads_a_model() {
+        let read = |format: VectorFormat, mut body: Value| {
+            body["model"] = json!("m:latest");
+            embed(body.to_string().as_bytes(), format)
+        };
+        let new = |body: Value| read(VectorFormat::Ollama, body);
+        let asked = new(
+            json!({"input": ["a", "b"], "truncate": false, "dimensions": 0,
+                               "options": {"num_ctx": 8}, "keep_alive": 5}),
+        );
+        let asked = asked.unwrap();
+        assert_eq!((asked.model.as_str(), asked.inputs.len()), ("m", 2));
+        assert_eq!((asked.truncate, asked.dimensions), (false, None));
+        let asked = read(VectorFormat::OlderOllama, json!({"prompt": "a"})).unwrap();
+        assert!(asked.truncate && asked.inputs.len() == 1);
+        for nothing in [json!({}), json!({"input": ""}), json!({"input": []})] {
+            assert!(new(nothing).unwrap().inputs.is_empty());
+        }
+        for (body, param) in [
+            (json!({"input": ["a", ""]}), "input[1]"),
+            (json!({"input": [1]}), "input"),
+            (json!({"input": {}}), "input"),
+            (json!({"input": vec!["a"; 2049]}), "input"),
+            (json!({"input": "a", "dimensions": -1}), "dimensions"),
+            (json!({"input": "a", "truncate": 1}), "truncate"),
+            (json!({"input": "a", "prompt": "a"}), "prompt"),
+        ] {
+            let refused = new(body).err().unwrap().body();
+            assert_eq!(refused["error"]["param"], param);
+        }
+        let older = read(VectorFormat::OlderOllama, json!({"prompt": ["a"]}));
+        assert_eq!(older.err().unwrap().body()["error"]["param"], "prompt");
     }
 
     #[test]

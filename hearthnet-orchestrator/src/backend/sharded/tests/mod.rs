@@ -946,13 +946,14 @@ fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
     stage.hosts[0].at(2, Deed::Die);
     let (loading, begun) = std::sync::mpsc::channel();
     let (told, wait) = std::sync::mpsc::channel::<()>();
+    let wait = std::sync::Mutex::new(wait);
     let load = move || {
         loading.send(()).unwrap();
         // Until the test ends.
-        let _ = wait.recv();
+        let _ = wait.lock().unwrap().recv();
         Err(ChatError::Cancelled)
     };
-    let mut backend = stage.with_fallback(Ok(stage.open()), Box::new(load));
+    let mut backend = stage.with_fallback(Ok(stage.open()), Arc::new(load));
     std::thread::scope(|scope| {
         let cancel = &stage.cancel;
         let call = scope.spawn(move || {
