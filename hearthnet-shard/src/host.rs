@@ -257,19 +257,23 @@ fn parties(place: Place<'_>) -> Parties {
     }
 }
 
-/// Least KV budget with which a caller can hold a page.
+/// Least KV budget with which a caller can hold a stream.
 fn least_kv(config: &ServeConfig, footprint: &Footprint) -> u64 {
-    let pages = 100_u32.div_ceil(config.kv_share_per_caller.max(1));
-    footprint.page_bytes().saturating_mul(pages.into())
+    let percent = config.kv_share_per_caller;
+    let least = Pool::new(u64::MAX, footprint, percent).least();
+    let pages = (100 * u64::from(least)).div_ceil(percent.clamp(1, 100).into());
+    footprint.unit().saturating_mul(pages)
 }
 
-/// Checks that the share of one caller holds at least one page of KV, for layers of a footprint.
+/// Checks that the share of one caller holds at least a stream of one page, for layers of a
+/// footprint.
 ///
 /// # Errors
 /// [`StartError::KvBudget`] if it does not: the host would refuse every stream.
 pub fn check_kv_budget(config: &ServeConfig, footprint: &Footprint) -> Result<(), StartError> {
     let (budget, percent) = (config.kv_budget_bytes, config.kv_share_per_caller);
-    if Pool::new(budget, footprint, percent).quota > 0 {
+    let pool = Pool::new(budget, footprint, percent);
+    if pool.quota >= pool.least() {
         return Ok(());
     }
     Err(StartError::KvBudget {
@@ -401,7 +405,7 @@ impl RunningHost {
         MemoryReport {
             weight_bytes: self.stats().weight_bytes,
             kv_bytes_per_position: self.footprint.per_position,
-            kv_positions: u64::from(pool.total) * u64::from(pool.page),
+            kv_positions: pool.holds(pool.total).into(),
             resident_bytes: resident_bytes_of_all(std::process::id()),
         }
     }

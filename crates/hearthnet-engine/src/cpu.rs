@@ -11,7 +11,7 @@ use crate::engine::{Backend, Batch, EngineOn, WeightBytes};
 use crate::error::{EngineError, LoadError};
 use crate::forward::{self, EngineContext, Overflow, Scratch};
 use crate::kernels::Kernels;
-use crate::kv::{Geometry, Pages};
+use crate::memory::Memory;
 use crate::options::EngineOptions;
 use crate::sequences::Table;
 use crate::thread_pool::ThreadPool;
@@ -80,14 +80,13 @@ impl EngineOn<Cpu> {
             thread_pool,
             scratch: Scratch::default(),
         };
-        let geometry = Geometry::of(spec, layers.end - layers.start);
-        let pages = Pages::new(geometry, options.max_kv_bytes);
-        Self::new(file, layers, options, backend, weight_bytes, pages)
+        let memory = Memory::new(spec, layers.clone(), options.max_kv_bytes);
+        Self::new(file, layers, options, backend, weight_bytes, memory)
     }
 }
 
 impl Backend for Cpu {
-    type Storage = Pages;
+    type Storage = Memory;
 
     fn all_finite(&self, row: &[f32]) -> bool {
         self.kernels.all_finite(row)
@@ -96,20 +95,19 @@ impl Backend for Cpu {
     fn run(
         &mut self,
         batch: &Batch<'_>,
-        table: &mut Table<Pages>,
+        table: &mut Table<Memory>,
         x: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (pages, tables) = table.batch(batch.spans);
+        let (memory, sequences) = table.batch(batch.spans);
         let context = EngineContext {
             spec: batch.spec,
             kernels: self.kernels,
             thread_pool: &self.thread_pool,
             ropes: batch.ropes,
-            geometry: pages.geometry(),
+            geometry: memory.geometry(),
             layers: &self.layers[batch.first..batch.first + batch.layers.len()],
-            first: batch.first,
         };
-        let views = pages.views(&tables);
+        let views = memory.views(&sequences, batch.spans);
         let ran = forward::run(&context, &mut self.scratch, batch.spans, &views, x);
         ran.map_err(|Overflow { layer, row }| EngineError::BoundaryOverflow {
             layer: batch.layers.start + layer as u32,

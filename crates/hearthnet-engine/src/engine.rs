@@ -167,7 +167,8 @@ impl<B: Backend> EngineOn<B> {
     /// Opens a copy of a sequence. The two share pages until one of them appends.
     ///
     /// # Errors
-    /// [`EngineError::UnknownSequence`], [`EngineError::TooManySequences`].
+    /// [`EngineError::UnknownSequence`], [`EngineError::TooManySequences`],
+    /// [`EngineError::KvFull`] when there is no room for [`Footprint::per_sequence`].
     pub fn fork(&mut self, seq: SeqId) -> Result<SeqId, EngineError> {
         self.table.fork(seq)
     }

@@ -20,7 +20,7 @@
 //! | engine on any device | `engine` |
 //! | sequences: table, limits, budget | `sequences`, `sequence` |
 //! | the exact engine | `cpu` |
-//! | its pages of keys and values | `kv` |
+//! | its memory of sequences: pages of keys and values, recurrent states | `memory`, `kv`, `state` |
 //! | running a batch through the layers, split between threads | `forward` |
 //! | RoPE tables | `rope_tables` |
 //! | threads | `thread_pool` |
@@ -36,10 +36,12 @@ mod forward;
 mod head;
 pub mod kernels;
 mod kv;
+mod memory;
 mod options;
 mod rope_tables;
 mod sequence;
 mod sequences;
+mod state;
 mod thread_pool;
 mod weights;
 
@@ -47,7 +49,7 @@ pub use cpu::{Cpu, Engine};
 pub use engine::{Backend, Batch, EngineOn, WeightBytes};
 pub use error::{EngineError, LoadError};
 pub use head::Head;
-pub use kv::footprint;
+pub use memory::footprint;
 pub use options::EngineOptions;
 pub use rope_tables::RopeTables;
 pub use sequence::{Footprint, SeqId, Span};

@@ -36,7 +36,8 @@ impl<S> Span<S> {
 /// Memory of the sequences of an engine, in bytes. A sequence owns whole pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Footprint {
-    /// Bytes of a sequence of any length, such as those of a recurrent state.
+    /// Bytes of a sequence of any length above 0, such as those of recurrent states and their
+    /// checkpoints. A fork takes as many.
     pub per_sequence: u64,
     /// Bytes of a position, over all layers of the engine.
     pub per_position: u64,
@@ -48,6 +49,15 @@ pub struct Footprint {
 impl Footprint {
     pub const fn page_bytes(&self) -> u64 {
         self.per_position.saturating_mul(self.page as u64)
+    }
+
+    /// Unit in which memory for sequences is given out: a page or, if positions take no memory, a
+    /// sequence.
+    pub const fn unit(&self) -> u64 {
+        match self.page_bytes() {
+            0 => self.per_sequence,
+            page => page,
+        }
     }
 
     /// Bytes of a sequence of `positions` positions that shares no page.

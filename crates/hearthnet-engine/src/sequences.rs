@@ -109,7 +109,9 @@ impl<S: Storage> Table<S> {
     pub fn bytes_in_use(&self) -> u64 {
         let footprint = self.footprint();
         let pages = footprint.page_bytes() * self.storage.pages_in_use();
-        pages + footprint.per_sequence * self.sequences.len() as u64
+        // A sequence without positions takes no memory.
+        let begun = self.sequences.values().filter(|sequence| sequence.len > 0);
+        pages + footprint.per_sequence * begun.count() as u64
     }
 
     /// Number of open sequences.
@@ -130,9 +132,13 @@ impl<S: Storage> Table<S> {
     /// Opens a copy of a sequence.
     ///
     /// # Errors
-    /// [`EngineError::UnknownSequence`], [`EngineError::TooManySequences`].
+    /// [`EngineError::UnknownSequence`], [`EngineError::TooManySequences`],
+    /// [`EngineError::KvFull`] when there is no room for [`Footprint::per_sequence`].
     pub fn fork(&mut self, seq: SeqId) -> Result<SeqId, EngineError> {
         self.check_room_for_sequence()?;
+        if self.get(seq)?.len > 0 {
+            self.check_budget(self.footprint().per_sequence)?;
+        }
         let sequence = self.sequences.get(&seq);
         let sequence = sequence.ok_or(EngineError::UnknownSequence(seq))?;
         let (len, layers) = (sequence.len, sequence.layers.clone());
@@ -203,16 +209,16 @@ impl<S: Storage> Table<S> {
     /// # Errors
     /// See [`EngineError`].
     pub fn begin(&mut self, layers: &Range<u32>, spans: &[Span]) -> Result<(), EngineError> {
-        let mut pages = 0u64;
+        let mut bytes = 0u64;
         for (i, span) in spans.iter().enumerate() {
-            pages = pages.saturating_add(self.pages_needed(layers, span)?);
+            bytes = bytes.saturating_add(self.bytes_needed(layers, span)?);
             if spans.iter().take(i).any(|other| other.seq == span.seq) {
                 return Err(EngineError::DuplicateSequence(span.seq));
             }
         }
         // If two forks both append, the second needs no copy. Counting a copy for both may refuse a
         // batch that just fits, but never admits one that does not.
-        self.check_budget(pages)?;
+        self.check_budget(bytes)?;
         for span in spans {
             if let Some(sequence) = self.sequences.get_mut(&span.seq) {
                 let end = span.position + span.rows;
@@ -222,7 +228,7 @@ impl<S: Storage> Table<S> {
         Ok(())
     }
 
-    fn pages_needed(&self, layers: &Range<u32>, span: &Span) -> Result<u64, EngineError> {
+    fn bytes_needed(&self, layers: &Range<u32>, span: &Span) -> Result<u64, EngineError> {
         let &Span {
             seq,
             position,
@@ -246,17 +252,25 @@ impl<S: Storage> Table<S> {
         let limit = self.limits.context;
         let end = u32::try_from(wanted).ok().filter(|end| *end <= limit);
         let end = end.ok_or(EngineError::ContextFull { wanted, limit })?;
-        Ok(self.storage.pages_needed(&sequence.state, position, end))
+        let pages = self.storage.pages_needed(&sequence.state, position, end);
+        let footprint = self.footprint();
+        let begins = if position == 0 {
+            footprint.per_sequence
+        } else {
+            0
+        };
+        let pages = pages.saturating_mul(footprint.page_bytes());
+        Ok(begins.saturating_add(pages))
     }
 
-    fn check_budget(&self, pages: u64) -> Result<(), EngineError> {
-        let (page, limit) = (self.footprint().page_bytes(), self.limits.bytes);
-        let free = limit.saturating_sub(self.bytes_in_use()) / page.max(1);
-        match pages <= free {
+    fn check_budget(&self, needed: u64) -> Result<(), EngineError> {
+        let limit = self.limits.bytes;
+        let free = limit.saturating_sub(self.bytes_in_use());
+        match needed <= free {
             true => Ok(()),
             false => Err(EngineError::KvFull {
-                needed: pages * page,
-                free: free * page,
+                needed,
+                free,
                 limit,
             }),
         }

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use hearthnet_files::blocks::{WeightType, all_finite};
-use hearthnet_files::spec::{Activation, LayerTensor, ModelSpec, Rotation};
+use hearthnet_files::spec::{
+    Activation, BlockSpec, DeltaSpec, LayerTensor, Mixer, ModelSpec, Rotation,
+};
 use hearthnet_files::{ModelError, ModelFile, TensorType, TensorView};
 
 use super::error::LoadError;
@@ -16,6 +18,9 @@ pub(super) struct Layer {
     /// the low-rank rows.
     pub(super) qkv: Qkv,
     pub(super) latent: Option<Latent>,
+    /// Gated delta rule instead of attention. `qkv` then gives the inputs of the convolution, the
+    /// gate of the output, and the scores of each head; `attn_output` is the output projection.
+    pub(super) delta: Option<Delta>,
     /// Norms of queries and of keys.
     pub(super) qk_norm: Option<(Vec<f32>, Vec<f32>)>,
     pub(super) rotation: Rotation,
@@ -31,6 +36,10 @@ pub(super) struct Layer {
     pub(super) ffn_post_norm: Option<Vec<f32>>,
     /// Bytes of memory of all weights.
     pub(super) bytes: usize,
+    /// Number of the engine's layers before this one that have keys and values.
+    pub(super) slot: usize,
+    /// First value of the layer in the state of a sequence.
+    pub(super) state: usize,
 }
 
 #[derive(Debug)]
@@ -44,7 +53,30 @@ pub(super) enum FeedForward {
         /// All experts, which have equal sizes.
         experts: Vec<Expert>,
         bytes: usize,
+        shared: Option<SharedExpert>,
     },
+}
+
+/// Expert that all rows go through.
+#[derive(Debug)]
+pub(super) struct SharedExpert {
+    /// Matrix of one row.
+    pub(super) score: Packed,
+    pub(super) ffn: Ffn,
+    pub(super) down: Packed,
+}
+
+/// Weights of a gated delta rule, beside its matrices.
+#[derive(Debug)]
+pub(super) struct Delta {
+    pub(super) spec: DeltaSpec,
+    /// `[positions][channels]`, oldest position first.
+    pub(super) convolution: Vec<f32>,
+    pub(super) decay: Vec<f32>,
+    pub(super) decay_bias: Vec<f32>,
+    pub(super) norm: Vec<f32>,
+    /// For each value head, the columns of its scores of correction and decay.
+    pub(super) scores: Vec<(usize, usize)>,
 }
 
 /// Matrix that scores the experts of a layer.
@@ -108,6 +140,13 @@ impl Qkv {
 
     pub(super) fn panels(&self) -> usize {
         self.parts.iter().map(Packed::panels).sum()
+    }
+}
+
+impl Delta {
+    /// Values of a row from `qkv`: inputs of the convolution, gate, scores.
+    pub(super) fn row(spec: &DeltaSpec) -> usize {
+        (spec.channels() + spec.values() + 2 * spec.value_heads) as usize
     }
 }
 
@@ -214,8 +253,16 @@ impl<'a> Loader<'a> {
         let total = range.clone().map(|layer| file.layer_bytes(layer)).sum();
         let mut loader = Self::new(file, threads, packed, total, progress)?;
         let mut layers = Vec::with_capacity(range.len());
+        let (mut slot, mut state) = (0, 0);
         for layer in range {
-            layers.push(loader.layer(layer)?);
+            layers.push(Layer {
+                slot,
+                state,
+                ..loader.layer(layer)?
+            });
+            let block = file.spec().block(layer);
+            slot += usize::from(block.has_keys());
+            state += block.state().total() as usize;
             file.check_copied(file.layer_tensors(layer))?;
         }
         Ok(layers)
@@ -228,13 +275,30 @@ impl<'a> Loader<'a> {
         let get = |tensor| file.layer_tensor(layer, tensor);
         let before = self.bytes;
         let attn_norm = self.vector(&get(T::AttnNorm)?)?;
-        let mut qkv = if file.has(layer, T::AttnQkv) {
+        let delta = match block.mixer {
+            Mixer::Delta(spec) => Some(self.delta(layer, spec)?),
+            _ => None,
+        };
+        let mut qkv = if delta.is_some() {
+            let mut views = vec![get(T::DeltaQkv)?, get(T::DeltaGate)?];
+            for scores in [T::DeltaBetaAlpha, T::DeltaBeta, T::DeltaAlpha] {
+                if file.has(layer, scores) {
+                    views.push(get(scores)?);
+                }
+            }
+            Qkv::of(self.stacks(&views)?)
+        } else if file.has(layer, T::AttnQkv) {
             Qkv::of(vec![self.matrix(&get(T::AttnQkv)?)?])
         } else if file.has(layer, T::LatentQ) {
             let (q, kv) = (get(T::LatentQ)?, get(T::LatentKv)?);
             Qkv::of(vec![self.matrix(&q)?, self.matrix(&kv)?])
         } else {
-            self.qkv([get(T::AttnQ)?, get(T::AttnK)?, get(T::AttnV)?])?
+            let q = matrices(file.spec(), &get(T::AttnQ)?, T::AttnQ);
+            // The gates of all heads come last.
+            let mut views: Vec<_> = q.iter().step_by(gated(&block)).copied().collect();
+            views.extend([get(T::AttnK)?, get(T::AttnV)?]);
+            views.extend(q.iter().skip(1).step_by(2).filter(|_| q.len() > 1));
+            Qkv::of(self.stacks(&views)?)
         };
         let latent = match file.has(layer, T::LatentQ) {
             true => Some(Latent {
@@ -258,17 +322,52 @@ impl<'a> Loader<'a> {
             attn_norm,
             qkv,
             latent,
+            delta,
             qk_norm: q_norm.zip(k_norm),
             rotation: block.rotation,
             window: block.window.map(|positions| positions as usize),
             sinks: self.optional(layer, T::AttnSinks)?,
-            attn_output: self.matrix(&get(T::AttnOutput)?)?,
+            attn_output: match file.has(layer, T::DeltaOutput) {
+                true => self.matrix(&get(T::DeltaOutput)?)?,
+                false => self.matrix(&get(T::AttnOutput)?)?,
+            },
             attn_output_bias: self.optional(layer, T::AttnOutputBias)?,
             attn_post_norm: self.optional(layer, T::AttnPostNorm)?,
             ffn_norm: self.vector(&get(T::FfnNorm)?)?,
             feed_forward: self.feed_forward(layer)?,
             ffn_post_norm: self.optional(layer, T::FfnPostNorm)?,
             bytes: self.bytes - before,
+            slot: 0,
+            state: 0,
+        })
+    }
+
+    fn delta(&mut self, layer: u32, spec: DeltaSpec) -> Result<Delta, LoadError> {
+        use LayerTensor as T;
+        let file = self.file;
+        let get = |tensor| file.layer_tensor(layer, tensor);
+        let stored = self.vector(&get(T::DeltaConvolution)?)?;
+        let (positions, heads) = (spec.convolution as usize, spec.value_heads as usize);
+        let convolution = (0..positions).flat_map(|position| {
+            let weights = stored.chunks_exact(positions);
+            weights.map(move |weights| weights[position])
+        });
+        let each = heads / spec.key_heads as usize;
+        let first = (spec.channels() + spec.values()) as usize;
+        let scores = (0..heads).map(|head| match file.has(layer, T::DeltaBetaAlpha) {
+            true => {
+                let beta = first + head / each * 2 * each + head % each;
+                (beta, beta + each)
+            }
+            false => (first + head, first + heads + head),
+        });
+        Ok(Delta {
+            spec,
+            convolution: convolution.collect(),
+            decay: self.vector(&get(T::DeltaDecay)?)?,
+            decay_bias: self.vector(&get(T::DeltaDecayBias)?)?,
+            norm: self.vector(&get(T::DeltaNorm)?)?,
+            scores: scores.collect(),
         })
     }
 
@@ -318,10 +417,19 @@ impl<'a> Loader<'a> {
             });
         }
         let bytes = self.bytes - before;
+        let shared = match file.has(layer, T::SharedGate) {
+            true => Some(SharedExpert {
+                score: self.matrix(&get(T::SharedScore)?)?,
+                ffn: self.ffn(&get(T::SharedGate)?, &get(T::SharedUp)?)?,
+                down: self.matrix(&get(T::SharedDown)?)?,
+            }),
+            false => None,
+        };
         Ok(FeedForward::Experts {
             router,
             experts,
             bytes,
+            shared,
         })
     }
 
@@ -346,14 +454,18 @@ impl<'a> Loader<'a> {
         Ok(biases.collect())
     }
 
-    fn qkv(&mut self, views: [TensorView<'_>; 3]) -> Result<Qkv, LoadError> {
-        let [q, k, v] = &views;
-        let same = q.dtype == k.dtype && q.dtype == v.dtype;
-        let whole = q.rows().is_multiple_of(LANES) && k.rows().is_multiple_of(LANES);
-        Ok(Qkv::of(match same && whole {
-            true => vec![self.pack(&[q, k, v], Packed::pack_stacked)?],
-            false => vec![self.matrix(q)?, self.matrix(k)?, self.matrix(v)?],
-        }))
+    /// Loads matrices that read the same input: neighbours as one where types and shapes allow it.
+    fn stacks(&mut self, views: &[TensorView<'_>]) -> Result<Vec<Packed>, LoadError> {
+        let stacks = |a: &TensorView<'_>, b: &TensorView<'_>| {
+            a.dtype == b.dtype && a.rows().is_multiple_of(LANES)
+        };
+        let stacks = views.chunk_by(stacks);
+        stacks
+            .map(|views| {
+                let views: Vec<_> = views.iter().collect();
+                self.pack(&views, Packed::pack_stacked)
+            })
+            .collect()
     }
 
     fn ffn(&mut self, gate: &TensorView<'_>, up: &TensorView<'_>) -> Result<Ffn, LoadError> {
@@ -435,8 +547,15 @@ fn matrices<'a>(
             spec.experts.map_or(1, |experts| experts.count as usize)
         }
         T::FfnGateUp => 2,
+        // The queries of a head, then its gates.
+        T::AttnQ if spec.attention.output_gate => 2 * spec.heads as usize,
         _ => 1,
     })
+}
+
+/// Step between the query matrices of two heads in a tensor that may also have gates.
+fn gated(block: &BlockSpec<'_>) -> usize {
+    1 + usize::from(block.model.attention.output_gate)
 }
 
 pub(super) fn packed_bytes(view: &TensorView<'_>) -> Result<usize, LoadError> {

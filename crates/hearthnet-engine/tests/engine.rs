@@ -9,6 +9,7 @@
 mod engine_common;
 
 mod engine_exact;
+mod engine_recurrent;
 mod engine_small;
 mod engine_splits;
 mod engine_types;

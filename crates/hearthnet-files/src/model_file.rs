@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use crate::blocks::{WeightType, all_finite};
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
-use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, Rule, shared_tensors};
+use crate::families::{CONVOLUTION, EMBEDDING, Family, OUTPUT, OUTPUT_NORM, Rule, shared_tensors};
 use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::spec::{LayerTensor, ModelSpec};
 use crate::stamp::{Stamp, stamp};
@@ -432,9 +432,10 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
                 found: info.dims.clone(),
             });
         }
-        // Vectors are small and used in full precision, as are the stacked biases of experts.
+        // Vectors are small and used in full precision, as are the stacked biases of experts and
+        // convolutions.
         // Converters store them as F32.
-        let vector = info.dims.len() == 1 || name.ends_with(".bias");
+        let vector = info.dims.len() == 1 || name.ends_with(".bias") || name.ends_with(CONVOLUTION);
         let supported = match info.dtype {
             dtype if vector && dtype != TensorType::F32 => Some("F32".to_owned()),
             _ if !info.dtype.is_supported() => Some(TensorType::names(TensorType::supported())),

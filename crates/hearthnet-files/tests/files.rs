@@ -12,4 +12,5 @@ mod hugging_face;
 mod model_refusals;
 mod part;
 mod real_model_file;
+mod recurrent_files;
 mod weights_identity;

@@ -6,7 +6,7 @@ use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::{Gguf, ModelFile, quantize};
 
-/// Description of a synthetic model of the Llama family.
+/// Description of a synthetic model of the Llama family, or of Qwen3.5's.
 ///
 /// ```
 /// # use hearthnet_testkit::TinyLlama;
@@ -41,6 +41,9 @@ pub struct TinyLlama {
     /// Token whose row leaves the range of fp16 in the first block. Its embedding is as large as
     /// fp16 allows, and the blocks add `LOUD` times as much as usual. The embedding must be `f32`.
     pub loud: Option<u32>,
+    /// Every other block, from the first on, has a gated delta rule (family `qwen35`), with as many
+    /// key heads as `kv_heads` and as many value heads as `heads`.
+    pub recurrent: bool,
     pub seed: u64,
 }
 
@@ -61,6 +64,7 @@ impl Default for TinyLlama {
             tied: true,
             boundary: None,
             loud: None,
+            recurrent: false,
             seed: 1,
         }
     }
@@ -72,6 +76,9 @@ impl Default for TinyLlama {
 const LOUD: f32 = 100.0;
 /// Largest value of fp16.
 const LARGEST: f32 = 65_504.0;
+
+/// Positions of the convolution of a recurrent model.
+const CONVOLUTION: u32 = 4;
 
 /// Tokens after the 256 bytes: two merges, which shorten `hello`, and three control tokens.
 const EXTRA: [(&str, i32); 5] = [
@@ -110,24 +117,57 @@ impl TinyLlama {
             shapes.push((name.to_owned(), dims.to_vec(), dtype));
         };
         add("token_embd.weight", &[width, vocab], embedding);
+        let (heads, head_dim) = (u64::from(self.heads), u64::from(self.head_dim));
+        let channels = 2 * keys + queries;
+        // The order decides which random values a tensor has.
+        let llama: &[(&str, &[u64])] = &[
+            ("attn_norm.weight", &[width]),
+            ("attn_q.weight", &[width, queries]),
+            ("attn_k.weight", &[width, keys]),
+            ("attn_v.weight", &[width, keys]),
+            ("attn_output.weight", &[queries, width]),
+            ("ffn_norm.weight", &[width]),
+        ];
+        let gated: &[(&str, &[u64])] = &[
+            ("attn_norm.weight", &[width]),
+            ("attn_q.weight", &[width, 2 * queries]),
+            ("attn_k.weight", &[width, keys]),
+            ("attn_v.weight", &[width, keys]),
+            ("attn_q_norm.weight", &[head_dim]),
+            ("attn_k_norm.weight", &[head_dim]),
+            ("attn_output.weight", &[queries, width]),
+            ("post_attention_norm.weight", &[width]),
+        ];
+        let delta: &[(&str, &[u64])] = &[
+            ("attn_norm.weight", &[width]),
+            ("attn_qkv.weight", &[width, channels]),
+            ("attn_gate.weight", &[width, queries]),
+            ("ssm_conv1d.weight", &[CONVOLUTION.into(), channels]),
+            ("ssm_dt.bias", &[heads]),
+            ("ssm_a", &[heads]),
+            ("ssm_beta.weight", &[width, heads]),
+            ("ssm_alpha.weight", &[width, heads]),
+            ("ssm_norm.weight", &[head_dim]),
+            ("ssm_out.weight", &[queries, width]),
+            ("post_attention_norm.weight", &[width]),
+        ];
+        let feed: &[(&str, &[u64])] = &[
+            ("ffn_gate.weight", &[width, ffn]),
+            ("ffn_up.weight", &[width, ffn]),
+            ("ffn_down.weight", &[ffn, width]),
+        ];
         for layer in 0..self.layers {
-            for (name, dims) in [
-                ("attn_norm", &[width][..]),
-                ("attn_q", &[width, queries]),
-                ("attn_k", &[width, keys]),
-                ("attn_v", &[width, keys]),
-                ("attn_output", &[queries, width]),
-                ("ffn_norm", &[width]),
-                ("ffn_gate", &[width, ffn]),
-                ("ffn_up", &[width, ffn]),
-                ("ffn_down", &[ffn, width]),
-            ] {
-                let dtype = if dims.len() == 1 {
-                    TensorType::F32
-                } else {
-                    weights
+            let mixer = match (self.recurrent, layer % 2) {
+                (false, _) => llama,
+                (true, 0) => delta,
+                (true, _) => gated,
+            };
+            for (name, dims) in mixer.iter().chain(feed) {
+                let dtype = match dims.len() {
+                    2 if !name.starts_with("ssm_conv1d") => weights,
+                    _ => TensorType::F32,
                 };
-                add(&format!("blk.{layer}.{name}.weight"), dims, dtype);
+                add(&format!("blk.{layer}.{name}"), dims, dtype);
             }
         }
         add("output_norm.weight", &[width], TensorType::F32);
@@ -150,7 +190,9 @@ impl TinyLlama {
                     Some(_) if name.ends_with("ffn_down.weight") => LOUD,
                     _ => 1.0,
                 };
-                let value = |_| mean + gain * scale * random.normal();
+                // A state decays.
+                let sign = if name.ends_with("ssm_a") { -1.0 } else { 1.0 };
+                let value = |_| sign * (mean + gain * scale * random.normal());
                 let mut values: Vec<f32> = (0..count).map(value).collect();
                 if let Some(token) = self.loud.filter(|_| name == "token_embd.weight") {
                     let row = token as usize * self.width as usize;
@@ -193,20 +235,30 @@ impl TinyLlama {
         );
         let mut writer = Writer::new();
         let mut set = |key: &str, value: Value<'_>| writer.set(key, value).expect("a new key");
-        set("general.architecture", Value::String("llama"));
+        let architecture = if self.recurrent { "qwen35" } else { "llama" };
+        set("general.architecture", Value::String(architecture));
         set("general.name", Value::String("Tiny"));
-        set("llama.block_count", Value::U32(self.layers));
-        set("llama.context_length", Value::U32(self.context));
-        set("llama.embedding_length", Value::U32(self.width));
-        set("llama.feed_forward_length", Value::U32(self.ffn));
-        set("llama.vocab_size", Value::U32(self.vocab));
-        set("llama.attention.head_count", Value::U32(self.heads));
-        set("llama.attention.head_count_kv", Value::U32(self.kv_heads));
-        set("llama.attention.key_length", Value::U32(self.head_dim));
-        set("llama.attention.value_length", Value::U32(self.head_dim));
-        set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
-        set("llama.rope.dimension_count", Value::U32(self.head_dim));
-        set("llama.rope.freq_base", Value::F32(10_000.0));
+        let mut own = |key: &str, value| set(&format!("{architecture}.{key}"), value);
+        own("block_count", Value::U32(self.layers));
+        own("context_length", Value::U32(self.context));
+        own("embedding_length", Value::U32(self.width));
+        own("feed_forward_length", Value::U32(self.ffn));
+        own("vocab_size", Value::U32(self.vocab));
+        own("attention.head_count", Value::U32(self.heads));
+        own("attention.head_count_kv", Value::U32(self.kv_heads));
+        own("attention.key_length", Value::U32(self.head_dim));
+        own("attention.value_length", Value::U32(self.head_dim));
+        own("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+        own("rope.dimension_count", Value::U32(self.head_dim));
+        own("rope.freq_base", Value::F32(10_000.0));
+        if self.recurrent {
+            own("full_attention_interval", Value::U32(2));
+            own("ssm.conv_kernel", Value::U32(CONVOLUTION));
+            own("ssm.state_size", Value::U32(self.head_dim));
+            own("ssm.group_count", Value::U32(self.kv_heads));
+            own("ssm.time_step_rank", Value::U32(self.heads));
+            own("ssm.inner_size", Value::U32(self.heads * self.head_dim));
+        }
         if let Some(boundary) = self.boundary {
             set("hearthnet.boundary_dtype", Value::String(boundary));
         }

@@ -29,8 +29,10 @@ pub struct Inspection {
     pub layer_bytes: Vec<u64>,
     /// Bytes of the tensors outside the layers: embedding, last norm, output matrix.
     pub head_bytes: u64,
-    /// Bytes of keys and values per position and layer.
+    /// Bytes of keys and values per position and layer that has them.
     pub kv_bytes_per_position_and_layer: u64,
+    /// Bytes of the state of all recurrent layers, whatever the length of a conversation.
+    pub state_bytes: u64,
     pub weights: WeightsId,
     /// Reason for `chat` and `serve` to refuse the file; `None` if they accept it.
     pub chat_refused: Option<String>,
@@ -77,6 +79,13 @@ pub struct TokenizerInfo {
     pub tokens: u64,
 }
 
+impl Inspection {
+    fn layers_with_keys(&self) -> u32 {
+        let layers = (0..self.spec.layers).filter(|&layer| self.spec.block(layer).has_keys());
+        u32::try_from(layers.count()).unwrap_or(u32::MAX)
+    }
+}
+
 /// Describes a model file. `weights` comes from [`ModelFile::manifest`].
 pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
     let gguf = model.gguf();
@@ -106,6 +115,7 @@ pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
             .collect(),
         head_bytes: model.head_bytes(),
         kv_bytes_per_position_and_layer: spec.kv_bytes_per_position_and_layer(),
+        state_bytes: spec.state_bytes(0..spec.layers),
         weights,
     }
 }
@@ -287,11 +297,26 @@ impl fmt::Display for Inspection {
         };
         line(f, "parameters", &parameters)?;
         let mut row = |name: &str, value: String| line(f, name, &value);
-        row("layers", spec.layers.to_string())?;
+        let recurrent = spec.layers - self.layers_with_keys();
+        row(
+            "layers",
+            match recurrent {
+                0 => spec.layers.to_string(),
+                _ => format!("{}, {recurrent} of them recurrent", spec.layers),
+            },
+        )?;
         row("width", format!("{width}, feed-forward {ffn}"))?;
+        if spec.prediction > 0 {
+            let text = format!("{} for multi-token prediction, unused", spec.prediction);
+            row("more layers", text)?;
+        }
         if let Some(experts) = spec.experts {
+            let shared = match experts.shared {
+                Some(shared) => format!(", and a shared one {} wide", shared.ffn),
+                None => String::new(),
+            };
             let text = format!("{} per layer, {} per token", experts.count, experts.used);
-            row("experts", text)?;
+            row("experts", text + &shared)?;
         }
         let text = format!("{heads} query, {kv_heads} key/value, {head_dim} wide");
         row("heads", text)?;
@@ -350,7 +375,7 @@ impl fmt::Display for Inspection {
         row("head", format!("{head} (embedding, last norm, output)"))?;
         let kv = self.kv_bytes_per_position_and_layer;
         let sequence = kv
-            .saturating_mul(spec.layers.into())
+            .saturating_mul(self.layers_with_keys().into())
             .saturating_mul(spec.context.into());
         row(
             "kv cache",
@@ -359,6 +384,14 @@ impl fmt::Display for Inspection {
                 size(sequence)
             ),
         )?;
+        if self.state_bytes > 0 {
+            let state = size(self.state_bytes);
+            line(
+                f,
+                "states",
+                &format!("{state} of recurrent layers, and checkpoints"),
+            )?;
+        }
         self.container.text(f)?;
         writeln!(f, "{:<14}{}", "weights", self.weights)?;
         match (&self.chat_refused, self.container.chat_template) {

@@ -85,6 +85,9 @@ fn special_features_of_families_are_shown() {
         "qwen3moe" => "parameters    47648, 35360 per token";
         "minicpm3" => "latent        queries of rank 32, keys and values of rank 32";
         "llama31" => "parameters    26792";
+        "qwen35" => "layers        5, 4 of them recurrent";
+        "qwen35" => "states        22.0 KiB of recurrent layers, and checkpoints";
+        "qwen35moe" => "experts       5 per layer, 3 per token, and a shared one 64 wide";
     } {
         let (text, _) = described(name);
         assert!(text.lines().any(|l| l == line), "{line} in\n{text}");

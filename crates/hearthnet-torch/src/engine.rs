@@ -4,8 +4,9 @@ use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 
-use hearthnet_engine::{Backend, Batch, EngineError, EngineOn, Table};
+use hearthnet_engine::{Backend, Batch, EngineError, EngineOn, LoadError, Table};
 use hearthnet_files::ModelFile;
+use hearthnet_files::spec::ModelSpec;
 use tch::Tensor;
 
 use crate::error::TorchLoadError;
@@ -35,6 +36,7 @@ pub fn load(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<TorchEngine, TorchLoadError> {
     let spec = file.spec();
+    check(spec)?;
     let target = options.target(spec)?;
     let threads = i32::try_from(options.engine.threads).unwrap_or(i32::MAX);
     tch::set_num_threads(threads.max(1));
@@ -57,6 +59,22 @@ pub fn load(
         weight_bytes,
         storage,
     )?)
+}
+
+/// Refuses features that this engine does not compute.
+fn check(spec: &ModelSpec) -> Result<(), LoadError> {
+    let shared = spec.experts.is_some_and(|experts| experts.shared.is_some());
+    let missing = [
+        (spec.delta.is_some(), "recurrent layers"),
+        (spec.attention.output_gate, "gates of attention"),
+        (shared, "shared experts"),
+    ];
+    match missing.iter().find(|(present, _)| *present) {
+        None => Ok(()),
+        Some((_, what)) => Err(LoadError::Unsupported(format!(
+            "libtorch does not compute {what}; choose the exact engine"
+        ))),
+    }
 }
 
 impl Torch {

@@ -63,6 +63,7 @@ fn spec(used: u32, normalise: bool) -> ExpertSpec {
         used,
         normalise,
         bias: false,
+        shared: None,
     }
 }
 

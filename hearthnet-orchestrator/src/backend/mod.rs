@@ -89,6 +89,16 @@ pub trait Backend: Send {
     /// Any [`ChatError`]; the backend must then be dropped.
     fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a>;
 
+    /// Goes back to `position`, between an output and the next submission. Returns the position
+    /// from which rows have to be submitted again: an earlier one if the state of a layer can only
+    /// return to that.
+    fn rewind(&mut self, position: u32) -> LocalBoxFuture<'_, Result<u32, ChatError>> {
+        match self.inner_mut() {
+            Some(inner) => inner.rewind(position),
+            None => ready(Ok(position)).boxed_local(),
+        }
+    }
+
     /// The wrapped backend, if there is one.
     fn inner(&self) -> Option<&dyn Backend> {
         None

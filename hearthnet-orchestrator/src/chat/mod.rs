@@ -233,6 +233,10 @@ impl Conversation {
             Outputs::Last => cached.min(asked.prompt.len() - 1),
             Outputs::Logprobs | Outputs::Embedding => 0,
         };
+        let cached = match cached < self.held.len() {
+            true => self.backend.rewind(cached as u32).await? as usize,
+            false => cached,
+        };
         self.held.truncate(cached);
         if cached == 0 {
             self.arithmetic = Arithmetics::default();

@@ -219,6 +219,37 @@ fn a_refused_grammar_is_an_error_that_blames_no_host() {
     assert!(matches!(stuck, ChatError::Grammar(_)), "{stuck:?}");
 }
 
+#[test]
+fn a_prompt_without_the_last_answer_goes_on_from_a_checkpoint_of_recurrent_layers() {
+    let model = TinyLlama {
+        recurrent: true,
+        context: 512,
+        ..TinyLlama::default()
+    };
+    let file = model.file();
+    let engine = engine_of(&file, 0..file.spec().layers);
+    let model = text(&file, Head::load(&file, &one_thread()).unwrap());
+    let begun = || Conversation::new(Box::new(engine.open().unwrap()));
+    let answer = |conversation: &mut Conversation, prompt: &[u32]| {
+        let request = request(Prompt::Tokens(prompt.to_vec()), 40);
+        let cancel = Cancel::default();
+        let done = conversation.answer(&model, &request, Instant::now(), &cancel, &mut |_| ());
+        done.unwrap()
+    };
+    let prompt: Vec<u32> = (0..300).map(|n| n * 7 % 250).collect();
+    let mut conversation = begun();
+    let first = answer(&mut conversation, &prompt);
+    let other = (first.token_ids[0] + 1) % 250;
+    let next = [&prompt[..], &[other, 5, 6]].concat();
+    let second = answer(&mut conversation, &next);
+    // Checkpoints lie at multiples of 64 positions.
+    assert_eq!(
+        (first.usage.cached_tokens, second.usage.cached_tokens),
+        (0, 256)
+    );
+    assert_eq!(second.token_ids, answer(&mut begun(), &next).token_ids);
+}
+
 /// Backend whose hosts are replaced by others with another arithmetic.
 struct Moving {
     inner: LocalBackend,

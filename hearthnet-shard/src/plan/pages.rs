@@ -11,6 +11,9 @@
 //!    counts with the pages that it asks for, so its own stream, even the asking one, can be the
 //!    victim.
 //!
+//! A stream of a model with recurrent layers takes memory for their states beside the pages of its
+//! positions, from its first position on ([`Pool::base`]). It counts in whole pages.
+//!
 //! When a caller has reached its own share of the KV ([`Pool::quota`]), only streams of its own are
 //! victims, in the same order.
 //!
@@ -49,36 +52,66 @@ pub(crate) struct Pool {
     pub(crate) quota: u32,
     /// Positions per page, at least 1.
     pub(crate) page: u32,
+    /// Pages that a stream takes whatever its length, once it has a position.
+    pub(crate) base: u32,
 }
 
 impl Pool {
     /// Pages that fit a budget in bytes, if each caller may hold `percent` per cent. If pages take
     /// no memory, their number is unlimited.
     pub(crate) fn new(budget: u64, footprint: &Footprint, percent: u32) -> Self {
-        let pages = budget.checked_div(footprint.page_bytes());
-        let total = pages.unwrap_or(u64::MAX);
-        let total = u32::try_from(total).unwrap_or(u32::MAX);
-        Self::of_pages(total, footprint.page.max(1), percent)
-    }
-
-    fn of_pages(total: u32, page: u32, percent: u32) -> Self {
-        let quota = u64::from(total) * u64::from(percent.min(100)) / 100;
+        let small = |pages: u64| u32::try_from(pages).unwrap_or(u32::MAX);
+        let pages = budget.checked_div(footprint.unit());
+        let total = small(pages.unwrap_or(u64::MAX));
+        let (page, base) = match footprint.page_bytes() {
+            // One page holds a stream of any length.
+            0 if footprint.per_sequence > 0 => (u32::MAX, 0),
+            0 => (footprint.page.max(1), 0),
+            bytes => (
+                footprint.page.max(1),
+                small(footprint.per_sequence.div_ceil(bytes)),
+            ),
+        };
         Self {
             total,
-            quota: u32::try_from(quota).unwrap_or(total),
+            quota: Self::quota(total, percent),
             page,
+            base,
         }
+    }
+
+    fn quota(total: u32, percent: u32) -> u32 {
+        let quota = u64::from(total) * u64::from(percent.min(100)) / 100;
+        u32::try_from(quota).unwrap_or(total)
     }
 
     /// Pool of at least the pages that streams hold. A smaller budget takes no page from a stream;
     /// the pool shrinks as streams end.
     pub(crate) fn holding(&self, held: u32, percent: u32) -> Self {
-        Self::of_pages(self.total.max(held), self.page, percent)
+        let total = self.total.max(held);
+        Self {
+            total,
+            quota: Self::quota(total, percent),
+            ..*self
+        }
     }
 
     /// Pages for so many positions.
     pub(crate) fn pages(&self, positions: u32) -> u32 {
-        positions.div_ceil(self.page)
+        match positions {
+            0 => 0,
+            _ => positions.div_ceil(self.page).saturating_add(self.base),
+        }
+    }
+
+    /// Pages that a stream takes to begin with.
+    pub(crate) fn least(&self) -> u32 {
+        self.pages(1)
+    }
+
+    /// Positions that one stream can have in so many pages.
+    pub(crate) fn holds(&self, pages: u32) -> u32 {
+        self.fits(0, pages)
     }
 
     /// Additional pages that a stream of `length` needs for `rows` more.
@@ -90,6 +123,7 @@ impl Pool {
     pub(crate) fn fits(&self, length: u32, pages: u32) -> u32 {
         self.pages(length)
             .saturating_add(pages)
+            .saturating_sub(self.base)
             .saturating_mul(self.page)
             .saturating_sub(length)
     }
@@ -183,30 +217,32 @@ pub(crate) enum Full {
     Caller,
 }
 
-/// Checks whether one more stream of `caller` may begin. It may if a page is left for it, besides
-/// one for each stream that has not begun; or if an idle stream can be preempted; or if the caller
+/// Checks whether one more stream of `caller` may begin. It may if its first pages are left, besides
+/// those of each stream that has not begun; or if an idle stream can be preempted; or if the caller
 /// holds less than its fair share.
 ///
 /// # Errors
 /// The limit that is reached.
 pub(crate) fn admit(holders: &[Holder], pool: &Pool, caller: NodeId) -> Result<(), Full> {
-    // A stream that has not begun will take a page.
-    let due = |holder: &Holder| holder.pages.max(1);
+    // A stream that has not begun will take its first pages.
+    let least = pool.least();
+    let due = |holder: &Holder| holder.pages.max(least);
     let kept = |holder: &Holder| holder.idle && holder.pages > 0;
     let own = || holders.iter().filter(|holder| holder.caller == caller);
     let held = own().map(due).fold(0, u32::saturating_add);
-    if pool.quota < pool.total && held >= pool.quota && !own().any(kept) {
+    let own_pages = held.saturating_add(least);
+    if pool.quota < pool.total && own_pages > pool.quota && !own().any(kept) {
         return Err(Full::Caller);
     }
     let taken = holders.iter().map(due).fold(0, u32::saturating_add);
-    if taken < pool.total || holders.iter().any(kept) {
+    if taken.saturating_add(least) <= pool.total || holders.iter().any(kept) {
         return Ok(());
     }
     let mut callers: Vec<NodeId> = holders.iter().map(|holder| holder.caller).collect();
     callers.push(caller);
     callers.sort_unstable();
     callers.dedup();
-    match held < fair_share(pool, callers.len()) {
+    match own_pages <= fair_share(pool, callers.len()) {
         true => Ok(()),
         false => Err(Full::Host),
     }
@@ -227,8 +263,9 @@ pub(crate) fn admit_fork(
     if pool.quota < pool.total && own > pool.quota {
         return Err(Full::Caller);
     }
-    // A stream that has not begun will take a page.
-    let taken = holders.iter().map(|holder| holder.pages.max(1));
+    // A stream that has not begun will take its first pages.
+    let least = pool.least();
+    let taken = holders.iter().map(|holder| holder.pages.max(least));
     match taken.fold(pages, u32::saturating_add) <= pool.total {
         true => Ok(()),
         false => Err(Full::Host),

@@ -123,6 +123,7 @@ impl<S: EngineSource> Scheduler<S> {
             total: 0,
             quota: 0,
             page: 1,
+            base: 0,
         };
         Self {
             source,
@@ -161,7 +162,7 @@ impl<S: EngineSource> Scheduler<S> {
                 let engine = self.source.load(progress)?;
                 let footprint = engine.footprint();
                 self.events.loaded(engine.weight_bytes());
-                self.page_bytes = footprint.page_bytes();
+                self.page_bytes = footprint.unit();
                 self.pool = Pool::new(self.limits.kv_budget, &footprint, self.limits.kv_share);
                 self.budgeted = self.pool;
                 self.events.kv(0, 0, self.pool.total.into());
@@ -362,7 +363,7 @@ impl<S: EngineSource> Scheduler<S> {
         }
         Err(StreamFault::KvTooSmall {
             asked: positions,
-            holds: pool.quota.saturating_mul(pool.page),
+            holds: pool.holds(pool.quota),
         })
     }
 

@@ -30,7 +30,7 @@ use crate::node::TransientNode;
 /// context. Pages are allocated as the conversations grow, so most of it is never used.
 pub(crate) fn kv_bytes(spec: &ModelSpec, chats: usize) -> u64 {
     // The 64 extra positions cover partly filled pages.
-    let each = footprint(spec, spec.layers).bytes(spec.context.saturating_add(64));
+    let each = footprint(spec, 0..spec.layers).bytes(spec.context.saturating_add(64));
     (chats as u64).saturating_mul(each)
 }
 

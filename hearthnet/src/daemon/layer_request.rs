@@ -1,5 +1,6 @@
 //! Request to serve layers of a model, and the memory that it may take beside other models.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hearthnet_engine::footprint;
@@ -94,15 +95,33 @@ impl LayerRequest {
             Layers::Range(lo, hi) => {
                 let (model, setting_mb) = (&self.model, host.memory_budget_mb.0);
                 named_layers_fit(model, &self.engine, (lo, hi), setting_mb, memory.weights)?;
-                self.check_kv(hi.saturating_sub(lo).saturating_add(1), memory.kv, config)
+                self.check_kv(lo..hi.saturating_add(1), memory.kv, config)
             }
-            Layers::Auto => self.check_kv(1, memory.kv, config),
+            Layers::Auto => self.check_kv_of_any(1, memory.kv, config),
         }
     }
 
-    /// Refuses a KV budget of less than a page of so many layers. An engine with pages of its own
-    /// size checks them when it has loaded.
-    pub(super) fn check_kv(&self, layers: u32, kv: u64, config: &Config) -> Result<(), Failure> {
+    /// Refuses a KV budget that is too small for a stream in any range of so many layers.
+    pub(super) fn check_kv_of_any(
+        &self,
+        layers: u32,
+        kv: u64,
+        config: &Config,
+    ) -> Result<(), Failure> {
+        let starts = 0..=self.model.file.spec().layers.saturating_sub(layers);
+        starts
+            .map(|first| self.check_kv(first..first.saturating_add(layers), kv, config))
+            .collect()
+    }
+
+    /// Refuses a KV budget that is too small for a stream in these layers. An engine with pages of
+    /// its own size checks them when it has loaded.
+    pub(super) fn check_kv(
+        &self,
+        layers: Range<u32>,
+        kv: u64,
+        config: &Config,
+    ) -> Result<(), Failure> {
         let HostEngine::Exact = self.engine else {
             return Ok(());
         };
@@ -121,10 +140,10 @@ impl LayerRequest {
         })
     }
 
-    /// Largest number of layers of which `kv` bytes hold a page for a caller.
+    /// Largest number of layers of which `kv` bytes hold a stream of a caller.
     pub(super) fn layers_with_kv(&self, kv: u64, config: &Config) -> u32 {
         let mut layers = (1..=self.model.file.spec().layers).rev();
-        let most = layers.find(|&layers| self.check_kv(layers, kv, config).is_ok());
+        let most = layers.find(|&layers| self.check_kv_of_any(layers, kv, config).is_ok());
         most.unwrap_or(0)
     }
 }

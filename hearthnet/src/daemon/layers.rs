@@ -360,7 +360,8 @@ impl Serving<'_> {
         }
         let LayerRequest { model, models, .. } = &self.request;
         let memory = self.place.memory();
-        self.request.check_kv(1, memory.kv, &self.host.config)?;
+        self.request
+            .check_kv_of_any(1, memory.kv, &self.host.config)?;
         let layers = self.request.engine.layer_bytes(&model.file)?;
         let is_shared = *models > 1 || self.host.ranges.borrow().len() > 1;
         Err(no_layer_fits(&model.id, &layers, memory.weights, is_shared))

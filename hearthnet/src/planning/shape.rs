@@ -15,14 +15,18 @@ pub(crate) fn shape(file: &ModelFile, hosted: Range<u32>) -> Model {
     let spec = file.spec();
     let row = u64::from(spec.width).saturating_mul(spec.boundary.bytes_per_value() as u64);
     let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    let kv_tokens = spec.context.min(KV_TOKENS);
+    // Layers may differ; states of a fixed size count as those of all tokens.
+    let of_layer = |layer| footprint(spec, layer..layer + 1).bytes(kv_tokens);
+    let kv_bytes = (0..spec.layers).map(of_layer).max().unwrap_or(0);
     Model {
         layer_bytes: (0..spec.layers)
             .map(|layer| file.layer_bytes(layer))
             .collect(),
         head_bytes: file.head_bytes(),
         row_bytes: small(row),
-        kv_bytes_per_token_per_layer: small(footprint(spec, 1).per_position),
-        kv_tokens: spec.context.min(KV_TOKENS),
+        kv_bytes_per_token_per_layer: small(kv_bytes.div_ceil(kv_tokens.max(1).into())),
+        kv_tokens,
         uncut: Vec::new(),
         private_first: hosted.start,
         private_last: spec.layers.saturating_sub(hosted.end),

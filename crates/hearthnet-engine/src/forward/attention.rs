@@ -115,7 +115,6 @@ impl LayerRun<'_> {
             kernels,
             ropes,
             geometry,
-            first,
             layers,
             ..
         } = *self.context;
@@ -123,6 +122,7 @@ impl LayerRun<'_> {
             qkv: Qkv { bias, .. },
             qk_norm,
             rotation,
+            slot,
             ..
         } = &layers[layer];
         let table = ropes.table(*rotation);
@@ -131,8 +131,9 @@ impl LayerRun<'_> {
         for segment in tile.rows.segments {
             for i in 0..segment.rows {
                 let (row, position) = (segment.row + i, segment.position + i);
+                let values = row * qkv..row * qkv + q + 2 * kv;
                 // SAFETY: the unit owns the row of `qkv`.
-                let values = unsafe { tile.rows.qkv.slice_mut(row * qkv..(row + 1) * qkv) };
+                let values = unsafe { tile.rows.qkv.slice_mut(values) };
                 if let Some(bias) = bias {
                     kernels.add_round(values, bias, BoundaryDtype::F32);
                 }
@@ -156,7 +157,7 @@ impl LayerRun<'_> {
                 let (keys, values) = values[q..].split_at(kv);
                 let page = &self.pages[segment.span][position / PAGE];
                 for head in 0..geometry.kv_heads {
-                    let slab = geometry.slab_range(geometry.slab_index(first + layer, head));
+                    let slab = geometry.slab_range(geometry.slab_index(*slot, head));
                     let cells = head * d..(head + 1) * d;
                     // SAFETY: a slot belongs to one row, and the unit owns the row.
                     unsafe {
@@ -172,17 +173,20 @@ impl LayerRun<'_> {
         }
     }
 
-    /// Reads queries and pages, writes `act`, for all rows and heads of a tile.
+    /// Reads queries and pages, writes `act`, for all rows and heads of a tile. After a recurrence,
+    /// only writes `act`.
     pub(super) unsafe fn attention(
         &self,
         layer: usize,
         tile: Tile<'_>,
         scratch: &mut AttentionScratch,
     ) {
+        let recurs = self.context.layers[layer].delta.is_some();
+        let segments = if recurs { &[] } else { tile.rows.segments };
         // SAFETY: the unit owns the tile and its buffers; no unit writes keys and values of this
         // layer.
         unsafe {
-            for segment in tile.rows.segments {
+            for segment in segments {
                 for kv_head in 0..self.context.geometry.kv_heads {
                     let heads = (kv_head, 0..self.context.group());
                     self.attend(layer, tile, segment, heads, scratch);
@@ -205,13 +209,12 @@ impl LayerRun<'_> {
             spec,
             kernels,
             geometry,
-            first,
             layers,
             ..
         } = *self.context;
         let Widths { q, qkv, .. } = self.widths;
         let d = geometry.head_dim;
-        let slab = geometry.slab_range(geometry.slab_index(first + layer, kv_head));
+        let slab = geometry.slab_range(geometry.slab_index(layers[layer].slot, kv_head));
         let end = (segment.position + segment.rows).div_ceil(PAGE);
         // SAFETY: no unit of the phase writes keys and values of this layer.
         let pages: Vec<&[u16]> = self.pages[segment.span][..end]
@@ -250,8 +253,14 @@ impl LayerRun<'_> {
         }
     }
 
-    /// Reads `attn`, writes `act`.
+    /// Reads `attn`, or the outputs of a recurrence, writes `act`.
     pub(super) unsafe fn quantise_attn(&self, layer: usize, tile: Tile<'_>) {
+        let layer = &self.context.layers[layer];
+        if let Some(delta) = &layer.delta {
+            // SAFETY: by the contract of all steps.
+            unsafe { self.quantise_delta(layer, delta, tile) };
+            return;
+        }
         let mut width = self.widths.q;
         let values = 0..tile.rows.count * width;
         // SAFETY: the unit owns the tile's `attn` and `act`.
@@ -266,10 +275,18 @@ impl LayerRun<'_> {
             attn = &mut attn[..len];
             width = width / d * values;
         }
-        let EngineContext {
-            kernels, layers, ..
-        } = *self.context;
-        let form = ActForm::of([&layers[layer].attn_output]);
+        let kernels = self.context.kernels;
+        if self.context.spec.attention.output_gate {
+            let Widths { q, kv, qkv, .. } = self.widths;
+            for (row, attn) in attn.chunks_exact_mut(q).enumerate() {
+                let gates = row * qkv + q + 2 * kv..row * qkv + q + 2 * kv + q;
+                // SAFETY: the unit owns the row of `qkv`.
+                let gates = unsafe { tile.rows.qkv.slice_mut(gates) };
+                kernels.sigmoid(gates);
+                attn.iter_mut().zip(gates).for_each(|(x, gate)| *x *= *gate);
+            }
+        }
+        let form = ActForm::of([&layer.attn_output]);
         kernels.prepare(attn, width, form, act);
     }
 }

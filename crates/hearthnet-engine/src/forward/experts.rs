@@ -2,12 +2,14 @@
 
 use hearthnet_files::BoundaryDtype;
 
+use std::ops::Range;
+
 use super::moe::{Chunk, choose};
 use super::stages::LayerRun;
 use super::tiles::{Tile, Widths};
 use super::tiling::share;
 use crate::kernels::{Act, ActForm, Output, TileMut, grow};
-use crate::weights::{Expert, Ffn, Router};
+use crate::weights::{Expert, Ffn, Router, SharedExpert};
 
 #[derive(Default)]
 pub(super) struct ExpertScratch {
@@ -19,8 +21,14 @@ pub(super) struct ExpertScratch {
 /// With the safety contract of all steps (see `stages`).
 #[allow(unsafe_code)]
 impl LayerRun<'_> {
-    /// Reads `act`; writes the routes and the experts' input of each row of a tile.
-    pub(super) unsafe fn route(&self, router: &Router, tile: Tile<'_>) {
+    /// Reads `act`; writes the routes, the experts' input and the weight of the shared expert of
+    /// each row of a tile.
+    pub(super) unsafe fn route(
+        &self,
+        router: &Router,
+        shared: Option<&SharedExpert>,
+        tile: Tile<'_>,
+    ) {
         let (kernels, widths, pairs) = (self.context.kernels, &self.widths, self.pairs);
         let normalise = self.context.spec.experts.is_some_and(|e| e.normalise);
         let Tile { rows, buffers } = tile;
@@ -30,6 +38,12 @@ impl LayerRun<'_> {
             let act = buffers.read_act();
             let normed = rows.first * widths.x..(rows.first + count) * widths.x;
             pairs.normed.slice_mut(normed).copy_from_slice(act.plain());
+            if let Some(shared) = shared {
+                let weights = pairs.shared_weights.part(rows.first..rows.first + count);
+                let out = weights.tile_mut(count, 1, 0..1);
+                kernels.matmul(&shared.score, 0..1, act, Output::Store, out);
+                kernels.sigmoid(weights.slice_mut(0..count));
+            }
             let out = buffers.scores.tile_mut(count, experts, 0..experts);
             let Router { matrix, bias } = router;
             kernels.matmul(matrix, 0..matrix.panels(), act, Output::Store, out);
@@ -43,6 +57,25 @@ impl LayerRun<'_> {
                 }
                 choose(kernels, scores, normalise, routes);
             }
+        }
+    }
+
+    /// Reads `act`, writes the columns of `panels` in the output of the shared expert.
+    pub(super) unsafe fn shared_down(
+        &self,
+        shared: &SharedExpert,
+        panels: Range<usize>,
+        tile: Tile<'_>,
+    ) {
+        let (x, Tile { rows, buffers }) = (self.widths.x, tile);
+        let out = self.pairs.shared;
+        let out = out.part(rows.first * x..(rows.first + rows.count) * x);
+        let columns = shared.down.columns(&panels);
+        // SAFETY: no unit writes `act`; the columns of `panels` are the unit's.
+        unsafe {
+            let (act, out) = (buffers.read_act(), out.tile_mut(rows.count, x, columns));
+            let kernels = self.context.kernels;
+            kernels.matmul(&shared.down, panels, act, Output::Store, out);
         }
     }
 
@@ -142,7 +175,7 @@ impl LayerRun<'_> {
         }
     }
 
-    /// Adds up the weighted outputs of each row of a tile, in `branch`.
+    /// Adds up the weighted outputs of each row of a tile, in `branch`; the shared expert is last.
     pub(super) unsafe fn combine(&self, tile: Tile<'_>) {
         let (Widths { x, used, .. }, pairs) = (self.widths, self.pairs);
         let Tile { rows, buffers } = tile;
@@ -166,6 +199,17 @@ impl LayerRun<'_> {
                     )
                 };
                 self.context.kernels.add_scaled(sum, out, route.weight);
+            }
+            if self.widths.shared > 0 {
+                let row = rows.first + row;
+                // SAFETY: no unit of the phase writes weights or outputs.
+                let (weight, out) = unsafe {
+                    (
+                        pairs.shared_weights.slice(row..row + 1)[0],
+                        pairs.shared.slice(row * x..(row + 1) * x),
+                    )
+                };
+                self.context.kernels.add_scaled(sum, out, weight);
             }
         }
     }

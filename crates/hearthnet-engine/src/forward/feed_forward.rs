@@ -12,9 +12,9 @@ use crate::weights::{ExpertBias, Ffn};
 /// With the safety contract of all steps (see `stages`).
 #[allow(unsafe_code)]
 impl LayerRun<'_> {
-    /// Reads `act`, writes the columns of `panels` in `h`.
-    pub(super) unsafe fn ffn(&self, ffn: &Ffn, panels: Range<usize>, tile: Tile<'_>) {
-        let (width, count, buffers) = (self.widths.ffn, tile.rows.count, tile.buffers);
+    /// Reads `act`, writes the columns of `panels` in `h`, which has rows of `width` values.
+    pub(super) unsafe fn ffn(&self, ffn: &Ffn, width: usize, panels: Range<usize>, tile: Tile<'_>) {
+        let (count, buffers) = (tile.rows.count, tile.buffers);
         // SAFETY: no unit writes `act`; the columns of `panels` in `h` and `up` are the unit's.
         unsafe {
             let act = buffers.read_act();
@@ -58,9 +58,8 @@ impl LayerRun<'_> {
         }
     }
 
-    /// Reads `h`, writes `act`.
-    pub(super) unsafe fn quantise_h(&self, down: &Packed, tile: Tile<'_>) {
-        let width = self.widths.ffn;
+    /// Reads `h`, which has rows of `width` values, writes `act`.
+    pub(super) unsafe fn quantise_h(&self, down: &Packed, width: usize, tile: Tile<'_>) {
         let values = 0..tile.rows.count * width;
         // SAFETY: the unit owns `act`, and no unit of the phase writes `h`.
         let (h, act) = unsafe { (tile.buffers.h.slice(values), tile.buffers.act()) };

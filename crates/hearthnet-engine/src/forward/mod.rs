@@ -16,6 +16,9 @@
 //! - *Prefill pass* ([`prefill_pass`]), for many rows: splits the tiles. A thread takes a tile
 //!   from attention to the next layer's keys and values. One phase per layer.
 //!
+//! A layer with a recurrence (gated delta rule) has a phase for it instead of attention: it needs
+//! the rows of a sequence one after another, and is split by heads: see [`delta`].
+//!
 //! With latent attention (MLA), QKV gives low-rank rows, and a further phase computes queries,
 //! keys and values from them. A mixture of experts regroups the rows across tiles: see [`moe`].
 //!
@@ -23,6 +26,7 @@
 //! on the pass, nor on the tiles, nor on which thread does the work: see [`stages`].
 
 mod attention;
+mod delta;
 mod experts;
 mod feed_forward;
 mod moe;
@@ -34,10 +38,12 @@ use std::ops::Range;
 
 use parking_lot::Mutex;
 
-use crate::kernels::{AttentionScratch, SharedMut};
+use crate::kernels::AttentionScratch;
+use crate::memory::Views;
 use crate::sequence::Span;
 use crate::thread_pool::PoolThread;
 use crate::weights::FeedForward;
+use delta::DeltaScratch;
 use experts::ExpertScratch;
 use moe::MoeBuffers;
 use stages::{FirstOverflow, LayerRun, Stage};
@@ -46,6 +52,7 @@ use tiling::{
     DECODE_TILE, PASS_TILES, PREFILL_TILE, Segment, UNITS, cut, decode_rows, prefill_tile,
 };
 
+pub(crate) use delta::SequenceState;
 pub(crate) use stages::Overflow;
 pub(crate) use tiles::EngineContext;
 pub(crate) use tiling::{share, units};
@@ -65,15 +72,16 @@ pub(crate) struct Scratch {
 struct ThreadScratch {
     tile: TileBuffers,
     attention: AttentionScratch,
+    delta: DeltaScratch,
     experts: ExpertScratch,
 }
 
-/// Runs `x`, the rows of all spans, through the layers. `pages` has the page table of each span.
+/// Runs `x`, the rows of all spans, through the layers. `views` has the memory of each span.
 pub(crate) fn run(
     context: &EngineContext<'_>,
     scratch: &mut Scratch,
     spans: &[Span],
-    pages: &[Vec<SharedMut<'_, u16>>],
+    views: &Views<'_>,
     x: &mut [f32],
 ) -> Result<(), Overflow> {
     let widths = Widths::of(context);
@@ -101,10 +109,14 @@ pub(crate) fn run(
             false => prefill_tile(rows.len(), threads),
         };
         let segments = cut(spans, &rows, size);
+        let whole = cut(spans, &rows, rows.len());
         let pass = LayerRun {
             context,
             widths,
-            pages,
+            pages: &views.pages,
+            qkv,
+            segments: whole.first().map_or(&[], |segments| segments),
+            states: &views.states,
             pairs: moe.pairs(&widths, threads, rows.len()),
             overflow: &overflow,
             rows,
@@ -147,7 +159,10 @@ fn decode_pass(
     context.thread_pool.run(&|thread| {
         let mut own = per_thread[thread.index()].lock();
         let ThreadScratch {
-            attention, experts, ..
+            attention,
+            delta: delta_scratch,
+            experts,
+            ..
         } = &mut *own;
         // A phase: units of work, then `then` for every tile, then `last` once. Several tiles are
         // split between the threads; a single tile is done by the thread that ends the phase.
@@ -207,17 +222,25 @@ fn decode_pass(
                 // SAFETY: separate segments or heads.
                 unsafe { pass.attend(index, tiles[tile], &segment, heads, attention) };
             };
-            phase(
-                thread,
-                units_of_heads.len(),
-                &mut attend,
-                // SAFETY: separate tiles.
-                &|tile| unsafe { pass.quantise_attn(index, tile) },
-                &|| (),
-            );
-            run(thread, index, &[Stage::Output]);
+            // SAFETY: separate tiles.
+            let quantise = |tile: Tile<'_>| unsafe { pass.quantise_attn(index, tile) };
+            match &layer.delta {
+                Some(delta) => {
+                    let mut recur = |unit: usize| {
+                        // SAFETY: separate sequences or heads.
+                        unsafe { pass.recur(layer, delta, unit, delta_scratch) };
+                    };
+                    let units = pass.delta_units(delta);
+                    phase(thread, units, &mut recur, &quantise, &|| ());
+                }
+                None => {
+                    let units = units_of_heads.len();
+                    phase(thread, units, &mut attend, &quantise, &|| ());
+                }
+            }
+            run(thread, index, Stage::after_attention(layer));
             match &layer.feed_forward {
-                FeedForward::Dense { .. } => run(thread, index, &[Stage::GateUp, Stage::Down]),
+                FeedForward::Dense { .. } => {}
                 FeedForward::Experts { experts: all, .. } => {
                     let units = pass.pairs.units();
                     // SAFETY: the plan is complete; separate places or panels.
@@ -256,6 +279,7 @@ fn prefill_pass(
         let ThreadScratch {
             tile,
             attention,
+            delta: delta_scratch,
             experts,
         } = &mut *own;
         let buffers = tile.buffers(&pass.widths, size);
@@ -276,19 +300,25 @@ fn prefill_pass(
             }
         });
         for (index, layer) in context.layers.iter().enumerate() {
+            if let Some(delta) = &layer.delta {
+                // SAFETY: separate sequences or heads; the rows of all tiles are complete.
+                thread.phase(pass.delta_units(delta), |unit| unsafe {
+                    pass.recur(layer, delta, unit, delta_scratch);
+                });
+            }
+            let stages = Stage::after_attention(layer);
             match &layer.feed_forward {
                 // SAFETY: as above; other units write keys and values of the next layer.
                 FeedForward::Dense { .. } => thread.phase(rows.len(), |unit| unsafe {
-                    let stages = [Stage::Output, Stage::GateUp, Stage::Down];
                     pass.attention(index, nth(unit), attention);
-                    pass.through(index, &stages, nth(unit));
+                    pass.through(index, stages, nth(unit));
                     pass.before_attention(index + 1, nth(unit));
                 }),
                 FeedForward::Experts { experts: all, .. } => {
                     // SAFETY: as above.
                     let attend = |unit: usize| unsafe {
                         pass.attention(index, nth(unit), attention);
-                        pass.through(index, &[Stage::Output], nth(unit));
+                        pass.through(index, stages, nth(unit));
                     };
                     // SAFETY: all rows have their routes, and one thread concludes the phase.
                     let plan = || unsafe { pass.conclude(index, Stage::Output) };

@@ -43,6 +43,8 @@ pub(super) struct MoeBuffers {
     routes: Vec<Route>,
     h: Vec<f32>,
     out: Vec<f32>,
+    shared: Vec<f32>,
+    shared_weights: Vec<f32>,
     plan: Plan,
 }
 
@@ -57,6 +59,10 @@ pub(super) struct Pairs<'a> {
     pub(super) h: SharedMut<'a, f32>,
     /// `[place][width]`
     pub(super) out: SharedMut<'a, f32>,
+    /// `[row][width]`: outputs of the shared expert.
+    pub(super) shared: SharedMut<'a, f32>,
+    /// `[row]`: their weights.
+    pub(super) shared_weights: SharedMut<'a, f32>,
     pub(super) plan: SharedMut<'a, Plan>,
     units: Units,
 }
@@ -101,11 +107,14 @@ impl MoeBuffers {
         let pairs = rows * widths.used;
         // Without experts there are no pairs, and `normed` is unused.
         let rows = if widths.used > 0 { rows } else { 0 };
+        let of_shared = if widths.shared > 0 { rows } else { 0 };
         Pairs {
             normed: shared(&mut self.normed, rows * widths.x),
             routes: shared(&mut self.routes, pairs),
             h: shared(&mut self.h, pairs * widths.ffn),
             out: shared(&mut self.out, pairs * widths.x),
+            shared: shared(&mut self.shared, of_shared * widths.x),
+            shared_weights: shared(&mut self.shared_weights, of_shared),
             plan: SharedMut::new(std::slice::from_mut(&mut self.plan)),
             units: Units::of(pairs, widths.experts, threads),
         }

@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hearthnet_files::BoundaryDtype;
 
+use super::delta::SequenceState;
 use super::moe::Pairs;
 use super::tiles::{EngineContext, Tile, Widths};
+use super::tiling::Segment;
 use crate::kernels::{Act, ActForm, Output, Packed, SharedMut};
 use crate::weights::{FeedForward, Layer};
 
@@ -18,6 +20,12 @@ pub(super) struct LayerRun<'a> {
     pub(super) context: &'a EngineContext<'a>,
     pub(super) widths: Widths,
     pub(super) pages: &'a [Vec<SharedMut<'a, u16>>],
+    /// `qkv` of all rows of the pass.
+    pub(super) qkv: SharedMut<'a, f32>,
+    /// Rows of each sequence in the pass.
+    pub(super) segments: &'a [Segment],
+    /// State of each span; empty without recurrences.
+    pub(super) states: &'a [SequenceState<'a>],
     pub(super) pairs: Pairs<'a>,
     pub(super) overflow: &'a FirstOverflow,
     /// Rows of the pass, as indices into the batch.
@@ -35,6 +43,9 @@ pub(super) enum Stage {
     /// Dense feed-forward layer.
     GateUp,
     Down,
+    /// Shared expert.
+    SharedGateUp,
+    SharedDown,
 }
 
 impl Stage {
@@ -43,6 +54,15 @@ impl Stage {
         match layer.latent {
             Some(_) => &[Self::Qkv, Self::Latent],
             None => &[Self::Qkv],
+        }
+    }
+
+    /// Stages between the attention of a layer, and its end or its experts.
+    pub(super) fn after_attention(layer: &Layer) -> &'static [Self] {
+        match &layer.feed_forward {
+            FeedForward::Dense { .. } => &[Self::Output, Self::GateUp, Self::Down],
+            FeedForward::Experts { shared: None, .. } => &[Self::Output],
+            FeedForward::Experts { .. } => &[Self::Output, Self::SharedGateUp, Self::SharedDown],
         }
     }
 }
@@ -57,7 +77,12 @@ impl LayerRun<'_> {
             (Stage::Output, _) => layer.attn_output.panels(),
             (Stage::GateUp, FeedForward::Dense { ffn, .. }) => ffn.panels(),
             (Stage::Down, FeedForward::Dense { down, .. }) => down.panels(),
-            (_, FeedForward::Experts { .. }) => 0,
+            (stage, FeedForward::Experts { shared, .. }) => match (stage, shared) {
+                (Stage::SharedGateUp, Some(shared)) => shared.ffn.panels(),
+                (Stage::SharedDown, Some(shared)) => shared.down.panels(),
+                _ => 0,
+            },
+            (_, FeedForward::Dense { .. }) => 0,
         }
     }
 
@@ -79,11 +104,20 @@ impl LayerRun<'_> {
                 (Stage::Output, _) => {
                     self.add(&layer.attn_output, panels, BoundaryDtype::F32, tile);
                 }
-                (Stage::GateUp, FeedForward::Dense { ffn, .. }) => self.ffn(ffn, panels, tile),
+                (Stage::GateUp, FeedForward::Dense { ffn, .. }) => {
+                    self.ffn(ffn, self.widths.ffn, panels, tile);
+                }
                 (Stage::Down, FeedForward::Dense { down, .. }) => {
                     self.add(down, panels, self.context.spec.boundary, tile);
                 }
-                (_, FeedForward::Experts { .. }) => {}
+                (stage, FeedForward::Experts { shared, .. }) => match (stage, shared) {
+                    (Stage::SharedGateUp, Some(shared)) => {
+                        self.ffn(&shared.ffn, self.widths.shared, panels, tile);
+                    }
+                    (Stage::SharedDown, Some(shared)) => self.shared_down(shared, panels, tile),
+                    _ => {}
+                },
+                (_, FeedForward::Dense { .. }) => {}
             }
         }
     }
@@ -95,17 +129,26 @@ impl LayerRun<'_> {
         unsafe {
             match (stage, &layer.feed_forward) {
                 (Stage::Qkv, _) if layer.latent.is_some() => self.norm_latent(layer, tile),
+                // The recurrence needs all rows of a sequence.
+                (Stage::Qkv, _) if layer.delta.is_some() => {}
                 (Stage::Qkv | Stage::Latent, _) => self.store_kv(index, tile),
                 (Stage::Output, feed_forward) => {
                     self.end_attention(layer, tile);
                     self.ffn_norm(layer, tile);
-                    if let FeedForward::Experts { router, .. } = feed_forward {
-                        self.route(router, tile);
+                    if let FeedForward::Experts { router, shared, .. } = feed_forward {
+                        self.route(router, shared.as_ref(), tile);
                     }
                 }
-                (Stage::GateUp, FeedForward::Dense { down, .. }) => self.quantise_h(down, tile),
+                (Stage::GateUp, FeedForward::Dense { down, .. }) => {
+                    self.quantise_h(down, self.widths.ffn, tile);
+                }
                 (Stage::Down, _) => self.end_block(index, tile),
-                (Stage::GateUp, FeedForward::Experts { .. }) => {}
+                (Stage::SharedGateUp, FeedForward::Experts { shared, .. }) => {
+                    if let Some(shared) = shared {
+                        self.quantise_h(&shared.down, self.widths.shared, tile);
+                    }
+                }
+                (Stage::GateUp | Stage::SharedGateUp | Stage::SharedDown, _) => {}
             }
         }
     }
@@ -146,15 +189,20 @@ impl LayerRun<'_> {
         unsafe { self.norm(&layer.attn_norm, layer.qkv.form, tile) };
     }
 
-    /// Reads `x`, writes `act`. In a layer with experts, `act` has the form for the router, and the
-    /// plain form for the experts.
+    /// Reads `x`, writes `act`. In a layer with experts, `act` has the forms for the router and the
+    /// shared expert, and the plain form for the other experts.
     unsafe fn ffn_norm(&self, layer: &Layer, tile: Tile<'_>) {
         let form = match &layer.feed_forward {
             FeedForward::Dense { ffn, .. } => ffn.form(),
-            FeedForward::Experts { router, .. } => ActForm {
-                plain: true,
-                ..ActForm::of([&router.matrix])
-            },
+            FeedForward::Experts { router, shared, .. } => {
+                let score = shared.as_ref().map(|shared| &shared.score);
+                let ffn = shared.as_ref().map(|shared| shared.ffn.form());
+                let scores = ActForm::of(score.into_iter().chain([&router.matrix]));
+                ActForm {
+                    plain: true,
+                    quantised: scores.quantised || ffn.is_some_and(|form| form.quantised),
+                }
+            }
         };
         // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
         unsafe { self.norm(&layer.ffn_norm, form, tile) };

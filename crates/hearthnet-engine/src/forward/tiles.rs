@@ -7,7 +7,7 @@ use crate::kernels::{Act, Kernels, SharedMut, grow};
 use crate::kv::Geometry;
 use crate::rope_tables::RopeTables;
 use crate::thread_pool::ThreadPool;
-use crate::weights::{FeedForward, Ffn, Layer};
+use crate::weights::{Delta, FeedForward, Ffn, Layer};
 
 /// Everything that stays the same for all rows of a batch.
 pub(crate) struct EngineContext<'a> {
@@ -17,8 +17,6 @@ pub(crate) struct EngineContext<'a> {
     pub(crate) ropes: &'a RopeTables,
     pub(crate) geometry: Geometry,
     pub(crate) layers: &'a [Layer],
-    /// Index of `layers[0]` among the engine's layers.
-    pub(crate) first: usize,
 }
 
 impl EngineContext<'_> {
@@ -34,10 +32,16 @@ pub(super) struct Widths {
     pub(super) x: usize,
     pub(super) q: usize,
     pub(super) kv: usize,
+    /// Outputs of the first matrices of a layer: queries, keys, values and gates; or those of a
+    /// recurrence.
     pub(super) qkv: usize,
+    /// Inputs of the output projection.
+    pub(super) attn: usize,
     /// Width of all low-rank rows of latent attention, or 0.
     pub(super) latent: usize,
     pub(super) ffn: usize,
+    /// Width of the shared expert, or 0.
+    pub(super) shared: usize,
     pub(super) experts: usize,
     /// Experts per row, or 0.
     pub(super) used: usize,
@@ -54,17 +58,27 @@ impl Widths {
         let (q, kv) = (spec.query_width() as usize, spec.kv_width() as usize);
         let split = |layer: &Layer| match &layer.feed_forward {
             FeedForward::Dense { ffn, .. } => matches!(ffn, Ffn::Split { .. }),
-            FeedForward::Experts { .. } => false,
+            FeedForward::Experts { shared, .. } => {
+                let ffn = shared.as_ref().map(|shared| &shared.ffn);
+                matches!(ffn, Some(Ffn::Split { .. }))
+            }
         };
+        let gates = if spec.attention.output_gate { q } else { 0 };
+        let delta = spec.delta.as_ref();
         Self {
             x: spec.width as usize,
             q,
             kv,
-            qkv: q + 2 * kv,
+            qkv: (q + 2 * kv + gates).max(delta.map_or(0, Delta::row)),
+            attn: q.max(delta.map_or(0, |delta| delta.values() as usize)),
             latent: spec.attention.latent.map_or(0, |latent| {
                 (latent.queries + latent.keys + spec.rope.dims) as usize
             }),
             ffn: spec.ffn as usize,
+            shared: spec
+                .experts
+                .and_then(|experts| experts.shared)
+                .map_or(0, |shared| shared.ffn as usize),
             experts: spec.experts.map_or(0, |experts| experts.count as usize),
             used: spec.experts.map_or(0, |experts| experts.used as usize),
             split_ffn: context.layers.iter().any(split),
@@ -126,13 +140,14 @@ impl TileBuffers {
         let only = |wanted: bool, width: usize| if wanted { rows * width } else { 0 };
         let dense = widths.experts == 0;
         let branch = only(widths.branches || !dense, widths.x);
+        let h = if dense { widths.ffn } else { widths.shared };
         Buffers {
             act: SharedMut::new(std::slice::from_mut(&mut self.act)),
             latent: shared(&mut self.latent, rows * widths.latent),
             latent_kv: SharedMut::new(std::slice::from_mut(&mut self.latent_kv)),
-            attn: shared(&mut self.attn, rows * widths.q),
-            h: shared(&mut self.h, only(dense, widths.ffn)),
-            up: shared(&mut self.up, only(widths.split_ffn, widths.ffn)),
+            attn: shared(&mut self.attn, rows * widths.attn),
+            h: shared(&mut self.h, rows * h),
+            up: shared(&mut self.up, only(widths.split_ffn, h)),
             branch: shared(&mut self.branch, branch),
             scores: shared(&mut self.scores, rows * widths.experts),
         }

@@ -13,7 +13,7 @@ use super::portable::matmul::Portable;
 use super::shared::{SharedMut, TileMut};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{avx2::Avx2, avx2::AvxVnni, avx512::Avx512, lanes};
-use super::{kv, rope, rows};
+use super::{delta, kv, rope, rows};
 
 /// Table of the inner kernels `$dot` of all weight types.
 macro_rules! dots {
@@ -59,6 +59,13 @@ macro_rules! kernels {
                 softcap(x: &mut [f32], cap: f32) = rows::softcap::<$lanes>;
                 add_scaled(sum: &mut [f32], x: &[f32], factor: f32) = rows::add_scaled;
                 exp(x: &mut [f32]) = rows::exp::<$lanes>;
+                silu(x: &mut [f32]) = rows::activate::<$lanes, false>;
+                sigmoid(x: &mut [f32]) = rows::activate::<$lanes, true>;
+                l2_norm(x: &mut [f32], width: usize, eps: f32, scale: f32) = rows::l2_norm;
+                convolve(convolution: &delta::Convolution<'_>, window: &[f32], out: &mut [f32])
+                    = delta::convolve;
+                delta_rule(rows: &delta::DeltaRows<'_>, state: &mut [f32], values: &mut [f32])
+                    = delta::rule;
                 add_round(x: &mut [f32], y: &[f32], dtype: BoundaryDtype) = rows::add_round;
                 rope(row: &rope::RopeRow<'_>, x: &mut [f32], head_dim: usize) = rows::rope;
                 store_kv(page: SharedMut<'_, u16>, slot: usize, key: &[f32], value: &[f32])

@@ -63,6 +63,16 @@ pub(super) unsafe fn silu<V: Lanes>(g: V) -> V {
     unsafe { g.div(V::splat(1.0).add(exp(V::splat(-0.0).sub(g)))) }
 }
 
+/// 1 / (1 + exp(-g)).
+///
+/// # Safety
+/// See [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn sigmoid<V: Lanes>(g: V) -> V {
+    // SAFETY: the caller ensures the ISA. As in `silu`, `-0.0 - g` negates.
+    unsafe { V::splat(1.0).div(V::splat(1.0).add(exp(V::splat(-0.0).sub(g)))) }
+}
+
 /// (u + 1) * g / (1 + exp(-1.702 g)), with g clamped to at most 7 and u to -7..=7.
 ///
 /// # Safety

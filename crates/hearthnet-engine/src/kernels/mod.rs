@@ -32,6 +32,7 @@
 //! | matrices | [`Kernels::matmul`], [`Kernels::matmul_swiglu`] |
 //! | rotation | [`Kernels::rope`], [`RopeTable`] |
 //! | cache layout, attention | [`Kernels::store_kv`], [`Kernels::attention`] |
+//! | convolution, delta rule | [`Kernels::convolve`], [`Kernels::delta_rule`] |
 //!
 //! Lengths are checked on entry; a wrong length panics. Shapes come from a model that
 //! [`Packed`] and the engine have accepted, so a wrong length is a bug of the caller and
@@ -46,6 +47,7 @@
 mod act;
 mod arena;
 mod attention;
+mod delta;
 mod error;
 mod instantiate;
 mod isa;
@@ -78,6 +80,7 @@ pub(crate) use act::grow;
 pub use act::{Act, ActForm};
 pub use arena::{Arena, F16Buffer};
 pub use attention::{Attention, AttentionScratch};
+pub use delta::{Convolution, DeltaRows, softplus};
 pub use error::PackError;
 pub use isa::Isa;
 pub use kv::{PAGE, key_cell, page_len, value_cell};
@@ -261,6 +264,51 @@ impl Kernels {
     /// e^x in place; relative error below 1.2e-7, +0 below -87, e^88 above 88.
     pub fn exp(self, x: &mut [f32]) {
         dispatch!(self, exp(x));
+    }
+
+    /// silu(x) in place.
+    pub fn silu(self, x: &mut [f32]) {
+        dispatch!(self, silu(x));
+    }
+
+    /// 1 / (1 + e^-x) in place.
+    pub fn sigmoid(self, x: &mut [f32]) {
+        dispatch!(self, sigmoid(x));
+    }
+
+    /// In each row of `width` values, `x = x / sqrt(sum(x²) + eps) * scale`.
+    ///
+    /// # Panics
+    /// When `x` is not whole rows.
+    pub fn l2_norm(self, x: &mut [f32], width: usize, eps: f32, scale: f32) {
+        check_rows(x.len(), width);
+        dispatch!(self, l2_norm(x, width, eps, scale));
+    }
+
+    /// Causal convolution: each row of `out` is the weighted sum of that row of `window` and those
+    /// before it. `window` begins `positions - 1` rows earlier than `out`.
+    ///
+    /// # Panics
+    /// When the shapes do not fit.
+    pub fn convolve(self, convolution: &Convolution<'_>, window: &[f32], out: &mut [f32]) {
+        assert!(
+            convolution.fits(window.len(), out.len()),
+            "a convolution of another shape"
+        );
+        dispatch!(self, convolve(convolution, window, out));
+    }
+
+    /// Takes the state of one head through rows of a sequence, in order: outputs replace `values`,
+    /// `[rows][width of values]`.
+    ///
+    /// # Panics
+    /// When the shapes do not fit.
+    pub fn delta_rule(self, rows: &DeltaRows<'_>, state: &mut [f32], values: &mut [f32]) {
+        assert!(
+            rows.fits(state.len(), values.len()),
+            "a delta rule of another shape"
+        );
+        dispatch!(self, delta_rule(rows, state, values));
     }
 
     /// `x = round(x + y)`, element by element.

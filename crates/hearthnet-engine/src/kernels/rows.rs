@@ -4,7 +4,7 @@
 
 use super::act::{Act, BlockMeta};
 use super::lanes::{LANES, Lanes, ROUND_MAGIC, fold};
-use super::math::silu;
+use super::math::{sigmoid, silu};
 use super::rope::RopeRow;
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::blocks::BLOCK;
@@ -246,6 +246,40 @@ pub(super) unsafe fn exp<V: Lanes>(x: &mut [f32]) {
             let v = V::load_partial(chunk.as_ptr(), chunk.len(), 0.0);
             super::math::exp(v).store_partial(chunk.as_mut_ptr(), chunk.len());
         }
+    }
+}
+
+/// silu(x) in place, or with `GATE` sigmoid(x).
+///
+/// # Safety
+/// See [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn activate<V: Lanes, const GATE: bool>(x: &mut [f32]) {
+    for chunk in x.chunks_mut(LANES) {
+        // SAFETY: `chunk` has at most sixteen values, and its length is passed.
+        unsafe {
+            let v = V::load_partial(chunk.as_ptr(), chunk.len(), 0.0);
+            let v = match GATE {
+                true => sigmoid(v),
+                false => silu(v),
+            };
+            v.store_partial(chunk.as_mut_ptr(), chunk.len());
+        }
+    }
+}
+
+/// In each row of `width` values, `x = (x * s) * scale`, `s = 1 / sqrt(sum(x²) + eps)`.
+#[inline(always)]
+pub(super) fn l2_norm(x: &mut [f32], width: usize, eps: f32, scale: f32) {
+    for row in x.chunks_exact_mut(width) {
+        let mut lanes = [0.0; LANES];
+        for chunk in row.chunks(LANES) {
+            for (lane, x) in lanes.iter_mut().zip(chunk) {
+                *lane = x.mul_add(*x, *lane);
+            }
+        }
+        let s = 1.0 / (fold(lanes) + eps).sqrt();
+        row.iter_mut().for_each(|x| *x = (*x * s) * scale);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Paged KV cache of all sequences of an exact engine.
+//! Paged KV cache of all sequences of an exact engine, for the layers that have attention.
 //!
 //! A page holds 32 positions of one sequence for every layer of the engine. The state of a sequence
 //! is its page table. Forking copies only the table; a page of several tables is copied when one
@@ -29,15 +29,16 @@ const STEP: u64 = 4 << 20;
 /// Shape of the keys and values of a position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Geometry {
+    /// Layers that have keys and values.
     pub(crate) layers: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
 }
 
 impl Geometry {
-    pub(crate) fn of(spec: &ModelSpec, layers: u32) -> Self {
+    pub(crate) fn of(spec: &ModelSpec, layers: Range<u32>) -> Self {
         Self {
-            layers: layers as usize,
+            layers: layers.filter(|&layer| spec.block(layer).has_keys()).count(),
             kv_heads: spec.kv_heads as usize,
             head_dim: spec.head_dim as usize,
         }
@@ -48,7 +49,7 @@ impl Geometry {
         self.layers * self.kv_heads
     }
 
-    /// Index of the slab of a KV head; `layer` counts from the engine's first layer.
+    /// Index of the slab of a KV head; `layer` counts the engine's layers with keys and values.
     pub(crate) fn slab_index(&self, layer: usize, head: usize) -> usize {
         layer * self.kv_heads + head
     }
@@ -57,6 +58,14 @@ impl Geometry {
     pub(crate) fn slab_range(&self, slab: usize) -> Range<usize> {
         let len = page_len(self.head_dim);
         slab * len..(slab + 1) * len
+    }
+
+    /// Pages of a sequence; none without keys and values.
+    fn pages_for(&self, len: u32) -> usize {
+        match self.head_slabs() {
+            0 => 0,
+            _ => (len as usize).div_ceil(PAGE),
+        }
     }
 
     fn page_values(&self) -> usize {
@@ -73,13 +82,8 @@ impl Geometry {
     }
 }
 
-/// Memory of the sequences of so many layers on the exact engine.
-pub fn footprint(spec: &ModelSpec, layers: u32) -> Footprint {
-    Geometry::of(spec, layers).footprint()
-}
-
 /// Pool of reference-counted pages, grown on demand.
-pub struct Pages {
+pub(crate) struct Pages {
     geometry: Geometry,
     arena: Arena,
     memory: Vec<F16Buffer>,
@@ -178,7 +182,7 @@ impl Storage for Pages {
 
     fn pages_needed(&self, table: &Vec<usize>, len: u32, end: u32) -> u64 {
         let copy = is_partial(len) && table.last().is_some_and(|page| self.is_shared(*page));
-        (pages_for(end) - table.len() + usize::from(copy)) as u64
+        (self.geometry.pages_for(end) - table.len() + usize::from(copy)) as u64
     }
 
     fn grow(&mut self, table: &mut Vec<usize>, len: u32, end: u32) -> Result<(), EngineError> {
@@ -187,14 +191,14 @@ impl Storage for Pages {
         {
             *last = self.make_own(*last)?;
         }
-        while table.len() < pages_for(end) {
+        while table.len() < self.geometry.pages_for(end) {
             table.push(self.take()?);
         }
         Ok(())
     }
 
     fn shrink(&mut self, table: &mut Vec<usize>, len: u32) -> Result<u32, EngineError> {
-        let freed = table.split_off(pages_for(len));
+        let freed = table.split_off(self.geometry.pages_for(len));
         self.free(freed);
         Ok(len)
     }
@@ -216,10 +220,6 @@ impl Drop for Pages {
             page.zeroize();
         }
     }
-}
-
-fn pages_for(len: u32) -> usize {
-    (len as usize).div_ceil(PAGE)
 }
 
 /// Whether the last page of `len` positions has free positions.

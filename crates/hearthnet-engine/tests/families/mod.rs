@@ -25,7 +25,7 @@ use hearthnet_engine::kernels::Isa;
 use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::manifest::VerifyError;
 use hearthnet_files::spec::{
-    Activation, AttentionSpec, QkNorm, RopeScaling, Rotation, ScaleSpec, YarnSpec,
+    Activation, AttentionSpec, DeltaSpec, QkNorm, RopeScaling, Rotation, ScaleSpec, YarnSpec,
 };
 use hearthnet_files::{BoundaryDtype, Gguf, Manifest, ModelFile, ModelSpec};
 use hearthnet_testkit::{FullModel, rewritten};
@@ -38,9 +38,10 @@ use crate::engine_common::{
 };
 
 /// Largest deviation of a logit from *cache*, relative to the largest logit, in the better half of
-/// the rows: observed 7.5e-7. (In the other half, an f32 rounding error may have moved a key or a
-/// value to the next f16.)
-const CACHE_BOUND: f32 = 3e-6;
+/// the rows: observed 7.5e-7, and 3.6e-6 with recurrent layers, which `transformers` computes in
+/// another order. (In the other half, an f32 rounding error may have moved a key or a value to the
+/// next f16.)
+const CACHE_BOUND: f32 = 1e-5;
 /// The same in all rows: observed 3.7e-5.
 const TIPPED_BOUND: f32 = 2e-4;
 /// From *plain*, in all rows: observed 1.4e-3.
@@ -81,7 +82,7 @@ fn floats(path: &Path) -> Vec<f32> {
 
 /// The file with other metadata and tensors: `change` gets each tensor's values, and returns the
 /// type to store them in.
-fn rewrite(
+pub(crate) fn rewrite(
     name: &str,
     metadata: &[(&str, Value<'_>)],
     mut change: impl FnMut(&str, &mut Vec<f32>) -> TensorType,
@@ -90,6 +91,7 @@ fn rewrite(
         let dtype = match (change(&info.name, &mut values), info.dims.len()) {
             (_, 1) => TensorType::F32,
             _ if info.name.ends_with(".bias") => TensorType::F32,
+            _ if info.name.ends_with("ssm_conv1d.weight") => TensorType::F32,
             (dtype, _) => dtype,
         };
         let mut bytes = Vec::new();
@@ -366,6 +368,29 @@ fn specs_describe_each_family() {
     let scales = r#"{"embedding": 3.0, "residual": 0.4, "logits": 1.5}"#;
     assert_eq!(base.scales, json(scales));
     assert_eq!((spec("glm4").rope.dims, spec("glm4").head_dim), (8, 16));
+    for (name, heads, tiled) in [
+        ("qwen35", 4, true),
+        ("qwen35moe", 6, true),
+        ("qwen3next", 4, false),
+    ] {
+        let found = spec(name);
+        let expected = DeltaSpec {
+            attention_every: 4,
+            convolution: 4,
+            key_heads: 2,
+            value_heads: heads,
+            key_width: 16,
+            value_width: 16,
+            tiled,
+            norm_eps: 1e-6,
+        };
+        assert_eq!(found.delta, Some(expected), "{name}");
+        let attends: Vec<bool> = (0..5).map(|layer| found.block(layer).has_keys()).collect();
+        assert_eq!(attends, [false, false, false, true, false], "{name}");
+        assert!(found.attention.output_gate && found.attention.qk_norm == Some(QkNorm::Head));
+        let shared = found.experts.map(|experts| experts.shared.unwrap().ffn);
+        assert_eq!(shared, (name != "qwen35").then_some(64), "{name}");
+    }
 }
 
 #[test]

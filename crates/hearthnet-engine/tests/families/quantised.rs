@@ -31,6 +31,9 @@ const TYPES: [(TensorType, f64, f64); 7] = [
     (TensorType::MXFP4, 2.2, 0.43),
 ];
 
+/// Families whose quantised forms have not been run through llama.cpp.
+const NOT_COMPARED: [&str; 3] = ["qwen35", "qwen35moe", "qwen3next"];
+
 /// Tolerance in standard errors: of the mean difference from llama.cpp, and of the number of
 /// positions at which the engine is further away, compared with a fair coin.
 const ERRORS: f64 = 3.0;
@@ -83,6 +86,9 @@ fn quantised_forms_are_as_close_to_transformers_as_those_of_llama_cpp() {
     let mut further = [0; TYPES.len()];
     let mut positions = 0;
     for (name, reference) in references() {
+        if NOT_COMPARED.contains(&name.as_str()) {
+            continue;
+        }
         let ids = [&reference.prompt[..], &reference.more].concat();
         positions += ids.len();
         let bytes = std::fs::read(data().join(format!("{name}.logprobs"))).unwrap();

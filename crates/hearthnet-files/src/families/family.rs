@@ -1,8 +1,8 @@
 //! Description of a family, and the tensors of its models.
 
 use super::rules::{
-    EMBEDDING, Group, OUTPUT, OUTPUT_NORM, ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT,
-    Rule,
+    EMBEDDING, Group, OUTPUT, OUTPUT_NORM, PREDICTION, ROPE_FACTORS, ROPE_FACTORS_LONG,
+    ROPE_FACTORS_SHORT, Rule,
 };
 use crate::boundary::BoundaryDtype;
 use crate::spec::{Activation, BlockSpec, LayerTensor, ModelSpec, QkNorm, RopeKind, RopeScaling};
@@ -55,6 +55,19 @@ pub struct Family {
     pub rope_local_theta: Option<f64>,
     /// [`WindowSpec::global_every`](crate::spec::WindowSpec::global_every)
     pub global_every: Option<u32>,
+    /// [`AttentionSpec::output_gate`](crate::spec::AttentionSpec::output_gate)
+    pub output_gate: bool,
+    /// Blocks with a gated delta rule; files do not state these two facts about it.
+    pub delta: Option<DeltaFamily>,
+}
+
+/// Facts about the gated delta rule of a family.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct DeltaFamily {
+    /// [`DeltaSpec::tiled`](crate::spec::DeltaSpec::tiled)
+    pub tiled: bool,
+    /// [`DeltaSpec::norm_eps`](crate::spec::DeltaSpec::norm_eps)
+    pub norm_eps: f32,
 }
 
 /// Whether the models of a family have a feature.
@@ -101,6 +114,8 @@ impl Family {
         rope_skip_every: None,
         rope_local_theta: None,
         global_every: None,
+        output_gate: false,
+        delta: None,
     };
 
     /// Returns true if blocks can have a tensor.
@@ -129,9 +144,11 @@ impl Family {
         outer.extend(shared_tensors(spec).iter().map(|name| (*name, vec![pairs])));
         let outer = outer.into_iter();
         let outer = outer.map(|(name, lengths)| (name.to_owned(), lengths));
-        outer.chain((0..spec.layers).flat_map(move |layer| {
+        let blocks = spec.layers.saturating_add(spec.prediction);
+        outer.chain((0..blocks).flat_map(move |layer| {
             let block = spec.block(layer);
-            self.rules(block).map(move |rule| {
+            let more = if layer < spec.layers { &[] } else { PREDICTION };
+            self.rules(block).chain(more).map(move |rule| {
                 let lengths = rule.dims.iter().map(|dim| dim.of(&block));
                 (rule.full_name(layer), lengths.collect::<Vec<_>>())
             })

@@ -47,6 +47,14 @@ const OTHERS: &[(&str, &str)] = &[
     ("attention.temperature.scale", "attention.temperature_scale"),
     ("attention.temperature.positions", ORIGINAL_CONTEXT),
     ("attention.softcap", "attn_logit_softcapping"),
+    ("prediction", "nextn_predict_layers"),
+    ("delta.attention_every", "full_attention_interval"),
+    ("delta.convolution", "ssm.conv_kernel"),
+    ("delta.key_heads", "ssm.group_count"),
+    ("delta.value_heads", "ssm.time_step_rank"),
+    ("delta.key_width", "ssm.state_size"),
+    ("delta.value_width", "ssm.inner_size"),
+    ("experts.shared.ffn", "expert_shared_feed_forward_length"),
     ("scales.embedding", "embedding_scale"),
     ("scales.residual", "residual_scale"),
     ("scales.logits", "logit_scale"),
@@ -64,6 +72,8 @@ const NEUTRAL: &[Requirement] = &[
     zero("expert_count"),
     zero("expert_used_count"),
     zero("expert_shared_count"),
+    // The blocks of multi-token prediction.
+    zero("nextn_predict_layers"),
     // llama.cpp's number for a softmax.
     one("expert_gating_func"),
     one("expert_weights_scale"),
@@ -84,7 +94,12 @@ const IGNORED: &[&str] = &[
     "rope.scaling.finetuned",
     // Written by early converters: row order of the converter's *source* file.
     "tensor_data_layout",
+    // Parts of a head for the axes of images; a token of text has the same position on all axes.
+    "rope.dimension_sections",
 ];
+
+/// Kinds of the blocks, which families derive: whether each has a recurrence.
+pub(super) const RECURRENT: &str = "attention.recurrent_layers";
 
 /// Key from which a field is read.
 pub(super) fn key_of(field: &'static str) -> &'static str {
@@ -156,7 +171,8 @@ impl Keys<'_> {
             };
             let neutral =
                 |rule: &Requirement| rule.key == rest && rule.accepts(Some(Scalar::from(value)));
-            let known = self.reads(rest) || IGNORED.contains(&rest);
+            let kinds = rest == RECURRENT && self.family.delta.is_some();
+            let known = self.reads(rest) || IGNORED.contains(&rest) || kinds;
             if !known && !NEUTRAL.iter().any(neutral) {
                 return Err(ModelError::Unsupported {
                     what: format!("metadata {key:?} = {value}"),

@@ -1,7 +1,7 @@
 //! Supported families, one constant each. Keys and tensor names are those of llama.cpp's
 //! `llama-arch.cpp`.
 
-use super::family::{Family, Presence, Yarn};
+use super::family::{DeltaFamily, Family, Presence, Yarn};
 use super::rules::*;
 use crate::boundary::BoundaryDtype;
 use crate::spec::{Activation, QkNorm, RopeKind};
@@ -204,4 +204,75 @@ pub(super) const MISTRAL3: Family = Family {
     reads: "attention.temperature_scale rope.scaling.yarn_log_multiplier",
     yarn: Yarn::Whole,
     ..Family::BASE
+};
+
+/// Qwen3.5 and Qwen3.6, dense (text part): three of four blocks have a gated delta rule; the others
+/// have attention with an output gate and RoPE on a quarter of each head. Sources: "Gated Delta
+/// Networks" (arXiv 2412.06464), and the model cards of Qwen3-Next and Qwen3.5.
+///
+/// The epsilon of the norms of queries and keys in the delta rule is that of the published code and
+/// of `transformers`; llama.cpp uses the epsilon of the other norms. Trained in bf16.
+pub(super) const QWEN35: Family = Family {
+    architecture: "qwen35",
+    rope: RopeKind::Halves,
+    boundary: BoundaryDtype::Bf16,
+    layer: &[
+        GATED_ATTENTION,
+        QK_NORM,
+        DELTA,
+        DELTA_SCORES,
+        MIDDLE_NORM,
+        DENSE,
+    ],
+    reads: "full_attention_interval ssm.conv_kernel ssm.state_size ssm.group_count \
+        ssm.time_step_rank ssm.inner_size nextn_predict_layers",
+    qk_norm: Some(QkNorm::Head),
+    output_gate: true,
+    delta: Some(DeltaFamily {
+        tiled: true,
+        norm_eps: 1e-6,
+    }),
+    yarn: Yarn::Whole,
+    ..Family::BASE
+};
+
+/// Qwen3.5 and Qwen3.6 with experts, one of which all rows go through. Sources: as for Qwen3.5.
+pub(super) const QWEN35_MOE: Family = Family {
+    architecture: "qwen35moe",
+    layer: &[
+        GATED_ATTENTION,
+        QK_NORM,
+        DELTA,
+        DELTA_SCORES,
+        MIDDLE_NORM,
+        DENSE,
+        EXPERTS,
+        SHARED_EXPERT,
+    ],
+    reads: "full_attention_interval ssm.conv_kernel ssm.state_size ssm.group_count \
+        ssm.time_step_rank ssm.inner_size nextn_predict_layers expert_count expert_used_count \
+        expert_feed_forward_length expert_shared_feed_forward_length",
+    experts_normalised: true,
+    ..QWEN35
+};
+
+/// Qwen3-Next: as Qwen3.5 with experts, but value heads are in the order of their key heads, and
+/// the two scores of the delta rule have one matrix. Source: the model card of Qwen3-Next.
+pub(super) const QWEN3_NEXT: Family = Family {
+    architecture: "qwen3next",
+    layer: &[
+        GATED_ATTENTION,
+        QK_NORM,
+        DELTA,
+        FUSED_DELTA_SCORES,
+        MIDDLE_NORM,
+        DENSE,
+        EXPERTS,
+        SHARED_EXPERT,
+    ],
+    delta: Some(DeltaFamily {
+        tiled: false,
+        norm_eps: 1e-6,
+    }),
+    ..QWEN35_MOE
 };

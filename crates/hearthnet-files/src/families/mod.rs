@@ -22,10 +22,10 @@ mod read;
 mod rules;
 
 pub(crate) use family::shared_tensors;
-pub use family::{Family, Presence, Yarn};
+pub use family::{DeltaFamily, Family, Presence, Yarn};
 pub use rules::{
-    EMBEDDING, Group, OUTPUT, OUTPUT_NORM, ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT,
-    ROUTER, Rule,
+    CONVOLUTION, EMBEDDING, Group, OUTPUT, OUTPUT_NORM, ROPE_FACTORS, ROPE_FACTORS_LONG,
+    ROPE_FACTORS_SHORT, ROUTER, Rule,
 };
 
 use crate::error::ModelError;
@@ -47,6 +47,9 @@ pub const ALL: &[&Family] = &[
     &known::GPT_OSS,
     &known::MINICPM3,
     &known::MISTRAL3,
+    &known::QWEN35,
+    &known::QWEN35_MOE,
+    &known::QWEN3_NEXT,
 ];
 
 /// Metadata key with which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).

@@ -2,14 +2,14 @@
 
 use super::BOUNDARY_KEY;
 use super::family::{Family, Presence, Yarn};
-use super::keys::{Keys, ORIGINAL_CONTEXT, key_of};
+use super::keys::{Keys, ORIGINAL_CONTEXT, RECURRENT, key_of};
 use super::rules::{EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
 use crate::error::ModelError;
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, Value};
 use crate::schema::Lookup as _;
 use crate::spec::{
-    AttentionSpec, ExpertSpec, LatentSpec, LayerTensor, ModelSpec, RopeScaling, RopeSpec,
-    ScaleSpec, TemperatureSpec, WindowSpec, YarnSpec,
+    AttentionSpec, DeltaSpec, ExpertSpec, LatentSpec, LayerTensor, ModelSpec, RopeScaling,
+    RopeSpec, ScaleSpec, SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
 };
 
 impl Family {
@@ -22,7 +22,11 @@ impl Family {
         let keys = Keys { gguf, family: self };
         keys.refuse_unknown()?;
 
-        let layers = keys.required_integer("block_count")?;
+        let blocks = keys.required_integer("block_count")?;
+        let prediction = keys.integer("nextn_predict_layers")?.unwrap_or(0);
+        let layers = blocks
+            .checked_sub(prediction)
+            .ok_or_else(|| keys.bad("nextn_predict_layers", "must be below block_count"))?;
         let width = keys.required_integer("embedding_length")?;
         let heads = keys.required_integer("attention.head_count")?;
         let head_dim = match keys.integer("attention.key_length")? {
@@ -70,9 +74,12 @@ impl Family {
             experts,
             post_norms: self.lists(LayerTensor::AttnPostNorm),
             scales: self.scales(&keys, width, layers)?,
+            delta: self.delta(&keys)?,
+            prediction,
         };
         spec.check()
             .map_err(|error| keys.bad(key_of(error.field), error.reason))?;
+        check_kinds(&keys, &spec)?;
         Ok(spec)
     }
 
@@ -98,6 +105,7 @@ impl Family {
             qk_norm: self.qk_norm,
             latent: self.latent(keys, width, heads)?,
             output_bias: self.lists(LayerTensor::AttnOutputBias),
+            output_gate: self.output_gate,
             sinks: self.lists(LayerTensor::AttnSinks),
             scale: match self.scaled_by_width.contains(&layers) && heads > 0 {
                 true => Some(1.0 / ((width / heads) as f32).sqrt()),
@@ -165,8 +173,36 @@ impl Family {
                 used,
                 normalise: self.experts_normalised,
                 bias: self.lists(LayerTensor::RouterBias),
+                shared: match self.lists(LayerTensor::SharedGate) {
+                    true => Some(SharedExpertSpec {
+                        ffn: keys.required_integer("expert_shared_feed_forward_length")?,
+                    }),
+                    false => None,
+                },
             })),
         }
+    }
+
+    fn delta(&self, keys: &Keys<'_>) -> Result<Option<DeltaSpec>, ModelError> {
+        let Some(family) = self.delta else {
+            return Ok(None);
+        };
+        let value_heads = keys.required_integer("ssm.time_step_rank")?;
+        let values = keys.required_integer("ssm.inner_size")?;
+        if value_heads == 0 || !values.is_multiple_of(value_heads) {
+            return Err(keys.bad("ssm.inner_size", "must be a multiple of ssm.time_step_rank"));
+        }
+        Ok(Some(DeltaSpec {
+            // llama.cpp's default.
+            attention_every: keys.integer("full_attention_interval")?.unwrap_or(4),
+            convolution: keys.required_integer("ssm.conv_kernel")?,
+            key_heads: keys.required_integer("ssm.group_count")?,
+            value_heads,
+            key_width: keys.required_integer("ssm.state_size")?,
+            value_width: values / value_heads,
+            tiled: family.tiled,
+            norm_eps: family.norm_eps,
+        }))
     }
 
     fn rope(&self, keys: &Keys<'_>, head_dim: u32) -> Result<RopeSpec, ModelError> {
@@ -238,6 +274,25 @@ impl Family {
                 .number("rope.scaling.yarn_attn_factor")?
                 .unwrap_or(usual),
         })
+    }
+}
+
+/// Compares the kinds of blocks that a file lists with those that its family derives.
+fn check_kinds(keys: &Keys<'_>, spec: &ModelSpec) -> Result<(), ModelError> {
+    let Some(listed) = keys.gguf.get(&keys.full(RECURRENT)) else {
+        return Ok(());
+    };
+    let same = match listed {
+        Value::Array(list) => {
+            let blocks = spec.layers.saturating_add(spec.prediction);
+            let kinds = (0..blocks).map(|layer| Value::Bool(!spec.block(layer).has_keys()));
+            list.len() == blocks as usize && list.iter().eq(kinds)
+        }
+        _ => false,
+    };
+    match same {
+        true => Ok(()),
+        false => Err(keys.bad(RECURRENT, "must follow full_attention_interval")),
     }
 }
 

@@ -13,6 +13,8 @@ pub const OUTPUT: &str = "output.weight";
 
 /// Router matrix of a block, `[width, experts]`; the prefix is `blk.N.`.
 pub const ROUTER: &str = "ffn_gate_inp.weight";
+/// Weights of the convolution of a block, `[positions, channels]`; the prefix is `blk.N.`.
+pub const CONVOLUTION: &str = "ssm_conv1d.weight";
 /// Divisors of RoPE frequencies, `[pairs]`: see
 /// [`RopeScaling::Factors`](crate::spec::RopeScaling::Factors).
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -33,9 +35,10 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Returns true for a matrix or the matrices of all experts, false for vectors and biases.
+    /// Returns true for a matrix or the matrices of all experts, false for vectors, biases and the
+    /// weights of a convolution.
     pub fn is_matrix(&self) -> bool {
-        self.dims.len() > 1 && !self.name.ends_with(".bias")
+        self.dims.len() > 1 && !self.name.ends_with(".bias") && self.name != CONVOLUTION
     }
 
     /// Full tensor name in block `layer`.
@@ -103,6 +106,56 @@ pub(super) const FUSED_ATTENTION: Group = group(
     ],
 );
 
+/// [`ATTENTION`] with an output gate, in blocks that have no recurrence.
+pub(super) const GATED_ATTENTION: Group = group(
+    |block| block.has_keys(),
+    &[
+        rule(T::AttnNorm, "attn_norm.weight", &[Width]),
+        rule(T::AttnQ, "attn_q.weight", &[Width, GatedQueries]),
+        rule(T::AttnK, "attn_k.weight", &[Width, Keys]),
+        rule(T::AttnV, "attn_v.weight", &[Width, Keys]),
+        rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
+    ],
+);
+
+/// Gated delta rule, without the scores of decay and correction.
+pub(super) const DELTA: Group = group(
+    |block| matches!(block.mixer, Mixer::Delta(_)),
+    &[
+        rule(T::AttnNorm, "attn_norm.weight", &[Width]),
+        rule(T::DeltaQkv, "attn_qkv.weight", &[Width, DeltaChannels]),
+        rule(T::DeltaGate, "attn_gate.weight", &[Width, DeltaValues]),
+        rule(
+            T::DeltaConvolution,
+            CONVOLUTION,
+            &[Dim::DeltaConvolution, DeltaChannels],
+        ),
+        rule(T::DeltaDecayBias, "ssm_dt.bias", &[DeltaHeads]),
+        rule(T::DeltaDecay, "ssm_a", &[DeltaHeads]),
+        rule(T::DeltaNorm, "ssm_norm.weight", &[DeltaWidth]),
+        rule(T::DeltaOutput, "ssm_out.weight", &[DeltaValues, Width]),
+    ],
+);
+
+/// Scores of [`DELTA`] in two matrices.
+pub(super) const DELTA_SCORES: Group = group(
+    |block| matches!(block.mixer, Mixer::Delta(_)),
+    &[
+        rule(T::DeltaBeta, "ssm_beta.weight", &[Width, DeltaHeads]),
+        rule(T::DeltaAlpha, "ssm_alpha.weight", &[Width, DeltaHeads]),
+    ],
+);
+
+/// Scores of [`DELTA`] in one matrix.
+pub(super) const FUSED_DELTA_SCORES: Group = group(
+    |block| matches!(block.mixer, Mixer::Delta(_)),
+    &[rule(
+        T::DeltaBetaAlpha,
+        "ssm_ba.weight",
+        &[Width, TwoDeltaHeads],
+    )],
+);
+
 pub(super) const QKV_BIAS: Group = group(
     |block| block.model.attention.qkv_bias,
     &[
@@ -123,7 +176,7 @@ pub(super) const SINKS: Group = group(
 );
 
 pub(super) const QK_NORM: Group = group(
-    |block| block.model.attention.qk_norm.is_some(),
+    |block| block.model.attention.qk_norm.is_some() && block.has_keys(),
     &[
         rule(T::AttnQNorm, "attn_q_norm.weight", &[QueryNorm]),
         rule(T::AttnKNorm, "attn_k_norm.weight", &[KeyNorm]),
@@ -186,6 +239,16 @@ pub(super) const EXPERT_BIAS: Group = group(
     ],
 );
 
+pub(super) const SHARED_EXPERT: Group = group(
+    |block| matches!(block.feed, Feed::Experts(experts) if experts.shared.is_some()),
+    &[
+        rule(T::SharedScore, "ffn_gate_inp_shexp.weight", &[Width, One]),
+        rule(T::SharedGate, "ffn_gate_shexp.weight", &[Width, SharedFfn]),
+        rule(T::SharedUp, "ffn_up_shexp.weight", &[Width, SharedFfn]),
+        rule(T::SharedDown, "ffn_down_shexp.weight", &[SharedFfn, Width]),
+    ],
+);
+
 /// Norms of the outputs that a block adds to the residual stream.
 pub(super) const POST_NORMS: Group = group(
     |block| block.model.post_norms,
@@ -194,3 +257,19 @@ pub(super) const POST_NORMS: Group = group(
         rule(T::FfnPostNorm, "post_ffw_norm.weight", &[Width]),
     ],
 );
+
+/// Tensors of a block for multi-token prediction, beside those of a block with attention.
+pub(super) const PREDICTION: &[Rule] = &[
+    rule(
+        T::PredictionInput,
+        "nextn.eh_proj.weight",
+        &[TwoWidth, Width],
+    ),
+    rule(T::PredictionEmbeddingNorm, "nextn.enorm.weight", &[Width]),
+    rule(T::PredictionHiddenNorm, "nextn.hnorm.weight", &[Width]),
+    rule(
+        T::PredictionOutputNorm,
+        "nextn.shared_head_norm.weight",
+        &[Width],
+    ),
+];

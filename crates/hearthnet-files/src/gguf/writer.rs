@@ -157,6 +157,19 @@ impl Writer {
         self.set_array(key, ValueType::F32, values.len(), &bytes)
     }
 
+    /// Adds an array of truth values.
+    ///
+    /// # Errors
+    /// As [`Self::set`].
+    pub fn set_bools(
+        &mut self,
+        key: &str,
+        values: impl IntoIterator<Item = bool>,
+    ) -> Result<(), WriteError> {
+        let bytes: Vec<u8> = values.into_iter().map(u8::from).collect();
+        self.set_array(key, ValueType::Bool, bytes.len(), &bytes)
+    }
+
     fn set_array(
         &mut self,
         key: &str,

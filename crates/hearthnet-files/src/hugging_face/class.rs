@@ -10,6 +10,8 @@ pub(super) struct Class {
     pub(super) model_types: &'static [&'static str],
     /// Family: `general.architecture`.
     pub(super) architecture: &'static str,
+    /// Parts of the rotary dimensions that are written for positions in images.
+    pub(super) image_axes: Option<[i32; 4]>,
     /// Keys that become metadata.
     pub(super) keys: &'static [&'static [Key]],
     /// Keys that must have certain values.
@@ -40,6 +42,8 @@ pub(super) struct Class {
     /// Whether the experts of a block are stacked in one tensor, gates and ups together, as
     /// columns.
     pub(super) stacked_experts: bool,
+    /// Whether the experts of a block may be stacked in one tensor, gates above ups, as rows.
+    pub(super) stacked_rows: bool,
     /// Whether norm weights are stored minus 1.
     pub(super) norms_around_zero: bool,
     /// Whether the vocabulary's size is written.
@@ -70,6 +74,8 @@ pub(super) enum RopeDims {
     OfWidth,
     /// The head width times `partial_rotary_factor`, by default one half.
     Half,
+    /// As [`Self::Half`], by default one quarter. Keys of positions in images are accepted.
+    Quarter,
 }
 
 /// Source of `rope.freq_base`.
@@ -100,7 +106,8 @@ pub(super) enum SpacePrefix {
 #[derive(Debug)]
 pub(super) struct Key {
     pub(super) from: &'static str,
-    /// Alternative name if the first is missing; for [`Kind::Sum`] the second summand.
+    /// Alternative name if the first is missing; for [`Kind::Sum`] and [`Kind::Product`] the second
+    /// operand.
     pub(super) other: Option<&'static str>,
     /// Metadata key after the architecture's prefix.
     pub(super) to: &'static str,
@@ -119,6 +126,8 @@ pub(super) enum Kind {
     OptionalInteger,
     /// Sum of the integers under both names, which are required.
     Sum,
+    /// Product of the integers under both names, which are required.
+    Product,
     /// Required float.
     Float,
     /// Float with a default.

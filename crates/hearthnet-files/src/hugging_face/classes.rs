@@ -59,6 +59,7 @@ const BASE: Class = Class {
     name: "",
     model_types: &[],
     architecture: "llama",
+    image_axes: None,
     keys: &[SIZES, HEADS],
     requirements: &[SILU, NO_BIAS, NO_WINDOW],
     ignored: "",
@@ -72,6 +73,7 @@ const BASE: Class = Class {
     always_tied: false,
     permuted: false,
     stacked_experts: false,
+    stacked_rows: false,
     norms_around_zero: false,
     vocab_size: false,
     rope_dims: RopeDims::Omitted,
@@ -398,6 +400,106 @@ const MISTRAL3_VISION: Class = Class {
     ..MINISTRAL3
 };
 
+const DELTA_KEYS: &[Key] = &[
+    integer("linear_conv_kernel_dim", "ssm.conv_kernel"),
+    integer("linear_key_head_dim", "ssm.state_size"),
+    integer("linear_num_key_heads", "ssm.group_count"),
+    integer("linear_num_value_heads", "ssm.time_step_rank"),
+    Key {
+        other: Some("linear_num_value_heads"),
+        ..key("linear_value_head_dim", "ssm.inner_size", Kind::Product)
+    },
+    integer_or("full_attention_interval", "full_attention_interval", 4),
+];
+const SHARED_EXPERT_SIZE: &[Key] = &[integer(
+    "shared_expert_intermediate_size",
+    "expert_shared_feed_forward_length",
+)];
+/// [`SIZES`] of classes whose feed-forward layers are all experts.
+const EXPERTS_ONLY_SIZES: &[Key] = &[
+    integer("num_hidden_layers", "block_count"),
+    integer("max_position_embeddings", "context_length"),
+    integer("hidden_size", "embedding_length"),
+    optional("intermediate_size", "feed_forward_length"),
+    integer("num_attention_heads", "attention.head_count"),
+    optional("num_key_value_heads", "attention.head_count_kv"),
+    float("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+];
+/// Blocks of multi-token prediction are left out, as by the converter's `--no-mtp`.
+const PREDICTION: &[&str] = &["mtp.", "model.mtp."];
+
+const QWEN3_5: Class = Class {
+    name: "Qwen3_5ForCausalLM",
+    model_types: &["qwen3_5_text"],
+    architecture: "qwen35",
+    image_axes: Some([11, 11, 10, 0]),
+    keys: &[SIZES, HEADS, DELTA_KEYS],
+    requirements: &[SILU, NO_BIAS, NO_WINDOW, &[on("attn_output_gate")]],
+    // The engine computes the recurrence in f32, whatever is asked for.
+    ignored: "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings",
+    names: &[DELTA, ATTENTION, FEED_FORWARD],
+    others: PREDICTION,
+    norms_around_zero: true,
+    rope_dims: RopeDims::Quarter,
+    ..BASE
+};
+
+/// The vision tower is left out.
+const QWEN3_5_VISION: Class = Class {
+    name: "Qwen3_5ForConditionalGeneration",
+    model_types: &["qwen3_5", "qwen3_5_text"],
+    ignored: "image_token_id mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings \
+        video_token_id vision_config vision_end_token_id vision_start_token_id",
+    prefixes: VISION_PREFIXES,
+    others: QWEN_VISION_TENSORS,
+    ..QWEN3_5
+};
+
+const QWEN3_5_MOE: Class = Class {
+    name: "Qwen3_5MoeForCausalLM",
+    model_types: &["qwen3_5_moe_text"],
+    architecture: "qwen35moe",
+    keys: &[
+        EXPERTS_ONLY_SIZES,
+        HEADS,
+        EXPERTS,
+        EXPERT_SIZE,
+        SHARED_EXPERT_SIZE,
+        DELTA_KEYS,
+    ],
+    names: &[DELTA, ATTENTION, SHARED_EXPERT, MLP_EXPERTS, FEED_FORWARD],
+    stacked_rows: true,
+    ..QWEN3_5
+};
+
+/// The vision tower is left out.
+const QWEN3_5_MOE_VISION: Class = Class {
+    name: "Qwen3_5MoeForConditionalGeneration",
+    model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
+    ignored: QWEN3_5_VISION.ignored,
+    prefixes: VISION_PREFIXES,
+    others: QWEN_VISION_TENSORS,
+    ..QWEN3_5_MOE
+};
+
+const QWEN3_NEXT: Class = Class {
+    name: "Qwen3NextForCausalLM",
+    model_types: &["qwen3_next"],
+    architecture: "qwen3next",
+    image_axes: None,
+    requirements: QWEN3_MOE.requirements,
+    names: &[
+        FUSED_DELTA,
+        DELTA,
+        ATTENTION,
+        SHARED_EXPERT,
+        MLP_EXPERTS,
+        FEED_FORWARD,
+    ],
+    stacked_rows: false,
+    ..QWEN3_5_MOE
+};
+
 /// Every supported class.
 pub(super) const ALL: &[&Class] = &[
     &LLAMA,
@@ -418,4 +520,9 @@ pub(super) const ALL: &[&Class] = &[
     &MINICPM3,
     &MINISTRAL3,
     &MISTRAL3_VISION,
+    &QWEN3_5,
+    &QWEN3_5_VISION,
+    &QWEN3_5_MOE,
+    &QWEN3_5_MOE_VISION,
+    &QWEN3_NEXT,
 ];

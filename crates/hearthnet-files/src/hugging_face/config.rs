@@ -44,6 +44,9 @@ const NEUTRAL: &[Requirement] = &[
     zero("chunk_size_feed_forward"),
 ];
 
+/// Kind of the blocks with a recurrence.
+const LINEAR: &str = "linear_attention";
+
 /// Contents of `config.json`, overlaid with its text section.
 #[derive(Debug)]
 pub(super) struct Config {
@@ -136,7 +139,21 @@ impl Config {
         if self.class.vocab_size {
             writer.set(&full("vocab_size"), Value::U32(self.vocab()?))?;
         }
+        if let Some(axes) = self.class.image_axes {
+            writer.set_i32s(&full("rope.dimension_sections"), &axes)?;
+        }
+        let kinds = present(&self.values, "layer_types").and_then(Json::as_array);
+        if let Some(kinds) = kinds.filter(|_| self.is_recurrent()) {
+            let kinds = kinds.iter().map(|kind| kind == LINEAR);
+            writer.set_bools(&full("attention.recurrent_layers"), kinds)?;
+        }
         Ok(())
+    }
+
+    /// Whether some blocks have a recurrence.
+    fn is_recurrent(&self) -> bool {
+        let mut keys = self.class.keys.iter().copied().flatten();
+        keys.any(|key| key.to == "ssm.conv_kernel")
     }
 
     /// Context length; 0 if unknown.
@@ -166,6 +183,13 @@ impl Config {
                 }
                 Some(Value::U32(sum))
             }
+            Kind::Product => {
+                let mut product = 1u32;
+                for name in names {
+                    product = product.saturating_mul(required(name, whole(name)?)?);
+                }
+                Some(Value::U32(product))
+            }
             Kind::Float => Some(float(required(first, number?)?)),
             // `null` disables the feature.
             Kind::FloatOr(_) if is_null => None,
@@ -177,7 +201,8 @@ impl Config {
     /// Compares per-layer values of the file with those that the family derives.
     pub(super) fn check_layers(&self, spec: &ModelSpec) -> Result<(), ImportError> {
         let differs = "is not supported for this model class";
-        let windows = |layer| match spec.window(layer) {
+        let kinds = |layer| match spec.window(layer) {
+            _ if !spec.block(layer).has_keys() => Json::from(LINEAR),
             Some(_) => Json::from("sliding_attention"),
             None => Json::from("full_attention"),
         };
@@ -186,7 +211,7 @@ impl Config {
             _ => Json::from(1),
         };
         let per_layer: [(&str, &dyn Fn(u32) -> Json); 2] =
-            [("layer_types", &windows), ("no_rope_layers", &turns)];
+            [("layer_types", &kinds), ("no_rope_layers", &turns)];
         for (key, expected) in per_layer {
             let Some(value) = present(&self.values, key) else {
                 continue;

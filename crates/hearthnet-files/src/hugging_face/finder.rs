@@ -6,12 +6,13 @@ use safetensors::Dtype;
 
 use super::class::Class;
 use super::config::Config;
+use super::delta;
 use super::error::ImportError;
 use super::planned::{Change, GROUP, Pick, Planned, Source};
 use super::shards::{PART_BYTES, Shards, Stored, wrong_type};
 use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM};
 use crate::gguf::TensorType;
-use crate::spec::ModelSpec;
+use crate::spec::{DeltaSpec, Mixer, ModelSpec};
 
 /// Finds the tensors of a directory.
 pub(super) struct Finder<'a> {
@@ -60,7 +61,7 @@ impl<'a> Finder<'a> {
             _ => {}
         }
         let (layer, rule) = name.strip_prefix("blk.")?.split_once('.')?;
-        let (stem, ending) = rule.rsplit_once('.')?;
+        let (stem, ending) = rule.rsplit_once('.').unwrap_or((rule, ""));
         let mut names = self.class.names.iter().copied().flatten();
         let (ours, theirs) = names.find(|(ours, _)| [rule, stem].contains(ours))?;
         let theirs = theirs.replace("{}", &expert.to_string());
@@ -172,6 +173,14 @@ impl<'a> Finder<'a> {
             [row, rows, experts] => (vec![row, rows], experts as u32),
             _ => (lengths.to_vec(), 1),
         };
+        if let Some(parts) = self.stacked_rows(name, &lengths, experts)? {
+            let change = Change::Nothing;
+            return Ok(Source::Rows { parts, change });
+        }
+        if let Some((delta, rule)) = of_delta(name, spec) {
+            let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
+            return self.delta(rule, &theirs, &lengths, delta);
+        }
         let mut parts = Vec::new();
         for expert in 0..experts {
             let theirs = self.name_of(name, expert).ok_or_else(unknown)?;
@@ -188,6 +197,82 @@ impl<'a> Finder<'a> {
             Change::AddOne
         } else {
             Change::Nothing
+        };
+        Ok(Source::Rows { parts, change })
+    }
+
+    /// Matrices of all experts in one stacked tensor, gates above ups, as rows. `None` if the
+    /// directory has them one by one.
+    fn stacked_rows(
+        &mut self,
+        name: &str,
+        lengths: &[u64],
+        experts: u32,
+    ) -> Result<Option<Vec<(Stored, TensorType)>>, ImportError> {
+        let Some((layer, rule)) = name
+            .strip_prefix("blk.")
+            .and_then(|name| name.split_once('.'))
+            .filter(|_| self.class.stacked_rows)
+        else {
+            return Ok(None);
+        };
+        let (theirs, part, of) = match rule {
+            "ffn_gate_exps.weight" => ("gate_up_proj", 0, 2),
+            "ffn_up_exps.weight" => ("gate_up_proj", 1, 2),
+            "ffn_down_exps.weight" => ("down_proj", 0, 1),
+            _ => return Ok(None),
+        };
+        let (model, _) = self.prefix;
+        let theirs = format!("{model}layers.{layer}.mlp.experts.{theirs}");
+        let [row, rows] = *lengths else {
+            return Ok(None);
+        };
+        if self.shards.get(&theirs).is_none() {
+            return Ok(None);
+        }
+        let dims = [row, rows.saturating_mul(of), experts.into()];
+        let (stored, dtype) = self.find(&theirs, &dims)?;
+        let parts = (0..u64::from(experts)).map(|expert| {
+            let first = (expert * of + part) * rows;
+            (
+                delta::part(&stored, dtype, row, &(first..first + rows)),
+                dtype,
+            )
+        });
+        Ok(Some(parts.collect()))
+    }
+
+    /// Tensor of a gated delta rule.
+    fn delta(
+        &mut self,
+        rule: &str,
+        theirs: &str,
+        lengths: &[u64],
+        spec: &DeltaSpec,
+    ) -> Result<Source, ImportError> {
+        let change = match rule {
+            "ssm_a" => Change::MinusExp,
+            "ssm_out.weight" => Change::Heads(*spec),
+            "attn_norm.weight" if self.class.norms_around_zero => Change::AddOne,
+            _ => Change::Nothing,
+        };
+        let rows = delta::rows(spec, rule, theirs);
+        let count = rows.as_ref().map(|(_, count)| *count);
+        let all = |own: u64| count.unwrap_or(own);
+        let (row, dims) = match *lengths {
+            [rows] => (1, vec![all(rows)]),
+            // The directory has a matrix for each channel.
+            [row, rows] if rule == "ssm_conv1d.weight" => (row, vec![row, 1, all(rows)]),
+            [row, rows] => (row, vec![row, all(rows)]),
+            _ => return Err(missing(theirs)),
+        };
+        let (stored, dtype) = self.find(theirs, &dims)?;
+        let parts = match rows {
+            Some((rows, _)) => rows
+                .iter()
+                .map(|rows| (delta::part(&stored, dtype, row, rows), dtype))
+                .collect(),
+            None => vec![(stored, dtype)],
         };
         Ok(Source::Rows { parts, change })
     }
@@ -275,6 +360,18 @@ impl<'a> Finder<'a> {
             }
         }
         Ok(true)
+    }
+}
+
+/// The gated delta rule of the block of a tensor that belongs to it, and the tensor's name in the
+/// block.
+fn of_delta<'a>(name: &'a str, spec: &'a ModelSpec) -> Option<(&'a DeltaSpec, &'a str)> {
+    let (layer, rule) = name.strip_prefix("blk.")?.split_once('.')?;
+    let mixer = spec.block(layer.parse().ok()?).mixer;
+    let own = rule.starts_with("ssm_") || rule.starts_with("attn_");
+    match mixer {
+        Mixer::Delta(_) if own => Some((spec.delta.as_ref()?, rule)),
+        _ => None,
     }
 }
 

@@ -14,6 +14,7 @@
 mod class;
 mod classes;
 mod config;
+mod delta;
 mod directory;
 mod error;
 mod finder;

@@ -52,6 +52,30 @@ pub(super) const GPT_OSS_NAMES: Names = &[
     ("ffn_down_exps.weight", "mlp.experts.down_proj"),
     ("ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
 ];
+pub(super) const DELTA: Names = &[
+    ("attn_qkv", "linear_attn.in_proj_qkv"),
+    ("attn_gate", "linear_attn.in_proj_z"),
+    ("ssm_beta", "linear_attn.in_proj_b"),
+    ("ssm_alpha", "linear_attn.in_proj_a"),
+    ("ssm_conv1d", "linear_attn.conv1d"),
+    ("ssm_dt.bias", "linear_attn.dt_bias"),
+    ("ssm_a", "linear_attn.A_log"),
+    ("ssm_norm", "linear_attn.norm"),
+    ("ssm_out", "linear_attn.out_proj"),
+    ("post_attention_norm", "post_attention_layernorm"),
+];
+/// Beside [`DELTA`], before it.
+pub(super) const FUSED_DELTA: Names = &[
+    ("attn_qkv", "linear_attn.in_proj_qkvz"),
+    ("attn_gate", "linear_attn.in_proj_qkvz"),
+    ("ssm_ba", "linear_attn.in_proj_ba"),
+];
+pub(super) const SHARED_EXPERT: Names = &[
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+];
 pub(super) const LATENT: Names = &[
     ("attn_q_a", "self_attn.q_a_proj"),
     ("attn_q_a_norm", "self_attn.q_a_layernorm"),
@@ -66,6 +90,7 @@ pub(super) const VISION_PREFIXES: Names = &[
     ("language_model.model.", "language_model."),
     ("model.language_model.", ""),
 ];
+pub(super) const QWEN_VISION_TENSORS: &[&str] = &["visual.", "model.visual.", "mtp.", "model.mtp."];
 pub(super) const VISION_TENSORS: &[&str] = &[
     "vision_tower.",
     "multi_modal_projector.",

@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
 
+use super::delta;
 use super::error::ImportError;
 use super::shards::{PART_BYTES, Shards, Stored};
 use crate::convert::{is_kept_exact, stored_as};
 use crate::gguf::TensorType;
 use crate::gguf::writer::{WriteError, Writer};
 use crate::quantize;
+use crate::spec::DeltaSpec;
 
 /// Values per scale in MXFP4.
 pub(super) const GROUP: u64 = 32;
@@ -73,7 +75,7 @@ impl Pick {
 }
 
 /// Transformation of rows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Change {
     Nothing,
     /// Adds 1 to each value.
@@ -86,6 +88,10 @@ pub(super) enum Change {
     Some(Pick),
     /// Selects columns of each expert's matrix, as rows.
     Columns(Pick),
+    /// `-exp(x)` of each value.
+    MinusExp,
+    /// In each row, brings the columns of value heads into the order of the model file.
+    Heads(DeltaSpec),
 }
 
 impl Change {
@@ -93,7 +99,11 @@ impl Change {
     fn share(self) -> u64 {
         match self {
             Self::Some(pick) | Self::Columns(pick) => (pick.of as u64).max(1),
-            Self::Nothing | Self::AddOne | Self::Interleave { .. } => 1,
+            Self::Nothing
+            | Self::AddOne
+            | Self::Interleave { .. }
+            | Self::MinusExp
+            | Self::Heads(_) => 1,
         }
     }
 }
@@ -256,11 +266,20 @@ impl Planned {
         let (row, unit) = self.unit(dtype, change);
         let bytes = |values: Range<u64>| values.start * value..values.end * value;
         match change {
-            Change::Nothing | Change::AddOne => vec![Step {
+            Change::Nothing | Change::AddOne | Change::MinusExp => vec![Step {
                 first: values.start,
                 spans: vec![bytes(values)],
                 unit: [row, unit],
             }],
+            Change::Heads(_) => {
+                let columns = (row as u64 / value).max(1);
+                let rows = values.start / columns..values.end.div_ceil(columns);
+                vec![Step {
+                    first: rows.start * columns,
+                    spans: vec![bytes(rows.start * columns..rows.end * columns)],
+                    unit: [row, unit],
+                }]
+            }
             Change::Interleave { .. } => {
                 let (columns, head) = (row as u64 / value, unit / row);
                 let columns = columns.max(1);
@@ -372,7 +391,7 @@ impl Planned {
                 };
                 rows / u64::from(heads.max(1))
             }
-            Change::Nothing | Change::AddOne => 1,
+            Change::Nothing | Change::AddOne | Change::MinusExp | Change::Heads(_) => 1,
         };
         // The tensor's data lies in a file, and an expert of it is far smaller than memory.
         let row = row.saturating_mul(bytes) as usize;
@@ -393,16 +412,21 @@ impl Planned {
             ))
         };
         quantize::check_finite(dtype, &buffers.read).map_err(failed)?;
-        if dtype == self.dtype && change != Change::AddOne {
+        let compute: Option<fn(f32) -> f32> = match change {
+            Change::AddOne => Some(|value| value + 1.0),
+            Change::MinusExp => Some(|value| -(libm::exp(f64::from(value)) as f32)),
+            _ => None,
+        };
+        if dtype == self.dtype && compute.is_none() {
             return Ok(&buffers.read);
         }
         buffers.values.clear();
         buffers.written.clear();
         quantize::decode(dtype, &buffers.read, &mut buffers.values).map_err(failed)?;
-        if change == Change::AddOne {
+        if let Some(compute) = compute {
             for value in &mut buffers.values {
-                *value += 1.0;
-                // The converter adds in the source type, except for BF16.
+                *value = compute(*value);
+                // The converter computes in the source type, except for BF16.
                 if dtype == TensorType::F16 {
                     *value = f16::from_f32(*value).to_f32();
                 }
@@ -462,9 +486,18 @@ impl Buffers {
         let Self { read, ordered, .. } = self;
         ordered.clear();
         match change {
-            Change::Nothing | Change::AddOne => return,
+            Change::Nothing | Change::AddOne | Change::MinusExp => return,
             Change::Interleave { .. } => interleave(read, unit, row, ordered),
             Change::Some(pick) => pick.rows(read, row, ordered),
+            Change::Heads(spec) => {
+                let head = spec.value_width as usize * dtype.block_bytes() as usize;
+                for row in read.chunks(row) {
+                    for from in delta::heads(&spec) {
+                        let from = from as usize * head;
+                        ordered.extend_from_slice(row.get(from..from + head).unwrap_or_default());
+                    }
+                }
+            }
             Change::Columns(pick) => {
                 let value = dtype.block_bytes() as usize;
                 let experts = read.chunks(unit);

@@ -31,6 +31,8 @@ pub(super) struct Rope {
 
 /// Accepted keys: for all kinds of RoPE, and for each kind.
 const COMMON: &[&str] = &["partial_rotary_factor", "rope_theta", "rope_type", "type"];
+/// Keys for positions in images; those of text are the same on all axes.
+const IMAGES: &[&str] = &["mrope_interleaved", "mrope_section"];
 const YARN: &[(&str, &str)] = &[
     ("extrapolation_factor", "rope.scaling.yarn_ext_factor"),
     ("attention_factor", "rope.scaling.yarn_attn_factor"),
@@ -120,6 +122,7 @@ impl Rope {
             RopeDims::Omitted => None,
             RopeDims::Head => Some(head),
             RopeDims::Half => Some(part(head, partial.unwrap_or(0.5))),
+            RopeDims::Quarter => Some(part(head, partial.unwrap_or(0.25))),
             RopeDims::OfWidth => {
                 Some(config.over_heads(part(config.width()?, partial.unwrap_or(1.0)))?)
             }
@@ -230,6 +233,9 @@ impl Rope {
             }
             _ => {}
         }
+        if class.rope_dims == RopeDims::Quarter {
+            known.extend(IMAGES);
+        }
         known.extend(COMMON);
         let reason = format!("this key is unknown for RoPE of the kind {kind:?}");
         refuse_others(rope, &known, &reason)
@@ -285,7 +291,10 @@ fn parts(outer: &Object) -> Result<(&Object, Option<&Object>), ImportError> {
 
 /// Fraction of a head that is rotated, if the class has one.
 fn partial(fraction: Option<f64>, class: &Class) -> Result<Option<f64>, ImportError> {
-    let has = matches!(class.rope_dims, RopeDims::OfWidth | RopeDims::Half);
+    let has = matches!(
+        class.rope_dims,
+        RopeDims::OfWidth | RopeDims::Half | RopeDims::Quarter
+    );
     match fraction {
         Some(1.0) if !has => Ok(None),
         Some(part) if !has || !(0.0..=1.0).contains(&part) => {

@@ -42,6 +42,15 @@ pub(super) struct Stored {
 }
 
 impl Stored {
+    /// Part of the data, from `from` bytes on.
+    pub(super) fn part(&self, from: u64, shape: Vec<u64>) -> Self {
+        Self {
+            offset: self.offset + from,
+            shape,
+            ..self.clone()
+        }
+    }
+
     /// Number of values.
     pub(super) fn values(&self) -> u64 {
         self.shape.iter().product()

@@ -18,6 +18,10 @@ pub struct AttentionSpec {
     /// Whether the output projection has a bias.
     #[serde(skip_serializing_if = "is_default")]
     pub output_bias: bool,
+    /// Whether the output of each head is multiplied by the sigmoid of a gate, value by value. The
+    /// query matrix then has the gates of a head behind its queries.
+    #[serde(skip_serializing_if = "is_default")]
+    pub output_gate: bool,
     /// Whether each query head has a sink: the score of an extra softmax entry without a value.
     #[serde(skip_serializing_if = "is_default")]
     pub sinks: bool,

@@ -1,6 +1,6 @@
 //! View of a block: its parts, and its tensors with their shapes.
 
-use super::{ExpertSpec, LatentSpec, ModelSpec, QkNorm, Rotation};
+use super::{DeltaSpec, ExpertSpec, LatentSpec, ModelSpec, QkNorm, Rotation, StateSize};
 
 /// View of one block. Code for blocks reads it instead of [`ModelSpec`], because the blocks of a
 /// model may differ.
@@ -26,6 +26,8 @@ pub enum Mixer {
     /// Grouped-query attention.
     Attention,
     Latent(LatentSpec),
+    /// Gated delta rule.
+    Delta(DeltaSpec),
 }
 
 /// Part of a block that computes each row separately.
@@ -36,13 +38,37 @@ pub enum Feed {
     Experts(ExpertSpec),
 }
 
+impl BlockSpec<'_> {
+    /// Whether a sequence has keys and values in the block, which grow with its length.
+    pub fn has_keys(&self) -> bool {
+        match self.mixer {
+            Mixer::Attention | Mixer::Latent(_) => true,
+            Mixer::Delta(_) => false,
+        }
+    }
+
+    /// What a sequence keeps for the block, whatever its length.
+    pub fn state(&self) -> StateSize {
+        match &self.mixer {
+            Mixer::Attention | Mixer::Latent(_) => StateSize::default(),
+            Mixer::Delta(delta) => delta.state(),
+        }
+    }
+}
+
 impl ModelSpec {
-    /// View of block `layer`, counted from 0.
+    /// View of block `layer`, counted from 0. Blocks for multi-token prediction follow the others;
+    /// they have attention.
     pub fn block(&self, layer: u32) -> BlockSpec<'_> {
         let latent = self.attention.latent;
+        let delta = self
+            .delta
+            .filter(|delta| !(layer + 1).is_multiple_of(delta.attention_every))
+            .filter(|_| layer < self.layers);
+        let attention = latent.map_or(Mixer::Attention, Mixer::Latent);
         BlockSpec {
             model: self,
-            mixer: latent.map_or(Mixer::Attention, Mixer::Latent),
+            mixer: delta.map_or(attention, Mixer::Delta),
             feed: self.experts.map_or(Feed::Dense, Feed::Experts),
             window: self.window(layer),
             rotation: self.rotation(layer),
@@ -73,7 +99,8 @@ impl ModelSpec {
 pub enum LayerTensor {
     /// RMSNorm before attention: `[width]`.
     AttnNorm,
-    /// Queries: `[width, heads * head_dim]`.
+    /// Queries: `[width, heads * head_dim]`; with an output gate, each head's gates follow its
+    /// queries: `[width, heads * 2 * head_dim]`.
     AttnQ,
     /// Bias of the queries: `[heads * head_dim]`.
     AttnQBias,
@@ -111,6 +138,28 @@ pub enum LayerTensor {
     AttnOutputBias,
     /// Sinks of the query heads: `[heads]`.
     AttnSinks,
+    /// Inputs of the convolution of a delta rule, queries, keys, values:
+    /// `[width, delta.channels()]`.
+    DeltaQkv,
+    /// Gate of the output of a delta rule: `[width, delta.values()]`.
+    DeltaGate,
+    /// Scores of the strength of a correction: `[width, value_heads]`.
+    DeltaBeta,
+    /// Scores of the decay: `[width, value_heads]`.
+    DeltaAlpha,
+    /// Both of these scores, for each key head those of its value heads:
+    /// `[width, 2 value_heads]`.
+    DeltaBetaAlpha,
+    /// Weights of the convolution, oldest position first: `[convolution, delta.channels()]`.
+    DeltaConvolution,
+    /// Bias of the scores of the decay: `[value_heads]`.
+    DeltaDecayBias,
+    /// Factor of the decay, negative: `[value_heads]`.
+    DeltaDecay,
+    /// RMSNorm of each head's output: `[value_width]`.
+    DeltaNorm,
+    /// Output projection of a delta rule: `[delta.values(), width]`.
+    DeltaOutput,
     /// RMSNorm of the attention output, before the residual stream: `[width]`.
     AttnPostNorm,
     /// RMSNorm before the feed-forward layer: `[width]`.
@@ -139,8 +188,25 @@ pub enum LayerTensor {
     ExpertDown,
     /// Biases of the down projections: `[width, experts]`.
     ExpertDownBias,
+    /// Score of the shared expert: `[width, 1]`.
+    SharedScore,
+    /// Gate of the shared expert: `[width, shared.ffn]`.
+    SharedGate,
+    /// Up projection of the shared expert: `[width, shared.ffn]`.
+    SharedUp,
+    /// Down projection of the shared expert: `[shared.ffn, width]`.
+    SharedDown,
     /// RMSNorm of the feed-forward output, before the residual stream: `[width]`.
     FfnPostNorm,
+    /// Multi-token prediction: input of the block, from embedding and residual stream:
+    /// `[2 width, width]`.
+    PredictionInput,
+    /// RMSNorm of the embedding: `[width]`.
+    PredictionEmbeddingNorm,
+    /// RMSNorm of the residual stream: `[width]`.
+    PredictionHiddenNorm,
+    /// RMSNorm before the output matrix: `[width]`.
+    PredictionOutputNorm,
 }
 
 /// Dimension of a tensor of a block.
@@ -149,8 +215,11 @@ pub enum LayerTensor {
 pub enum Dim {
     /// [`ModelSpec::width`]
     Width,
+    TwoWidth,
     /// [`ModelSpec::query_width`]
     Queries,
+    /// Queries and gates of all heads.
+    GatedQueries,
     /// [`ModelSpec::kv_width`]
     Keys,
     /// Queries, keys and values together.
@@ -173,8 +242,23 @@ pub enum Dim {
     /// [`ModelSpec::ffn`]
     Ffn,
     TwoFfn,
+    /// A single row.
+    One,
     /// [`ExpertSpec::count`]
     Experts,
+    /// [`SharedExpertSpec::ffn`](super::SharedExpertSpec::ffn)
+    SharedFfn,
+    /// [`DeltaSpec::channels`]
+    DeltaChannels,
+    /// [`DeltaSpec::values`]
+    DeltaValues,
+    /// [`DeltaSpec::value_heads`]
+    DeltaHeads,
+    TwoDeltaHeads,
+    /// [`DeltaSpec::value_width`]
+    DeltaWidth,
+    /// [`DeltaSpec::convolution`]
+    DeltaConvolution,
 }
 
 impl Dim {
@@ -183,13 +267,18 @@ impl Dim {
         let spec = block.model;
         let (heads, rotary) = (u64::from(spec.heads), u64::from(spec.rope.dims));
         let (queries, keys, values) = match block.mixer {
-            Mixer::Attention => (0, 0, spec.head_dim),
+            Mixer::Attention | Mixer::Delta(_) => (0, 0, spec.head_dim),
             Mixer::Latent(latent) => (latent.queries, latent.keys, latent.values),
+        };
+        let of_delta = |size: fn(&DeltaSpec) -> u32| match &block.mixer {
+            Mixer::Delta(delta) => size(delta).into(),
+            _ => 0,
         };
         let per_head = spec.attention.qk_norm == Some(QkNorm::Head);
         match self {
             Self::QueryNorm | Self::KeyNorm if per_head => spec.head_dim.into(),
             Self::Width => spec.width.into(),
+            Self::TwoWidth => 2 * u64::from(spec.width),
             Self::Queries | Self::QueryNorm => spec.query_width().into(),
             Self::Keys | Self::KeyNorm => spec.kv_width().into(),
             Self::Qkv => u64::from(spec.query_width()) + 2 * u64::from(spec.kv_width()),
@@ -203,11 +292,23 @@ impl Dim {
             }
             Self::Heads => heads,
             Self::Ffn => spec.ffn.into(),
+            Self::One => 1,
             Self::TwoFfn => 2 * u64::from(spec.ffn),
             Self::Experts => match block.feed {
                 Feed::Dense => 0,
                 Feed::Experts(experts) => experts.count.into(),
             },
+            Self::SharedFfn => match block.feed {
+                Feed::Experts(experts) => experts.shared.map_or(0, |shared| shared.ffn).into(),
+                Feed::Dense => 0,
+            },
+            Self::GatedQueries => 2 * u64::from(spec.query_width()),
+            Self::DeltaChannels => of_delta(DeltaSpec::channels),
+            Self::DeltaValues => of_delta(DeltaSpec::values),
+            Self::DeltaHeads => of_delta(|delta| delta.value_heads),
+            Self::TwoDeltaHeads => 2 * of_delta(|delta| delta.value_heads),
+            Self::DeltaWidth => of_delta(|delta| delta.value_width),
+            Self::DeltaConvolution => of_delta(|delta| delta.convolution),
         }
     }
 }

@@ -5,10 +5,12 @@
 //! | a model | this file |
 //! | one block of a model, its tensors and their shapes | [`ModelSpec::block`], `block.rs` |
 //! | attention, position embedding | `attention.rs`, `rope.rs` |
+//! | recurrences, and what a sequence keeps for them | `recurrent.rs` |
 
 mod attention;
 mod block;
 mod check;
+mod recurrent;
 mod rope;
 
 use serde::{Deserialize, Serialize};
@@ -18,8 +20,11 @@ pub use attention::{AttentionSpec, LatentSpec, QkNorm, TemperatureSpec, WindowSp
 pub use block::{BlockSpec, Dim, Feed, LayerTensor, Mixer};
 pub use check::{MAX_SIZE, SpecError};
 use check::{base, ensure, epsilon, is_default, positive, size};
+pub use recurrent::{DeltaSpec, MAX_CONVOLUTION, StateSize};
 pub use rope::{RopeKind, RopeScaling, RopeSpec, Rotation, YarnSpec};
 
+/// Limit of blocks for multi-token prediction; published models have one.
+pub const MAX_PREDICTION: u32 = 16;
 /// Limit of experts per layer; the largest models have some hundreds.
 pub const MAX_EXPERTS: u32 = 4096;
 /// Limit of experts per row; current models use 2 to 16.
@@ -70,6 +75,13 @@ pub struct ModelSpec {
     pub post_norms: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     pub scales: ScaleSpec,
+    /// Blocks with a gated delta rule instead of attention; `None`: all blocks have attention.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub delta: Option<DeltaSpec>,
+    /// Blocks for multi-token prediction behind the last block. They are part of the model, but
+    /// nothing uses them.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub prediction: u32,
 }
 
 impl ModelSpec {
@@ -129,6 +141,16 @@ impl ModelSpec {
         epsilon("norm_eps", self.norm_eps)?;
         self.rope.check()?;
         self.check_latent()?;
+        let few = self.prediction <= MAX_PREDICTION;
+        ensure(few, "prediction", "must be at most 16")?;
+        let plain = !attention.output_gate || attention.latent.is_none();
+        ensure(
+            plain,
+            "attention.output_gate",
+            "must not be combined with latent attention",
+        )?;
+        self.delta
+            .map_or(Ok(()), |delta| delta.check(self.context))?;
         self.experts.map_or(Ok(()), ExpertSpec::check)
     }
 
@@ -148,6 +170,12 @@ impl ModelSpec {
         let part = self.rope.dims < self.head_dim;
         ensure(part, "rope.dims", "must be below the head's width")?;
         epsilon("attention.latent.norm_eps", latent.norm_eps)
+    }
+
+    /// Bytes that a sequence keeps for blocks of a range, whatever its length.
+    pub fn state_bytes(&self, layers: std::ops::Range<u32>) -> u64 {
+        let states = layers.map(|layer| self.block(layer).state().total());
+        4 * states.sum::<u64>()
     }
 
     /// Width of all query heads together, in values.
@@ -192,10 +220,22 @@ pub struct ExpertSpec {
     /// Whether the router and the matrices of the experts have biases.
     #[serde(default, skip_serializing_if = "is_default")]
     pub bias: bool,
+    /// Expert that all rows go through, beside those that the router selects.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub shared: Option<SharedExpertSpec>,
+}
+
+/// Expert that all rows go through. Its output is multiplied by the sigmoid of a score.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharedExpertSpec {
+    /// Width, in values.
+    pub ffn: u32,
 }
 
 impl ExpertSpec {
     fn check(self) -> Result<(), SpecError> {
+        size("experts.shared.ffn", self.shared.map_or(1, |s| s.ffn))?;
         let known = (1..=MAX_EXPERTS).contains(&self.count);
         ensure(known, "experts.count", "must be between 1 and 4096")?;
         let used = (1..=MAX_EXPERTS_USED.min(self.count)).contains(&self.used);

@@ -126,6 +126,16 @@ impl SharedEngine {
         })
     }
 
+    /// Shortens a sequence that is longer. Returns the length that is left.
+    fn rewind(&self, seq: SeqId, position: u32) -> Result<u32, ChatError> {
+        self.0.with(|engine| {
+            let len = engine.len(seq).map_err(engine_error)?;
+            engine
+                .truncate(seq, position.min(len))
+                .map_err(engine_error)
+        })?
+    }
+
     /// Copies a sequence, if there is room for another one.
     fn fork(&self, seq: SeqId) -> Option<SeqId> {
         let forked = self.0.with(|engine| {
@@ -302,12 +312,7 @@ impl LocalBackend {
     /// See [`Backend::fork`].
     pub(crate) async fn forked(&mut self) -> Option<Self> {
         let (engine, seq) = (self.engine.clone(), self.seq);
-        let fork = move || engine.fork(seq);
-        // The engine may be computing for other chats, which must not stop the step loop.
-        let forked = match chat_loop::is_alone() {
-            true => fork(),
-            false => tokio::task::spawn_blocking(fork).await.ok().flatten(),
-        };
+        let forked = beside_batches(move || engine.fork(seq)).await.flatten();
         let in_call = self.present.is_some();
         Some(Self {
             engine: self.engine.clone(),
@@ -360,7 +365,23 @@ impl LocalBackend {
     }
 }
 
+/// Calls `work` when the engine has time for it. It may be computing for other chats, which must not
+/// stop the step loop.
+async fn beside_batches<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    match chat_loop::is_alone() {
+        true => Some(work()),
+        false => tokio::task::spawn_blocking(work).await.ok(),
+    }
+}
+
 impl Backend for LocalBackend {
+    fn rewind(&mut self, position: u32) -> LocalBoxFuture<'_, Result<u32, ChatError>> {
+        let (engine, seq) = (self.engine.clone(), self.seq);
+        let rewound = beside_batches(move || engine.rewind(seq, position));
+        let failed = || Err(ChatError::Engine("it failed in another chat".into()));
+        async move { rewound.await.unwrap_or_else(failed) }.boxed_local()
+    }
+
     fn submit<'a>(&'a mut self, rows: Rows<'a>, _: &'a Cancel) -> LocalBoxFuture<'a, ()> {
         if self.submitted.1.is_empty() {
             self.submitted.0 = rows.position;

@@ -302,6 +302,24 @@ impl Backend for PrivateEnds {
         forked.boxed_local()
     }
 
+    fn rewind(&mut self, position: u32) -> LocalBoxFuture<'_, Result<u32, ChatError>> {
+        let rewound = async move {
+            // All layers end at the same position. Each round lowers it, or is the last one.
+            let mut left = position;
+            loop {
+                let asked = left;
+                for end in self.ends() {
+                    left = end.rewind(left).await?;
+                }
+                left = self.middle.rewind(left).await?;
+                if left == asked {
+                    return Ok(left);
+                }
+            }
+        };
+        rewound.boxed_local()
+    }
+
     fn inner(&self) -> Option<&dyn Backend> {
         Some(self.middle.as_ref())
     }

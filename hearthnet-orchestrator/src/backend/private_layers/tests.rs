@@ -77,6 +77,43 @@ fn the_number_of_private_layers_does_not_change_the_output() {
 }
 
 #[test]
+fn recurrent_layers_go_back_to_a_common_checkpoint_and_on_with_the_same_bits() {
+    let folder = "../crates/hearthnet-files/tests/data/families/qwen35.gguf";
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let file = ModelFile::open(&path).unwrap();
+    let layers = file.spec().layers;
+    let head = Head::load(&file, &one_thread()).unwrap();
+    let rows = |seed: u32, count: u32| {
+        let ids: Vec<u32> = (0..count)
+            .map(|n| (seed + n * 7) % file.spec().vocab)
+            .collect();
+        let mut rows = Vec::new();
+        head.embed(&ids, &mut rows).unwrap();
+        rows
+    };
+    let width = file.spec().width as usize;
+    let (prompt, next) = (rows(1, 200), rows(5, 20));
+    // The first 150 positions of the prompt, and others behind them.
+    let other = [&prompt[..150 * width], &next].concat();
+    let whole = engine(&file, 0..layers);
+    let expected = run(&mut whole.open().unwrap(), 0, &other).unwrap();
+    for (first, last) in [(0, 0), (2, 0), (1, 2)] {
+        let private = ends(&file, first, last);
+        let between = engine(&file, private.hosted()).open().unwrap();
+        let mut backend = private.around(Box::new(between)).unwrap();
+        backend.begin_call(0);
+        run(backend.as_mut(), 0, &prompt).unwrap();
+        run(backend.as_mut(), 200, &rows(9, 1)).unwrap();
+        // The last step can be taken back.
+        assert_eq!(block_on(backend.rewind(200)), Ok(200));
+        let left = block_on(backend.rewind(150)).unwrap();
+        assert_eq!(left, 128, "{first} first, {last} last");
+        let rest = &other[left as usize * width..];
+        assert_eq!(run(backend.as_mut(), left, rest).unwrap(), expected);
+    }
+}
+
+#[test]
 fn a_fork_continues_like_its_source_and_both_are_independent() {
     let file = tiny();
     let private = ends(&file, 2, 1);

@@ -31,8 +31,11 @@ const NO_ROOM: [Code; 5] = [
     Code::KV_QUOTA,
 ];
 
+/// Code of a host whose stream cannot return to a position.
+const POSITION_GAP: Code = Code::new("position_gap");
+
 /// Codes of a host that cannot fork a stream.
-const NO_SOURCE: [Code; 2] = [Code::new("unknown_stream"), Code::new("position_gap")];
+const NO_SOURCE: [Code; 2] = [Code::new("unknown_stream"), POSITION_GAP];
 
 /// A step that a host has not answered yet.
 #[derive(Debug, Clone)]
@@ -239,7 +242,10 @@ impl Hop {
     pub(super) fn refused(&self, code: Code, message: &str) -> HopFailure {
         let cause = if code == Code::SHUTTING_DOWN {
             return self.leaving(false);
-        } else if code == Code::PREEMPTED || code == Code::STEP_QUOTA || self.lacks_source(&code) {
+        } else if [Code::PREEMPTED, Code::STEP_QUOTA, POSITION_GAP].contains(&code)
+            || self.lacks_source(&code)
+        {
+            // With recurrent layers, a stream may be unable to return to the position of a step.
             Cause::Preempted
         } else if self.opened || !NO_ROOM.contains(&code) {
             Cause::Failed

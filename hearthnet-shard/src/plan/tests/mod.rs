@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use hearthnet_engine::Footprint;
 use hearthnet_transport::NodeId;
 use proptest::prelude::*;
 
+use super::pages::Holder;
 use super::returns::{MAX_LATE_RETURNS, REPROBE_EVERY};
 use super::snapshot::SHORT_ROWS;
 use super::*;
@@ -16,6 +18,7 @@ const PLENTY: Pool = Pool {
     total: u32::MAX,
     quota: u32::MAX,
     page: 16,
+    base: 0,
 };
 
 fn caller(number: u8) -> NodeId {
@@ -60,6 +63,7 @@ fn pool(total: u32, quota: u32) -> Pool {
         total,
         quota,
         page: 16,
+        base: 0,
     }
 }
 
@@ -370,6 +374,60 @@ fn a_stream_is_admitted_if_a_page_is_free_or_within_its_callers_share() {
     assert_eq!(admit(&streams, 2), Ok(()));
 }
 
+#[test]
+fn states_of_recurrent_layers_count_in_pages_from_the_first_position_on() {
+    let footprint = Footprint {
+        per_sequence: 250,
+        per_position: 10,
+        page: 10,
+    };
+    // Pages of 100 bytes; states of three pages.
+    let pool = Pool::new(1000, &footprint, 50);
+    assert_eq!((pool.total, pool.quota, pool.base), (10, 5, 3));
+    assert_eq!(
+        [0, 1, 10, 11].map(|length| pool.pages(length)),
+        [0, 4, 4, 5]
+    );
+    assert_eq!(
+        (pool.needs(0, 1), pool.needs(1, 9), pool.needs(10, 1)),
+        (4, 0, 1)
+    );
+    assert_eq!([3, 4, 5].map(|pages| pool.fits(0, pages)), [0, 10, 20]);
+    assert_eq!((pool.fits(10, 2), pool.holds(pool.quota)), (20, 20));
+    // The first stream takes four of ten pages, or of its caller's five.
+    let holder = |number: u8, pages| Holder {
+        stream: number.into(),
+        caller: caller(number),
+        length: 1,
+        pages,
+        active: Duration::ZERO,
+        idle: false,
+    };
+    assert_eq!(super::admit(&[], &pool, caller(1)), Ok(()));
+    let full = super::admit(&[holder(1, 4)], &pool, caller(1));
+    assert_eq!(full, Err(Full::Caller));
+    // A stream that has not begun will take four.
+    let streams = [holder(1, 4), holder(2, 0)];
+    assert_eq!(super::admit(&streams, &pool, caller(3)), Err(Full::Host));
+    assert_eq!(super::admit(&streams[..1], &pool, caller(3)), Ok(()));
+}
+
+#[test]
+fn a_host_without_keys_and_values_counts_streams() {
+    let footprint = Footprint {
+        per_sequence: 300,
+        per_position: 0,
+        page: 32,
+    };
+    let pool = Pool::new(1000, &footprint, 100);
+    assert_eq!((pool.total, pool.least()), (3, 1));
+    assert_eq!(
+        [0, 1, 1_000_000].map(|length| pool.pages(length)),
+        [0, 1, 1]
+    );
+    assert_eq!((pool.needs(1, 5000), pool.fits(0, 1)), (0, u32::MAX));
+}
+
 fn any_streams() -> impl Strategy<Value = Vec<StreamSnapshot>> {
     let step = (
         prop_oneof![1u32..=SHORT_ROWS, 9u32..5000],
@@ -554,7 +612,7 @@ proptest! {
     fn the_same_calls_give_the_same_turns(
         calls in proptest::collection::vec((any_streams(), 1u32..600), 1..6), pages in 1u32..200,
     ) {
-        let pool = Pool { total: pages, quota: pages, page: 16 };
+        let pool = Pool { total: pages, quota: pages, page: 16, base: 0 };
         let run = || {
             let mut planner = Planner::new();
             let plan = |(streams, chunk): &(Vec<StreamSnapshot>, u32)| {

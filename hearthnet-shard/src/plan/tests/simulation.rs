@@ -253,6 +253,7 @@ fn world(pages: u32, quota: u32, chats: Vec<(u8, u32, u32, bool)>) -> World {
             total: pages,
             quota,
             page: PAGE,
+            base: 0,
         },
         planner: Planner::new(),
         chats: chats.into_iter().map(chat).collect(),

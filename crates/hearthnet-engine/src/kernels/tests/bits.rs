@@ -481,3 +481,108 @@ fn a_value_that_is_not_finite_reaches_every_output() {
         }
     }
 }
+
+proptest! {
+    #[test]
+    fn a_delta_rule_has_the_bits_of_the_reference_however_rows_are_split(
+        keys in 1usize..40,
+        width in 1usize..170,
+        rows in 1usize..9,
+        cut in 0usize..9,
+        seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let mut draw = |count: usize| -> Vec<f32> { (0..count).map(|_| values.unit()).collect() };
+        let (queries, all_keys) = (draw(rows * keys), draw(rows * keys));
+        let (inputs, decay, beta) = (draw(rows * width), draw(rows), draw(rows));
+        let mut state = vec![vec![0.0; width]; keys];
+        let mut expected = Vec::new();
+        for row in 0..rows {
+            let key = row * keys..(row + 1) * keys;
+            let parts = [
+                &queries[key.clone()],
+                &all_keys[key],
+                &inputs[row * width..(row + 1) * width],
+            ];
+            expected.extend(reference::delta_row(&mut state, parts, [decay[row], beta[row]], Fma::Fused));
+        }
+        for kernels in all_kernels() {
+            let (mut state, mut out) = (vec![0.0; keys * width], inputs.clone());
+            let cut = cut.min(rows);
+            for part in [0..cut, cut..rows] {
+                if part.is_empty() {
+                    continue;
+                }
+                let of_keys = part.start * keys..part.end * keys;
+                let rows = DeltaRows {
+                    queries: &queries[of_keys.clone()],
+                    keys: &all_keys[of_keys],
+                    decay: &decay[part.clone()],
+                    beta: &beta[part.clone()],
+                };
+                let out = &mut out[part.start * width..part.end * width];
+                kernels.delta_rule(&rows, &mut state, out);
+            }
+            assert_same(&format!("{kernels:?}"), &out, &expected);
+        }
+    }
+
+    #[test]
+    fn convolutions_and_norms_of_heads_have_the_bits_of_the_reference(
+        positions in 1usize..6,
+        channels in 1usize..40,
+        rows in 1usize..9,
+        seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let mut draw = |count: usize| -> Vec<f32> { (0..count).map(|_| values.unit()).collect() };
+        // Weights of two more channels lie behind.
+        let stride = channels + 2;
+        let (weights, inputs) = (draw(positions * stride), draw(rows * channels));
+        let mut window = vec![0.0; (positions - 1) * channels];
+        window.extend(&inputs);
+        let mut expected = vec![0.0; rows * channels];
+        for channel in 0..channels {
+            let each = |from: &[f32], stride: usize| -> Vec<f32> {
+                from.iter().skip(channel).step_by(stride).copied().collect()
+            };
+            let sums = reference::convolve(&each(&weights, stride), &each(&inputs, channels));
+            for (row, sum) in sums.into_iter().enumerate() {
+                expected[row * channels + channel] = sum;
+            }
+        }
+        let norm = reference::l2_norm(&inputs, 1e-6, 0.3);
+        for kernels in all_kernels() {
+            let convolution = Convolution { weights: &weights, stride, positions, channels };
+            let mut out = vec![0.0; rows * channels];
+            kernels.convolve(&convolution, &window, &mut out);
+            assert_same(&format!("{kernels:?}"), &out, &expected);
+            let mut out = inputs.clone();
+            kernels.l2_norm(&mut out, inputs.len(), 1e-6, 0.3);
+            assert_same(&format!("{kernels:?}"), &out, &norm);
+            let mut out = inputs.clone();
+            kernels.sigmoid(&mut out);
+            let expected: Vec<f32> = inputs.iter().map(|x| reference::sigmoid(*x)).collect();
+            assert_same(&format!("{kernels:?}"), &out, &expected);
+        }
+    }
+}
+
+#[test]
+fn an_unfused_delta_rule_has_other_bits() {
+    let mut values = Values(5);
+    let mut draw = |count: usize| -> Vec<f32> { (0..count).map(|_| values.unit()).collect() };
+    let (query, key, value) = (draw(32), draw(32), draw(32));
+    let [fused, separate] = [Fma::Fused, Fma::Separate].map(|how| {
+        let mut state = vec![vec![0.0; 32]; 32];
+        let parts = [&query[..], &key, &value];
+        let rows = (0..2).map(|_| reference::delta_row(&mut state, parts, [0.9, 0.3], how));
+        rows.last().unwrap()
+    });
+    assert!(
+        fused
+            .iter()
+            .zip(&separate)
+            .any(|(a, b)| a.to_bits() != b.to_bits())
+    );
+}

@@ -59,6 +59,57 @@ pub(super) fn silu(g: f32) -> f32 {
     g / (1.0 + exp(-g))
 }
 
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// Section 13: a head of queries or keys.
+pub(super) fn l2_norm(x: &[f32], eps: f32, scale: f32) -> Vec<f32> {
+    let r = fold16(x.len(), |i, lane| fma(x[i], x[i], lane));
+    let s = 1.0 / (r + eps).sqrt();
+    x.iter().map(|x| (x * s) * scale).collect()
+}
+
+/// Section 13: one channel; `weights` oldest first.
+pub(super) fn convolve(weights: &[f32], inputs: &[f32]) -> Vec<f32> {
+    let outputs = (0..inputs.len()).map(|p| {
+        let mut acc = 0.0;
+        for (j, weight) in weights.iter().enumerate() {
+            let input = (p + 1 + j).checked_sub(weights.len());
+            acc = fma(*weight, input.map_or(0.0, |p| inputs[p]), acc);
+        }
+        acc
+    });
+    outputs.collect()
+}
+
+/// Section 13: one row of one head. `state[i][j]` belongs to value i of the key and j of the value.
+pub(super) fn delta_row(
+    state: &mut [Vec<f32>],
+    [query, key, value]: [&[f32]; 3],
+    [decay, beta]: [f32; 2],
+    how: Fma,
+) -> Vec<f32> {
+    let fma = |a: f32, b: f32, c: f32| match how {
+        Fma::Fused => a.mul_add(b, c),
+        Fma::Separate => a * b + c,
+    };
+    let out = (0..value.len()).map(|j| {
+        let (mut read, mut out) = (0.0, 0.0);
+        for (state, k) in state.iter_mut().zip(key) {
+            state[j] *= decay;
+            read = fma(*k, state[j], read);
+        }
+        let d = (value[j] - read) * beta;
+        for ((state, k), q) in state.iter_mut().zip(key).zip(query) {
+            state[j] = fma(*k, d, state[j]);
+            out = fma(*q, state[j], out);
+        }
+        out
+    });
+    out.collect()
+}
+
 pub(super) fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
     let sum = fold16(x.len(), |i, lane| fma(x[i], x[i], lane));
     let s = 1.0 / (sum / x.len() as f32 + eps).sqrt();

@@ -1,4 +1,4 @@
-//! Checks that the kernels reproduce the test values of specs/canonical-arithmetic.md, section 9,
+//! Checks that the kernels reproduce the test values of specs/canonical-arithmetic.md, sections 5 to 13,
 //! and that the specification states them.
 
 use hearthnet_files::blocks::WeightType;
@@ -75,6 +75,77 @@ fn the_clamped_gates_of_the_specification_hold() {
             let mut out = [g];
             kernels.gate(hearthnet_files::spec::Activation::Clamped, &mut out, &[u]);
             assert_in_spec(&format!("| {g} | {u} | `{:08x}` |", out[0].to_bits()));
+        }
+    }
+}
+
+#[test]
+fn the_sigmoids_and_softplus_of_the_specification_hold() {
+    for kernels in all_kernels() {
+        for x in [1.0f32, -2.0, 25.0, -30.0] {
+            let mut sigmoid = [x];
+            kernels.sigmoid(&mut sigmoid);
+            let (sigmoid, softplus) = (sigmoid[0].to_bits(), softplus(x).to_bits());
+            assert_in_spec(&format!("| {x} | `{sigmoid:08x}` | `{softplus:08x}` |"));
+        }
+    }
+}
+
+#[test]
+fn the_norms_of_heads_of_the_specification_hold() {
+    let head: Vec<f32> = (0..20).map(|i| (i as f32 - 9.0) / 4.0).collect();
+    for kernels in all_kernels() {
+        let (mut key, mut query) = (head.clone(), head.clone());
+        kernels.l2_norm(&mut key, 20, 1e-6, 1.0);
+        kernels.l2_norm(&mut query, 20, 1e-6, 1.0 / 20f32.sqrt());
+        let [k, q, last] = [key[0], query[0], query[19]].map(f32::to_bits);
+        assert_in_spec(&format!("`{k:08x}` as a key, and `{q:08x}` as a query"));
+        assert_in_spec(&format!("x[19] becomes `{last:08x}`"));
+    }
+}
+
+#[test]
+fn the_convolution_of_the_specification_holds() {
+    let window: Vec<f32> = (-3..4).map(|p| (p.max(-1) as f32 + 1.0) / 3.0).collect();
+    for kernels in all_kernels() {
+        let convolution = Convolution {
+            weights: &[0.1, -0.2, 0.3, 0.4],
+            stride: 1,
+            positions: 4,
+            channels: 1,
+        };
+        let mut out = [0.0; 4];
+        kernels.convolve(&convolution, &window, &mut out);
+        let sums = out.map(f32::to_bits);
+        kernels.silu(&mut out);
+        for (p, (sum, out)) in sums.into_iter().zip(out.map(f32::to_bits)).enumerate() {
+            assert_in_spec(&format!("| {p} | `{sum:08x}` | `{out:08x}` |"));
+        }
+    }
+}
+
+#[test]
+fn the_recurrence_of_the_specification_holds() {
+    let rows = |value: fn(f32, f32) -> f32| -> Vec<f32> {
+        let rows = (0..3).flat_map(|p| (0..2).map(move |i| (i as f32, p as f32)));
+        rows.map(|(i, p)| value(i, p)).collect()
+    };
+    let (keys, queries) = (
+        rows(|i, p| (i + p + 1.0) / 5.0),
+        rows(|i, p| (2.0 - i + p) / 7.0),
+    );
+    for kernels in all_kernels() {
+        let (mut state, mut out) = ([0.0; 4], rows(|j, p| (p + 1.0) / (j + 3.0)));
+        let all = DeltaRows {
+            queries: &queries,
+            keys: &keys,
+            decay: &[1.0, 0.5, 1.0 / 3.0],
+            beta: &[1.0 / 3.0, 2.0 / 3.0, 1.0],
+        };
+        kernels.delta_rule(&all, &mut state, &mut out);
+        for out in out.chunks(2) {
+            let [a, b] = [out[0], out[1]].map(f32::to_bits);
+            assert_in_spec(&format!("| `{a:08x}` | `{b:08x}` |"));
         }
     }
 }

@@ -32,7 +32,24 @@ SIZES = dict(
     pad_token_id=0,
 )
 HEADS = dict(SIZES, head_dim=16)
+# Blocks 1, 2, 3 and 5 have a gated delta rule, block 4 has attention.
+DELTA = dict(
+    HEADS,
+    num_hidden_layers=5,
+    linear_conv_kernel_dim=4,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=16,
+    linear_value_head_dim=16,
+)
 EXPERTS = dict(HEADS, intermediate_size=32, num_experts_per_tok=2)
+DELTA_EXPERTS = dict(
+    DELTA,
+    num_experts=5,
+    num_experts_per_tok=3,
+    moe_intermediate_size=32,
+    shared_expert_intermediate_size=64,
+)
 
 
 # Added to the seed if another draw keeps greedy choices further apart.
@@ -55,6 +72,8 @@ SIZES_OF = {
     "minicpm3": {"embed_tokens.weight": 0.125},
 }
 
+
+DELTA_FAMILIES = ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next")
 
 # Name, class before "Config" and "ForCausalLM", hyperparameters.
 FAMILIES = {
@@ -223,6 +242,24 @@ FAMILIES = {
             tie_word_embeddings=True,
         ),
     ),
+    "qwen35": ("Qwen3_5", dict(DELTA, rope_parameters=rope(1e6, partial_rotary_factor=0.25))),
+    "qwen35moe": (
+        "Qwen3_5Moe",
+        dict(
+            DELTA_EXPERTS,
+            linear_num_value_heads=6,
+            tie_word_embeddings=True,
+            rope_parameters=rope(1e6, partial_rotary_factor=0.25),
+        ),
+    ),
+    "qwen3next": (
+        "Qwen3Next",
+        dict(
+            DELTA_EXPERTS,
+            norm_topk_prob=True,
+            rope_parameters=rope(partial_rotary_factor=0.5),
+        ),
+    ),
     "glm4": (
         "Glm4",
         dict(
@@ -257,12 +294,15 @@ def build(name):
     torch.manual_seed(sum(map(ord, name)) + SEEDS.get(name, 0))
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     # Weights large enough for every feature to matter, and exact in half precision.
-    around_zero = family.startswith("Gemma")
+    def is_around_zero(key):
+        # The norm of a gated delta rule is not.
+        return family.startswith("Gemma") or family in DELTA_FAMILIES and "linear_attn" not in key
+
     with torch.no_grad():
         for key, p in model.named_parameters():
             noise = torch.randn(p.shape)
             if "norm" in key:
-                p.copy_(0.3 * noise + (0 if around_zero else 1))
+                p.copy_(0.3 * noise + (0 if is_around_zero(key) else 1))
             elif key.endswith("bias") or p.dim() == 1:
                 p.copy_(0.5 * noise)
             elif "embed" in key:
@@ -327,6 +367,8 @@ def convert(model, name, llama_cpp):
 
         class Converter(kind):
             model_arch = kind.model_arch
+            # `transformers` saves no blocks for multi-token prediction.
+            no_mtp = True
 
             def set_vocab(self):
                 pass

@@ -69,9 +69,11 @@ def family_directories(llama_cpp):
     """Directories whose conversions are byte-identical to the GGUF files of the families."""
     for name in families.FAMILIES:
         model = families.build(name)
-        gemma = name.startswith("gemma")
+        exact = name.startswith(("gemma", "qwen35", "qwen3next"))
         directory = HERE / name
-        save(model, directory, "exact norms" if gemma else torch.float16)
+        save(model, directory, "exact norms" if exact else torch.float16)
+        if name == "qwen35moe":
+            stack_experts(directory)
 
         def again(_):
             loaded = model.__class__.from_pretrained(directory, dtype=torch.float32)
@@ -82,6 +84,23 @@ def family_directories(llama_cpp):
             again(made)
             new = (Path(made) / f"{name}.gguf").read_bytes()
         assert new == (FAMILIES / f"{name}.gguf").read_bytes(), name
+
+
+def stack_experts(directory):
+    """As Qwen3.5 is published: one tensor for the gates and ups of all experts, one for the downs."""
+    from safetensors.torch import load_file, save_file
+
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if ".experts.0." in name]:
+        each = []
+        while (of := name.replace(".experts.0.", f".experts.{len(each)}.")) in tensors:
+            each.append(tensors.pop(of))
+        tensors[name.replace(".experts.0.", ".experts.").removesuffix(".weight")] = torch.stack(each)
+    for name in [name for name in tensors if name.endswith("experts.gate_proj")]:
+        up = tensors.pop(name.replace("gate_proj", "up_proj"))
+        tensors[name.replace("gate_proj", "gate_up_proj")] = torch.cat([tensors.pop(name), up], dim=1)
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def types(llama_cpp):

@@ -1,0 +1,108 @@
+//! Blocks that combine the rows of a sequence by a recurrence.
+
+use serde::{Deserialize, Serialize};
+
+use super::check::{MAX_SIZE, SpecError, ensure, epsilon, size};
+
+/// Largest number of positions of a convolution; published models have 3 or 4.
+pub const MAX_CONVOLUTION: u32 = 64;
+
+/// Gated delta rule ("Gated Delta Networks: Improving Mamba2 with Delta Rule", arXiv 2412.06464):
+/// queries, keys and values pass through a short causal convolution; each value head has a matrix
+/// `[key_width, value_width]` that decays, and from which a key reads the value to be corrected.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeltaSpec {
+    /// Every n-th block (n, 2n, ... counted from 1) has attention; the others have the recurrence.
+    pub attention_every: u32,
+    /// Positions of the convolution: a row, and those before it.
+    pub convolution: u32,
+    /// Heads of queries and of keys.
+    pub key_heads: u32,
+    /// A multiple of `key_heads`.
+    pub value_heads: u32,
+    /// Values per head of queries and of keys.
+    pub key_width: u32,
+    /// Values per value head.
+    pub value_width: u32,
+    /// Key head of value head `h`: `h mod key_heads` if tiled, otherwise
+    /// `h / (value_heads / key_heads)`.
+    pub tiled: bool,
+    /// Added to the sum of squares when queries and keys are normalised.
+    pub norm_eps: f32,
+}
+
+/// Values that a sequence keeps for a block, whatever its length.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct StateSize {
+    /// Inputs of a convolution: so many earlier rows ...
+    pub rows: u32,
+    /// ... of so many values.
+    pub channels: u32,
+    /// Values of the recurrence.
+    pub values: u32,
+}
+
+impl StateSize {
+    /// All values; each is an f32.
+    pub fn total(&self) -> u64 {
+        u64::from(self.rows) * u64::from(self.channels) + u64::from(self.values)
+    }
+}
+
+impl DeltaSpec {
+    /// Width of the queries, and of the keys, of all heads.
+    pub fn keys(&self) -> u32 {
+        self.key_heads.saturating_mul(self.key_width)
+    }
+
+    /// Width of the values of all heads.
+    pub fn values(&self) -> u32 {
+        self.value_heads.saturating_mul(self.value_width)
+    }
+
+    /// Width of queries, keys and values together: the channels of the convolution.
+    pub fn channels(&self) -> u32 {
+        let both = self.keys().saturating_mul(2);
+        both.saturating_add(self.values())
+    }
+
+    /// Key head of a value head.
+    pub fn key_head(&self, value_head: u32) -> u32 {
+        match self.tiled {
+            true => value_head % self.key_heads.max(1),
+            false => value_head / (self.value_heads / self.key_heads.max(1)).max(1),
+        }
+    }
+
+    pub fn state(&self) -> StateSize {
+        StateSize {
+            rows: self.convolution.saturating_sub(1),
+            channels: self.channels(),
+            values: self.values().saturating_mul(self.key_width),
+        }
+    }
+
+    pub(super) fn check(&self, context: u32) -> Result<(), SpecError> {
+        for (field, value) in [
+            ("delta.attention_every", self.attention_every),
+            ("delta.convolution", self.convolution),
+            ("delta.key_heads", self.key_heads),
+            ("delta.value_heads", self.value_heads),
+            ("delta.key_width", self.key_width),
+            ("delta.value_width", self.value_width),
+        ] {
+            size(field, value)?;
+        }
+        let short = self.convolution <= MAX_CONVOLUTION.min(context);
+        let reason = "must be at most 64, and at most the context";
+        ensure(short, "delta.convolution", reason)?;
+        let shared = self.value_heads.is_multiple_of(self.key_heads);
+        let reason = "must be a multiple of the number of key heads";
+        ensure(shared, "delta.value_heads", reason)?;
+        let reason = "must be at most 16777216 divided by the number of heads";
+        let wide = self.channels() <= MAX_SIZE && self.state().values <= MAX_SIZE;
+        ensure(wide, "delta.value_width", reason)?;
+        epsilon("delta.norm_eps", self.norm_eps)
+    }
+}

@@ -1,0 +1,173 @@
+//! Files of models with recurrent layers: what is refused, and blocks that nothing uses.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use hearthnet_files::gguf::writer::{WriteError, Writer};
+use hearthnet_files::gguf::{Gguf, TensorType, Value};
+use hearthnet_files::{Manifest, ModelError, ModelFile};
+
+/// Changes to a file: metadata, and the lengths of tensors (no lengths remove one).
+#[derive(Default)]
+struct Changes<'a> {
+    metadata: BTreeMap<&'a str, Value<'a>>,
+    kinds: Option<&'a [bool]>,
+    tensors: BTreeMap<&'a str, &'a [u64]>,
+}
+
+const KINDS: &str = "qwen35.attention.recurrent_layers";
+
+/// The tiny model with changes. Changed tensors are zeros in F32.
+fn changed(changes: &Changes<'_>) -> Result<ModelFile, ModelError> {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/data/families/qwen35.gguf"
+    );
+    let from = Gguf::open(Path::new(path)).unwrap();
+    let mut writer = Writer::new();
+    for (key, value) in from.metadata() {
+        match (changes.metadata.get(key), changes.kinds) {
+            (Some(value), _) => writer.set(key, *value).unwrap(),
+            (None, Some(kinds)) if key == KINDS => {
+                writer.set_bools(key, kinds.iter().copied()).unwrap();
+            }
+            _ => writer.set(key, value).unwrap(),
+        }
+    }
+    for (key, value) in &changes.metadata {
+        if from.get(key).is_none() {
+            writer.set(key, *value).unwrap();
+        }
+    }
+    let mut data = Vec::new();
+    for info in from.tensors() {
+        if !changes.tensors.contains_key(info.name.as_str()) {
+            writer.tensor(&info.name, &info.dims, info.dtype).unwrap();
+            data.push(from.data(info).to_vec());
+        }
+    }
+    for (name, dims) in &changes.tensors {
+        if !dims.is_empty() {
+            writer.tensor(name, dims, TensorType::F32).unwrap();
+            data.push(vec![0; 4 * dims.iter().product::<u64>() as usize]);
+        }
+    }
+    let mut bytes = Vec::new();
+    let written = writer.write(&mut bytes, |nth, out| {
+        out.write_all(&data[nth]).map_err(WriteError::Io)
+    });
+    written.unwrap();
+    ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap())
+}
+
+fn set<'a>(key: &'a str, value: Value<'a>) -> Changes<'a> {
+    Changes {
+        metadata: [(key, value)].into(),
+        ..Changes::default()
+    }
+}
+
+#[test]
+fn hyperparameters_of_a_recurrence_that_cannot_be_are_refused_by_name() {
+    assert!(changed(&Changes::default()).is_ok());
+    for (key, value, told) in [
+        ("qwen35.ssm.conv_kernel", 300, "at most the context"),
+        ("qwen35.ssm.conv_kernel", 0, "between 1"),
+        ("qwen35.ssm.group_count", 3, "multiple"),
+        ("qwen35.ssm.group_count", 0, "between 1"),
+        ("qwen35.ssm.time_step_rank", 0, "multiple"),
+        ("qwen35.ssm.inner_size", 65, "multiple"),
+        ("qwen35.ssm.state_size", 1 << 24, "16777216"),
+        ("qwen35.full_attention_interval", 0, "between 1"),
+        ("qwen35.nextn_predict_layers", 6, "below"),
+        // The file lists the kinds of blocks as well.
+        (
+            "qwen35.full_attention_interval",
+            3,
+            "full_attention_interval",
+        ),
+    ] {
+        let error = changed(&set(key, Value::U32(value)))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(told), "{key} = {value}: {error}");
+    }
+    let kinds = Changes {
+        kinds: Some(&[true, true, true, true, true]),
+        ..Changes::default()
+    };
+    let error = changed(&kinds).unwrap_err().to_string();
+    assert!(error.contains("recurrent_layers"), "{error}");
+}
+
+#[test]
+fn tensors_that_disagree_with_the_state_are_refused_by_name() {
+    let name = "blk.0.ssm_conv1d.weight";
+    for dims in [&[][..], &[4, 96], &[3, 128], &[128, 4]] {
+        let changes = Changes {
+            tensors: [(name, dims)].into(),
+            ..Changes::default()
+        };
+        let error = changed(&changes).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
+    // Four value heads of 16 become eight of 16.
+    let error = changed(&Changes {
+        metadata: [
+            ("qwen35.ssm.time_step_rank", Value::U32(8)),
+            ("qwen35.ssm.inner_size", Value::U32(128)),
+        ]
+        .into(),
+        ..Changes::default()
+    });
+    assert!(
+        matches!(error, Err(ModelError::TensorShape { .. })),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn blocks_for_multi_token_prediction_belong_to_the_model_and_are_not_layers() {
+    let names: [(&str, &[u64]); 16] = [
+        ("blk.5.attn_norm.weight", &[32]),
+        ("blk.5.attn_q.weight", &[32, 128]),
+        ("blk.5.attn_k.weight", &[32, 32]),
+        ("blk.5.attn_v.weight", &[32, 32]),
+        ("blk.5.attn_output.weight", &[64, 32]),
+        ("blk.5.attn_q_norm.weight", &[16]),
+        ("blk.5.attn_k_norm.weight", &[16]),
+        ("blk.5.post_attention_norm.weight", &[32]),
+        ("blk.5.ffn_gate.weight", &[32, 64]),
+        ("blk.5.ffn_up.weight", &[32, 64]),
+        ("blk.5.ffn_down.weight", &[64, 32]),
+        ("blk.5.nextn.eh_proj.weight", &[64, 32]),
+        ("blk.5.nextn.enorm.weight", &[32]),
+        ("blk.5.nextn.hnorm.weight", &[32]),
+        ("blk.5.nextn.shared_head_norm.weight", &[32]),
+        // No change.
+        ("blk.0.ssm_dt.bias", &[4]),
+    ];
+    let changes = Changes {
+        metadata: [
+            ("qwen35.block_count", Value::U32(6)),
+            ("qwen35.nextn_predict_layers", Value::U32(1)),
+        ]
+        .into(),
+        kinds: Some(&[true, true, true, false, true, false]),
+        tensors: names.into(),
+    };
+    let file = changed(&changes).unwrap();
+    assert_eq!((file.spec().layers, file.spec().prediction), (5, 1));
+    let manifest = Manifest::of(&file, &mut |_, _| {});
+    let decoded = Manifest::decode(&manifest.encode()).unwrap();
+    assert_eq!(decoded, manifest);
+    assert!(manifest.tensor("blk.5.nextn.enorm.weight").is_some());
+    // One of them is missing.
+    let mut tensors = changes.tensors;
+    tensors.remove("blk.5.nextn.hnorm.weight");
+    let error = changed(&Changes { tensors, ..changes })
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("blk.5.nextn.hnorm.weight"), "{error}");
+}
