@@ -255,7 +255,7 @@ proptest! {
                     let len = whole.engine_mut().len(seq).unwrap();
                     let to = len * share as u32 / 100;
                     let left = whole.engine_mut().truncate(seq, to).unwrap();
-                    prop_assert!(left <= to && (left == to || left % 64 == 0), "{to}: {left}");
+                    prop_assert!(left <= to && (left == to || left.is_multiple_of(64)), "{to}: {left}");
                 }
                 Step::Fork(seq) => {
                     let fork = whole.engine_mut().fork(seqs[seq % seqs.len()]).unwrap();

@@ -626,7 +626,7 @@ fn a_receipt_outlives_its_stream_and_comes_only_if_both_sides_want_it() {
                     (CloseCode::ProtocolState, true)
                 );
             }
-            _ => assert_eq!(got, [receipt.clone()]),
+            _ => assert_eq!(got, std::slice::from_ref(&receipt)),
         }
         // Only the host may send one.
         let refused = pair.caller.send_message(&receipt);

@@ -108,10 +108,8 @@ impl LayerRequest {
         kv: u64,
         config: &Config,
     ) -> Result<(), Failure> {
-        let starts = 0..=self.model.file.spec().layers.saturating_sub(layers);
-        starts
-            .map(|first| self.check_kv(first..first.saturating_add(layers), kv, config))
-            .collect()
+        let mut starts = 0..=self.model.file.spec().layers.saturating_sub(layers);
+        starts.try_for_each(|first| self.check_kv(first..first.saturating_add(layers), kv, config))
     }
 
     /// Refuses a KV budget that is too small for a stream in these layers. An engine with pages of
