@@ -483,7 +483,7 @@ const DEFINING: [&str; 8] = [
     "const", "enum", "fn", "mod", "static", "struct", "trait", "type",
 ];
 
-/// Whether two tokens continue a path.
+/// True if two tokens continue a path.
 fn is_segment(pair: &[&str]) -> bool {
     matches!(pair, ["::", name] if name.starts_with(is_word))
 }

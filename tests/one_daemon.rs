@@ -1,4 +1,4 @@
-//! One daemon per home: it serves layers, answers calls, opens its interfaces to its own users, and
+//! The daemon of a home serves layers, answers calls, opens its interfaces to its own users, and
 //! its own layers count for its own chats. Real model, real processes, one machine.
 
 use std::collections::BTreeSet;

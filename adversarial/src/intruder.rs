@@ -19,7 +19,7 @@ pub struct Intrusion {
     pub elsewhere: PathBuf,
     /// Name of an abstract socket on which the parent listens.
     pub abstract_name: String,
-    /// Whether the daemon isolates itself.
+    /// False if the daemon runs without its sandbox.
     pub isolated: bool,
 }
 

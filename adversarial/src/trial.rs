@@ -128,7 +128,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether the claim holds.
+    /// True if the claim holds.
     pub fn is_good(&self) -> bool {
         self.verdict == Verdict::Held
     }

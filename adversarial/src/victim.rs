@@ -316,7 +316,7 @@ pub(crate) struct LogGauges {
     pub(crate) frozen: Vec<String>,
     /// Revoked nodes.
     pub(crate) revoked: Vec<String>,
-    /// Whether the log is writable.
+    /// True if events can be written.
     pub(crate) is_healthy: bool,
     /// Code of the recovery at the start, if there was one.
     pub(crate) recovered: Option<Code>,

@@ -216,7 +216,7 @@ pub enum Frame {
     },
     /// Tokens of the prompt with their log probabilities, when asked for.
     Prompt { tokens: Vec<PromptToken> },
-    /// One of several answers is complete. `done` counts this answer only.
+    /// An answer of several is complete. `done` counts this answer only.
     ChoiceDone { choice: u32, done: Box<Done> },
     /// The answer is complete. Of several answers it is the first one, and the counts are those of
     /// all.

@@ -12,7 +12,7 @@ use crate::notary::StreamClaims;
 use crate::plan::{Head, ReturnEstimator, StreamSnapshot};
 use crate::stream_handle::{StreamHandle, Ticket};
 
-/// One epoch of a stream.
+/// An epoch of a stream.
 pub(crate) struct Stream<Q> {
     pub(crate) handle: Arc<StreamHandle>,
     pub(crate) seq: Q,

@@ -1,4 +1,4 @@
-//! One epoch of a stream, shared by its connection and the compute thread.
+//! An epoch of a stream, shared by its connection and the compute thread.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};

@@ -364,7 +364,7 @@ pub struct Violation {
 #[non_exhaustive]
 pub struct SessionClosed {
     pub code: CloseCode,
-    /// Whether this side closed it.
+    /// True if this side closed the connection.
     pub by_us: bool,
     /// Details, if known: from this side's observation or from the peer's BYE.
     pub detail: String,

@@ -77,7 +77,7 @@ impl Scene {
         self.ask_in(&mut self.open(hosts, fallback), what, at)
     }
 
-    /// The same in a conversation.
+    /// Asks the question within a conversation.
     fn ask_in(
         &self,
         conversation: &mut Conversation,

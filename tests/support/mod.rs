@@ -289,7 +289,7 @@ impl Host {
         Self::start_with(home, model, layers, admit, extra, &[])
     }
 
-    /// The same with environment variables.
+    /// Starts it with environment variables.
     pub(crate) fn start_with(
         home: &Home,
         model: &str,

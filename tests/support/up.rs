@@ -50,7 +50,7 @@ impl Household {
         self.with(&format!("{private}={layers}"))
     }
 
-    /// The same home with one more setting.
+    /// Adds a setting to the home.
     pub(crate) fn with(mut self, setting: &str) -> Self {
         self.settings.push(setting.to_owned());
         self

@@ -126,7 +126,7 @@ async fn want_more(bench: &Bench) -> Result<Result<(), String>> {
 struct Held {
     epoch: u32,
     is_open: bool,
-    /// Whether a request is unanswered.
+    /// True while a request has no answer.
     is_waiting: bool,
     length: u32,
     /// Positions to fill.

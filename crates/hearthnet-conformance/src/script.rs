@@ -64,7 +64,7 @@ pub struct Shard {
     pub width: Option<u32>,
     /// Element type of rows on the wire, and bytes of a value.
     pub dtype: (u8, usize),
-    /// Whether the arithmetic is exact.
+    /// True for `canonical-1`.
     pub exact: bool,
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Check {
 
 /// Attempt of a check, on a connection of its own.
 pub(crate) struct Attempt {
-    /// What is done, for people.
+    /// Description for people.
     pub(crate) what: String,
     pub(crate) at: At,
     pub(crate) script: Vec<Act>,

@@ -23,7 +23,7 @@ pub struct Page {
     pub bytes: &'static [u8],
 }
 
-/// What a page may do: run and load its own files only, and nothing may embed it.
+/// Rights of a page: it may run and load its own files only, and nothing may embed it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
                       connect-src 'self'; img-src 'self' data:; manifest-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

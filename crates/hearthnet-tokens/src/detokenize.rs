@@ -67,7 +67,7 @@ impl Detokenizer {
         self
     }
 
-    /// Whether no character is unfinished.
+    /// True if every character is complete.
     pub fn is_whole(&self) -> bool {
         self.held.is_empty()
     }

@@ -129,7 +129,7 @@ pub struct Statement {
     pub epoch: u32,
     /// Number of claims.
     pub claims: u32,
-    /// Their chain.
+    /// Chain over these claims.
     pub chain: Hash,
 }
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::error::ChatError;
 
-/// What a request says about the model's turn, beside its text.
+/// Fields of a request about the model's turn, beside its text.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[allow(clippy::exhaustive_structs)] // Built by its callers.
 pub struct TurnOptions {

@@ -1,4 +1,4 @@
-//! What receipts and audits have said of a host (`specs/receipts.md`).
+//! Results of receipts and audits of a host (`specs/receipts.md`).
 
 use serde::{Deserialize, Serialize};
 

@@ -28,7 +28,7 @@ use crate::Cancel;
 use crate::chat::{Begun, Call, Conversation, Done, Prepared};
 use crate::error::ChatError;
 
-/// What all answers of a chat share.
+/// State that all answers of a chat share.
 pub(super) struct Chat {
     pub(super) inner: Arc<Inner>,
     pub(super) model: Arc<ServedModel>,

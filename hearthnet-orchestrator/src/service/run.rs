@@ -1,4 +1,4 @@
-//! One chat from its turn to its end.
+//! Runs a chat from its turn to its end.
 
 use std::sync::Arc;
 use std::time::Instant;

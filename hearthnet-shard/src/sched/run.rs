@@ -1,4 +1,4 @@
-//! One batch: its plan, its computation, and the answers to its steps.
+//! Runs a batch: its plan, its computation, and the answers to its steps.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -57,7 +57,7 @@ pub(crate) struct FrameLimiter {
     phase: Phase,
     /// Whether the peer's frames must be masked (it is the client).
     masked: bool,
-    /// Whether text messages are allowed.
+    /// True if text messages may come.
     pub(crate) text: bool,
     /// Size limit of a message.
     pub(crate) limit: usize,

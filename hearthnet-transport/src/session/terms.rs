@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terms {
-    /// Whether this side is the caller.
+    /// True if this side called.
     pub caller: bool,
     /// Data bytes per tensor chunk.
     pub chunk_bytes: u32,

@@ -1,4 +1,4 @@
-//! One answer, printed as it arrives.
+//! Prints an answer as it arrives.
 
 use std::io::IsTerminal as _;
 use std::time::Instant;

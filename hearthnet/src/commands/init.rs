@@ -12,7 +12,7 @@ use crate::cli::args::{Global, InitArgs};
 use crate::cli::{Failure, Kind, answer, failure, note, print, print_json};
 use crate::config::{Loaded, default_path, starter};
 
-/// What makes a machine a node, and whether each part was there before.
+/// Files that make a machine a node, and whether each was there before.
 pub(super) struct Made {
     data: (PathBuf, &'static str),
     key: NodeKey,

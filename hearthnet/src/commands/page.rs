@@ -73,7 +73,7 @@ async fn find(global: &Global, wait: bool) -> Result<(Listener, Running), Failur
 /// Listener of a page.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Listener {
-    /// Whether it speaks HTTPS.
+    /// True if the address speaks HTTPS.
     pub(super) has_tls: bool,
     pub(super) at: SocketAddr,
 }

@@ -97,7 +97,7 @@ enum Next {
 #[derive(PartialEq, Eq)]
 struct Lacking {
     missing: Vec<(u32, u32)>,
-    /// What this host lacks to serve them, if it is left alone.
+    /// Memory or disk that this host lacks to serve all layers, if it is left alone.
     lacks: Option<String>,
 }
 

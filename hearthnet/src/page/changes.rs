@@ -214,7 +214,7 @@ async fn change_member(
     })
 }
 
-/// What a client may change about members.
+/// Changes of members that a client may make.
 pub(super) async fn may_change(it: &PageNode, client: &Client) -> MayChange {
     let mut may = MayChange::default();
     if !is_anchor(&it.home) || !client.is_owner() {

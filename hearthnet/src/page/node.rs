@@ -50,7 +50,7 @@ pub(crate) struct QuietState {
     pub(crate) is_own: bool,
 }
 
-/// What a client may change about members, as in `/hearthnet/v1/state`.
+/// Changes of members that a client may make, as in `/hearthnet/v1/state`.
 #[derive(Debug, Default)]
 pub(super) struct MayChange {
     /// Levels from which and to which it may change other members.

@@ -1,4 +1,4 @@
-//! What an adoption says about a model's file.
+//! Facts of a model's file in an adoption.
 
 use std::fs::File;
 use std::path::Path;

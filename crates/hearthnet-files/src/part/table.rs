@@ -17,7 +17,7 @@ pub struct Piece {
     pub index: u32,
     /// Offset in the file.
     pub offset: u64,
-    /// From 1 to [`PIECE_BYTES`].
+    /// Range: 1 to [`PIECE_BYTES`].
     pub len: u32,
     pub sha256: Digest,
 }

@@ -21,7 +21,7 @@ const FAST: Duration = Duration::from_millis(500);
 const SLOW: Duration = Duration::from_secs(2);
 
 pub(super) enum Message {
-    /// What a source has.
+    /// Pieces that a source has.
     Offer(usize, Result<Vec<Range<u32>>, SourceError>),
     /// Source, lane, and result of a read.
     Read(usize, usize, Result<Option<Vec<u8>>, SourceError>),

@@ -20,7 +20,7 @@ struct Slot {
     done: bool,
 }
 
-/// Whether a source has a piece.
+/// Availability of a piece at a source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Has {
     /// The source has not answered.
@@ -38,7 +38,7 @@ struct Offer {
     dropped: bool,
     /// Nothing was found for it since the last change.
     dry: bool,
-    /// One per slot.
+    /// Availability at each slot.
     has: Vec<Has>,
 }
 

@@ -79,7 +79,7 @@ pub trait PieceSource: Send + Sync {
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum SourceError {
-    /// It may work later.
+    /// A later try may succeed.
     #[error("{0}")]
     Unavailable(String),
     /// It cannot be used for this model.

@@ -63,7 +63,7 @@ struct Keeper {
     began: Instant,
     /// Time of the last touch, in microseconds since `began`.
     touched: AtomicU64,
-    /// Whether the thread has to be woken.
+    /// True if the thread sleeps and must be woken.
     asleep: AtomicBool,
     thread: OnceLock<Thread>,
 }

@@ -15,7 +15,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// One end of a connection that has no name, so that no other process can open it.
+/// An end of a connection that has no name, so that no other process can open it.
 #[derive(Debug)]
 pub struct Pipe(UnixStream);
 

@@ -89,7 +89,7 @@ impl Grammar {
         Self::JsonSchema(serde_json::json!({"type": "object"}))
     }
 
-    /// One of some texts.
+    /// Exactly one of the listed texts.
     pub fn choice(texts: &[String]) -> Self {
         let texts: Vec<String> = texts.iter().map(|text| regex::escape(text)).collect();
         Self::Regex(texts.join("|"))

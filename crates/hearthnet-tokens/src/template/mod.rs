@@ -339,7 +339,7 @@ impl ChatTemplate {
         })
     }
 
-    /// How the model writes its turn.
+    /// Format of tool calls and reasoning in a turn of the model.
     pub fn turn_format(&self) -> TurnFormat {
         self.format
     }

@@ -164,7 +164,7 @@ pub(crate) const MARKS: &[&str] = &[
     "<|end|>",
 ];
 
-/// How a model writes its turn.
+/// Format of tool calls and reasoning in a turn of the model.
 #[derive(Debug, Clone, Copy)]
 pub struct TurnFormat {
     pub(super) calls: &'static CallFormat,

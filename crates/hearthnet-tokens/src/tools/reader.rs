@@ -114,7 +114,7 @@ impl fmt::Debug for TurnReader {
     }
 }
 
-/// How a text begins.
+/// State of the reader at the first character of a turn.
 enum Begins {
     With,
     /// It may, once more of it is known.
@@ -156,7 +156,7 @@ impl TurnReader {
         }
     }
 
-    /// Whether the next text is reasoning.
+    /// True while the text is reasoning.
     pub fn is_thinking(&self) -> bool {
         self.state == State::Thought
     }

@@ -111,18 +111,18 @@ impl<'de> Deserialize<'de> for Tool {
     }
 }
 
-/// Whether the model calls tools.
+/// Freedom of the model to call tools (`tool_choice`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[allow(clippy::exhaustive_enums)]
 pub enum ToolChoice {
-    /// It answers with text only.
+    /// `none`: the model answers with text only.
     None,
-    /// It decides.
+    /// `auto`: the model decides.
     #[default]
     Auto,
-    /// It calls at least one.
+    /// `required`: the model calls at least one tool.
     Required,
-    /// It calls this one.
+    /// The model calls the tool of this name.
     Named(String),
 }
 
@@ -150,7 +150,7 @@ impl Tools {
         }
     }
 
-    /// Whether the turn must call a tool.
+    /// True if a turn without a call is no answer.
     pub fn must_call(&self) -> bool {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }

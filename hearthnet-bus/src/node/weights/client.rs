@@ -132,7 +132,7 @@ impl WeightsPeer {
         self.node
     }
 
-    /// What the member says that it holds of a model; `None`: nothing.
+    /// Pieces of a model that the member says it holds; `None` if it holds no piece.
     ///
     /// # Errors
     /// See [`WeightsError`].

@@ -1,4 +1,4 @@
-//! What a node serves: the interface to the files of its models.
+//! Interface to the files of a node's models that it serves to others.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub enum Object {
     PieceList,
 }
 
-/// What a node can serve of a model.
+/// Pieces of a model that a node can serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // The protocol has these fields.
 pub struct Held {

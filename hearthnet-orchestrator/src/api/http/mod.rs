@@ -249,7 +249,7 @@ fn vectors(format: VectorFormat) -> MethodRouter<Arc<Api>> {
 enum Other {
     /// `/v1/messages` of Anthropic's.
     Messages,
-    /// Of Ollama's.
+    /// An endpoint of Ollama, such as `/api/chat`.
     Ollama(ollama::Endpoint),
     /// `/v1/responses` of OpenAI's.
     Responses,

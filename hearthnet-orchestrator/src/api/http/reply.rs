@@ -61,7 +61,7 @@ struct Entry {
     offset: usize,
 }
 
-/// One of the answers.
+/// State of an answer, of which a reply can have several.
 struct Choice {
     /// Bytes of text sent so far, and bytes spelt by the tokens so far.
     given: usize,

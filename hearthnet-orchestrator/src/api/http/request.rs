@@ -79,7 +79,7 @@ pub(super) struct ApiRequest {
     pub(super) grammar_field: Option<&'static str>,
 }
 
-/// How requests are read.
+/// Settings that decide how a request is read.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rules {
     /// Seed of a request without one.

@@ -10,7 +10,7 @@ pub(super) struct Limits {
     /// Number, and bytes of text: of all clients.
     pub(super) count: usize,
     pub(super) bytes: usize,
-    /// The same of one client.
+    /// Number, and bytes of text: of one client.
     pub(super) count_of_client: usize,
     pub(super) bytes_of_client: usize,
 }

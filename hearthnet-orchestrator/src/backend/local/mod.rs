@@ -270,7 +270,7 @@ pub struct LocalBackend {
     pub(crate) per_layer: Option<Duration>,
     /// Rows submitted since the last output, and the position of the first one.
     submitted: (u32, Vec<f32>),
-    /// Whether the output has all of them.
+    /// True if the output has all rows, false if it has only the last.
     all: bool,
 }
 

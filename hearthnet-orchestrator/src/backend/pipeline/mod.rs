@@ -220,7 +220,7 @@ struct Span {
     waiting: VecDeque<Chunk>,
     /// Chunks with the requested rows: what is requested can change while a step is in flight.
     in_flight: VecDeque<(Chunk, Want)>,
-    /// Whether replayed rows come back.
+    /// True if hosts return the rows of a replay.
     compares: bool,
 }
 

@@ -154,7 +154,7 @@ struct Submitted {
     waiting: Vec<f32>,
     /// Number of rows announced to follow.
     more: u32,
-    /// Whether the output has all rows.
+    /// True if the output has all rows, false if it has only the last.
     all: bool,
     /// Error, to be returned by the output.
     failed: Option<ChatError>,

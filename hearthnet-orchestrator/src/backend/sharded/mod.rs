@@ -145,7 +145,7 @@ struct Pending {
     rows: Bytes,
     /// Number of rows that follow.
     more: u32,
-    /// Whether all rows come back.
+    /// True if all rows come back, false if only the last one does.
     all: bool,
 }
 

@@ -63,7 +63,7 @@ pub struct Span {
     pub layers: Layers,
 }
 
-/// What one node measured and holds.
+/// Measurements and layers of one node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(clippy::exhaustive_structs)] // Built by callers from events.
 pub struct Machine {
@@ -124,7 +124,7 @@ pub struct Link {
     pub kbit_s: u32,
 }
 
-/// What the planner needs to know of a model.
+/// Facts of a model that the planner uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // Built by callers from a model file or an adoption.
 pub struct Model {
@@ -191,7 +191,7 @@ impl Model {
     }
 }
 
-/// What a plan is to be best at.
+/// Goal of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)]
 pub enum Purpose {

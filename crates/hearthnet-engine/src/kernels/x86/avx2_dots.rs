@@ -33,7 +33,7 @@ pub(super) struct Factors {
     pub(super) min: __m256,
     /// Per row (32 bits): scale factors of the first (low) and the second 16 inputs.
     pair: __m256i,
-    /// As `pair`, for the minimum.
+    /// The minimum is stored like `pair`.
     pub(super) min_pair: __m256i,
 }
 

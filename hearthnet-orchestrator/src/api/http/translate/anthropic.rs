@@ -30,7 +30,7 @@ const NAMES: &[(&str, &str)] = &[
     ("thinking_budget", "thinking.budget_tokens"),
 ];
 
-/// What a request is for.
+/// Purpose of a request: an answer, or the number of its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::api::http) enum Purpose {
     /// `/v1/messages`.

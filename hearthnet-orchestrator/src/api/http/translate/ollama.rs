@@ -59,7 +59,7 @@ pub(in crate::api::http) enum Endpoint {
     Generate,
 }
 
-/// What a request asks for.
+/// A request after translation.
 pub(in crate::api::http) enum Asked {
     Answer(Translated),
     /// A request without a prompt, which loads or unloads a model: the model, and the answer if

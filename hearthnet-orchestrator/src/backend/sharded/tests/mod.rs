@@ -66,7 +66,7 @@ enum Lie {
     Noise,
     /// All layers but the last one.
     SkipsLayer,
-    /// The same rows, behind other ones.
+    /// Rows of an earlier answer, computed behind other rows.
     Yesterday,
 }
 

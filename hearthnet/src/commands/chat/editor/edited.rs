@@ -73,7 +73,7 @@ pub(in super::super) struct Editor {
     prompt: Arrow,
     /// The last completion.
     completed: Option<Completed>,
-    /// Whether the history is in a file.
+    /// True if the history is in a file.
     stores: bool,
 }
 
@@ -191,7 +191,7 @@ impl Editor {
         self.editor.run_edit_commands(&[command]);
     }
 
-    /// Whether text came with an Enter.
+    /// True if text came with an Enter.
     fn text_follows(&self) -> bool {
         self.waiting.lock().front().is_some_and(|event| {
             matches!(event, Event::Paste(_)) || !matches!(Key::of(event), Key::Suspend | Key::Other)
