@@ -252,6 +252,8 @@ impl CommunityHosts {
     fn offered(&self) -> Offered {
         let (own, state) = (self.key.id(), self.log.state());
         let live = state.shards(now_ms()).filter(|_| state.policy.research);
+        // Neither a session of theirs nor a lack of other hosts makes an exception.
+        let live = live.filter(|advert| !state.reputation(&advert.author).is_convicted());
         let adverts: Vec<Advert> = live.cloned().collect();
         let local = Local::read(&[]);
         let candidate = |advert: &Advert| {
@@ -260,7 +262,10 @@ impl CommunityHosts {
                 Ok(at) if local.distance(&at) <= Distance::Subnet => 1,
                 _ => 2,
             };
-            Candidate::new(advert.descriptor.clone(), hop_weight, advert.author == own)
+            Candidate {
+                is_false_accuser: state.reputation(&advert.author).is_false_accuser(),
+                ..Candidate::new(advert.descriptor.clone(), hop_weight, advert.author == own)
+            }
         };
         let candidates = adverts.iter().map(candidate).collect();
         let model = &self.choice.model;
