@@ -53,6 +53,11 @@ struct Sealed {
     sender: ByteArray<32>,
 }
 
+/// SHA-256 of sealed bytes, by which they are fetched.
+pub fn hash_of(sealed: &[u8]) -> [u8; 32] {
+    Sha256::digest(sealed).into()
+}
+
 /// Encrypts `content` to the readers, of which there must be at least one. Those beyond
 /// [`MAX_READERS`] are left out. `None` if no reader is left, or the result would be too long.
 ///
