@@ -30,8 +30,7 @@ pub const MAX_ENDPOINTS: usize = 16;
 pub const MAX_LINE_BYTES: usize = 128;
 /// Maximum uses of an invite: more people than any community of households has.
 pub const MAX_USES: u32 = 1000;
-/// Maximum number of members that a withdrawal of an invite names. Checking each key takes about 10
-/// us.
+/// Maximum number of members that a withdrawal names. Checking a key takes about 10 us.
 pub const MAX_NAMED: usize = 64;
 
 /// Rights of a member, in rising order, under the names that events, commands and tables use.
@@ -169,7 +168,6 @@ pub enum Body {
     /// `audit.verdict`: the author has computed the rows of a dispute.
     #[strum(serialize = "audit.verdict")]
     Judged {
-        /// [`Dispute::id`].
         #[serde(serialize_with = "by_format::hash::serialize")]
         dispute: [u8; 32],
         finding: Finding,

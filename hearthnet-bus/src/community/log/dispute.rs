@@ -128,6 +128,9 @@ pub struct Case {
     /// Time of the announcement in Unix milliseconds, by the accuser's clock.
     #[serde(rename = "time")]
     pub time_ms: u64,
+    /// Member that answered for the accuser at that time.
+    #[serde(with = "by_format::node")]
+    pub group: NodeId,
     #[serde(with = "by_format::node")]
     pub accuser: NodeId,
     pub dispute: Dispute,

@@ -27,46 +27,48 @@ impl Fold {
                 return Err(NoEffect::NoSuchMember(host));
             }
         }
-        let reputations = state.reputations();
-        let of = |node: &NodeId| reputations.get(node).copied().unwrap_or_default();
-        for node in [dispute.accused, accuser] {
-            if of(&node).is_convicted() {
-                return Err(NoEffect::Convicted(node));
-            }
-        }
-        if of(&accuser).is_false_accuser() {
-            return Err(NoEffect::FalseAccuser(accuser));
-        }
         let id = ByteArray::new(dispute.id(&accuser));
         if state.disputes.contains_key(&id) {
             return Err(NoEffect::SameVerdict);
         }
-        let open = state.disputes.iter();
-        let open: BTreeMap<_, _> = open
-            .filter(|(_, case)| state.outcome(case).is_none())
-            .map(|(id, case)| ((case.time_ms, *id), case.accuser))
-            .collect();
-        let group = |node: &NodeId| {
-            state.group(self.root, node, |by| {
-                let by = state.members.get(by);
-                by.is_some_and(|by| by.level == Level::Anchor)
-            })
-        };
-        let own = group(&accuser);
-        let of_group = open.values().filter(|other| group(other) == own);
-        if of_group.count() >= MAX_OPEN_DISPUTES {
+        let group = state.group(self.root, &accuser, |by| {
+            let by = state.members.get(by);
+            by.is_some_and(|by| by.level == Level::Anchor)
+        });
+        // Only few outcomes are computed, because this event may come often and without effect.
+        let mut open = 0;
+        for case in state.disputes.values() {
+            let is_party = case.is_party(&dispute.accused) || case.is_party(&accuser);
+            if case.group != group && !is_party {
+                continue;
+            }
+            let outcome = state.outcome(case);
+            open += usize::from(outcome.is_none() && case.group == group);
+            let guilty = outcome.map_or([None, None], |outcome| case.guilty(outcome));
+            for node in [dispute.accused, accuser] {
+                if guilty.contains(&Some(node)) {
+                    return Err(NoEffect::Convicted(node));
+                }
+            }
+            if outcome == Some(Finding::None) && case.accuser == accuser {
+                return Err(NoEffect::FalseAccuser(accuser));
+            }
+        }
+        if open >= MAX_OPEN_DISPUTES {
             return Err(NoEffect::TooManyDisputes);
         }
         if state.disputes.len() >= MAX_DISPUTES {
-            let oldest = open.first_key_value();
-            let ((_, oldest), _) = oldest.ok_or(NoEffect::TooManyDisputes)?;
-            let oldest = *oldest;
+            let open = state.disputes.iter();
+            let open = open.filter(|(_, case)| state.outcome(case).is_none());
+            let oldest = open.map(|(id, case)| (case.time_ms, *id)).min();
+            let (_, oldest) = oldest.ok_or(NoEffect::TooManyDisputes)?;
             self.state.disputes.remove(&oldest);
         }
         self.state.disputes.insert(
             id,
             Case {
                 time_ms: event.time_ms,
+                group,
                 accuser,
                 dispute: dispute.clone(),
                 verdicts: BTreeMap::new(),

@@ -1,5 +1,7 @@
 //! Disputes, verdicts and the reputation that follows.
 
+use std::collections::BTreeMap;
+
 use serde_bytes::ByteArray;
 
 use super::attacks::two_anchors;
@@ -254,6 +256,7 @@ fn a_reputation_comes_from_decided_disputes_and_judges_that_are_not_revoked() {
     let mut all = dispute::Cases::new();
     let case = |accuser: u8, finding: Option<Finding>| Case {
         time_ms: NOW,
+        group: key(accuser).id(),
         accuser: key(accuser).id(),
         dispute: dispute(1, 4, None),
         verdicts: finding
@@ -295,4 +298,46 @@ fn the_largest_dispute_fits_and_everything_beyond_its_limits_is_refused() {
         let refused = home.refused(8, Body::Disputed(dispute.clone()));
         assert_eq!(refused.code(), "log_malformed", "{dispute:?}");
     }
+}
+
+#[test]
+fn a_full_state_drops_its_oldest_open_dispute_and_no_decided_one() {
+    let mut fold = fold::Fold::new(community());
+    for seed in [4, 7, 8] {
+        let member = Member {
+            by: None,
+            gave: None,
+            name: String::new(),
+            level: Level::Trusted,
+            since_ms: 0,
+            invite: None,
+        };
+        fold.state.members.insert(key(seed).id(), member);
+    }
+    let stranger = key(90).id();
+    let ids = (0..MAX_DISPUTES as u16).map(|n| {
+        let mut id = [0; 32];
+        id[..2].copy_from_slice(&n.to_be_bytes());
+        ByteArray::new(id)
+    });
+    for (id, age) in ids.zip(0..) {
+        let case = Case {
+            time_ms: NOW - age,
+            group: stranger,
+            accuser: stranger,
+            dispute: dispute(1, 4, None),
+            verdicts: BTreeMap::new(),
+        };
+        fold.state.disputes.insert(id, case);
+    }
+    let oldest = *fold.state.disputes.last_key_value().unwrap().0;
+    let event = Author::after(1, 7).draft(disputed(2, 4, None));
+    fold.apply(&event).unwrap();
+    assert_eq!(fold.state.disputes.len(), MAX_DISPUTES);
+    assert!(!fold.state.disputes.contains_key(&oldest));
+    for case in fold.state.disputes.values_mut() {
+        case.verdicts.insert(key(1).id(), Finding::None);
+    }
+    let event = Author::after(2, 8).draft(disputed(3, 4, None));
+    assert_eq!(fold.apply(&event), Err(NoEffect::TooManyDisputes));
 }
