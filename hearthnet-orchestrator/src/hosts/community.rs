@@ -635,7 +635,7 @@ mod tests {
             let advertised = Box::new(descriptor(id(host)));
             write(host, Body::ShardAdvertised(advertised));
         }
-        let offered = || {
+        let offered = || -> BTreeMap<NodeId, bool> {
             let offered = hosts_of(&home, 4, runtime.handle()).offered();
             assert_eq!(offered.adverts.len(), offered.candidates.len());
             let all = offered.candidates.into_iter();

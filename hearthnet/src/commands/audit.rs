@@ -206,7 +206,8 @@ async fn fetch_all(home: &Home, cx: &Context) -> Result<(), Failure> {
                 continue;
             }
             if let Some(sealed) = fetch_evidence(node, &state, case).await {
-                folder.put(&sealed).map_err(Failure::internal)?;
+                let put = folder.put(&sealed);
+                put.map_err(|e| folder.failure("write", e))?;
             }
         }
         Ok(())
@@ -225,8 +226,10 @@ fn settle(home: &Home, case: &Case, args: &CheckArgs, cx: &Context) -> Result<Fi
         .hint("another anchor has to; the root key can make one (`hearthnet community promote`)"));
     }
     let dispute = &case.dispute;
-    let sealed = EvidenceFolder::of(&home.dir).read(&dispute.evidence);
-    let sealed = sealed.map_err(Failure::internal)?.filter(|sealed| {
+    let folder = EvidenceFolder::of(&home.dir);
+    let sealed = folder.read(&dispute.evidence);
+    let sealed = sealed.map_err(|e| folder.failure("read", e))?;
+    let sealed = sealed.filter(|sealed| {
         sealed.len() as u64 == dispute.evidence_bytes && hash_of(sealed) == dispute.evidence
     });
     let sealed = sealed.ok_or_else(|| {

@@ -131,7 +131,8 @@ impl Disputes {
             let Some(sealed) = sealed else {
                 return Ok(None);
             };
-            folder.put(&sealed).map_err(Failure::internal)?;
+            let put = folder.put(&sealed);
+            put.map_err(|e| folder.failure("write", e))?;
             Ok(Some(
                 evidence.dispute(hash_of(&sealed), sealed.len() as u64),
             ))

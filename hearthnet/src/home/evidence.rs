@@ -10,6 +10,8 @@ use hearthnet_bus::sealed::{MAX_SEALED_BYTES, hash_of};
 use hearthnet_platform::regular_file;
 use hearthnet_platform::whole_file::{self, Access};
 
+use crate::cli::{Failure, Kind};
+
 const FOLDER: &str = "evidence";
 
 #[derive(Debug, Clone)]
@@ -19,6 +21,12 @@ impl EvidenceFolder {
     /// Folder in a data directory. It is made with the first file.
     pub(crate) fn of(dir: &Path) -> Self {
         Self(dir.join(FOLDER))
+    }
+
+    /// Failure to read or write here.
+    pub(crate) fn failure(&self, what: &str, error: io::Error) -> Failure {
+        let kind = Kind::of_io(&error);
+        Failure::file(what, &self.0, error).of_kind(kind)
     }
 
     fn path(&self, hash: &[u8; 32]) -> PathBuf {
