@@ -150,6 +150,9 @@ cases! {
         86 "streams opened as fast as one session may, in session after session" "stream_churn",
         87 "steps of eight rows on all streams that a caller may have" "no effect",
     }
+    "disputes" {
+        88 "a caller, its crowd and its hosts slander an honest host" "no effect",
+    }
 }
 
 impl Case {

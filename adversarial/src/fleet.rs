@@ -2,8 +2,10 @@
 //! contents. The model is a small one, in this process.
 
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
+use hearthnet_bus::evidence::Evidence;
 use hearthnet_bus::log::EventLog;
 use hearthnet_bus::node::Connections;
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
@@ -65,6 +67,7 @@ impl Asked {
 }
 
 /// Fixed set of hosts with open sessions.
+#[derive(Clone)]
 struct Connected {
     links: Vec<Arc<HostLink>>,
     choice: Choice,
@@ -77,6 +80,10 @@ impl HostSource for Connected {
 
     fn choice(&self) -> &Choice {
         &self.choice
+    }
+
+    fn fork(&self) -> Option<Box<dyn HostSource>> {
+        Some(Box::new(self.clone()))
     }
 }
 
@@ -108,6 +115,15 @@ impl Hosts {
     /// Sessions of the caller with the hosts.
     pub(crate) fn links(&self) -> &[Arc<HostLink>] {
         &self.links
+    }
+
+    /// Evidence that audits of the caller find from now on.
+    pub(crate) fn evidence(&self) -> Receiver<Evidence> {
+        let (sender, evidence) = channel();
+        // The receiver is gone if the attack has ended.
+        let accuse = move |evidence| drop(sender.send(evidence));
+        self.health.on_evidence(Box::new(accuse));
+        evidence
     }
 
     /// Health records that the caller keeps of the hosts.
@@ -165,6 +181,10 @@ impl Fleet {
         &self.file
     }
 
+    pub(crate) fn shared_file(&self) -> Arc<ModelFile> {
+        Arc::clone(&self.file)
+    }
+
     /// Descriptor of a host that serves all layers.
     pub(crate) fn descriptor(&self, host: NodeId) -> Descriptor {
         let (model, layers) = (&self.model, (0, self.model.layers.saturating_sub(1)));
@@ -212,10 +232,20 @@ impl Fleet {
 
     /// Hosts with these keys and ways to tamper, each serving all layers, for one caller.
     pub(crate) fn hosts(&self, caller: NodeKey, hosts: Vec<(NodeKey, Tamper)>) -> Result<Hosts> {
+        let with_file = |(key, tamper)| (key, self.shared_file(), tamper);
+        self.hosts_of(caller, hosts.into_iter().map(with_file).collect())
+    }
+
+    /// As [`Self::hosts`], each with the file that it computes with, whatever it claims.
+    pub(crate) fn hosts_of(
+        &self,
+        caller: NodeKey,
+        hosts: Vec<(NodeKey, Arc<ModelFile>, Tamper)>,
+    ) -> Result<Hosts> {
         let (mut running, mut addrs, mut links) = (Vec::new(), Vec::new(), Vec::new());
-        for (key, tamper) in hosts {
+        for (key, file, tamper) in hosts {
             let model = (MODEL, self.model.weights);
-            let start = tampered_host(&self.file, model, caller.id(), &key, tamper);
+            let start = tampered_host(&file, model, caller.id(), &key, tamper);
             let host = self.runtime.block_on(start)?;
             let addr = HostAddr {
                 endpoint: host.local_addr().to_string(),

@@ -16,6 +16,7 @@
 //! | node identity | [`NodeId`], [`NodeKey`] |
 //! | session tokens | [`Grant`], [`ReplayCache`] (`specs/session-grant.md`) |
 //! | receipts of hosts | [`receipt`] (`specs/receipts.md`) |
+//! | evidence of a dispute about rows | [`evidence`], [`sealed`] (`specs/disputes.md`) |
 //! | community and its event log | [`CommunityId`], [`log`] (`specs/event-log.md`) |
 //! | synchronising logs | [`sync`] (`specs/gossip.md`) |
 //! | joining | [`invite`], [`joining`] |
@@ -39,10 +40,11 @@ pub mod testing;
 mod vectors_tests;
 
 pub use community::{
-    Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_TEXT, invite, log, sync,
+    Descriptor, DescriptorError, MAX_ENCODED, MAX_LAYERS, MAX_TEXT, evidence, invite, log, sync,
 };
 pub use hearthnet_transport::{NodeId, NodeIdError};
 pub use identity::receipt;
+pub use identity::sealed::{self, MAX_SEALED_BYTES};
 pub use identity::{
     CHAT, Capability, CapabilityError, CommunityId, CommunityIdError, Domain, Expectation, Grant,
     GrantError, InvalidSignature, KeyFileError, MAX_CLOCK_SKEW_SECS, MAX_GRANT_BYTES,

@@ -10,15 +10,17 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use hearthnet_transport::CloseCode;
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 
 use crate::calls::{CallError, Envelope, ServerEvent, ServingSession};
+use crate::evidence::Evidence;
 use crate::invite::Invite;
 use crate::log::{
-    Adoption, Body, Event, EventHash, EventId, Gave, Heads, Lane, Level, LinkSpeed, Measured,
-    ModelSpeed, Policy,
+    Adoption, Body, Dispute, Event, EventHash, EventId, Finding, Gave, Heads, Lane, Level,
+    LinkSpeed, Measured, ModelSpeed, Policy,
 };
 use crate::node::weights::{Held, Object, Reply, Request};
-use crate::receipt::{Claim, Inputs, Statement};
+use crate::receipt::{Claim, Inputs, SignedClaims, Statement};
 use crate::sync::SyncMessage;
 use crate::testing::{descriptor, id, key};
 use crate::{Capability, CommunityId, Descriptor, Grant};
@@ -111,6 +113,19 @@ fn bodies() -> Vec<Body> {
             manifest_bytes: 30_000,
         }),
         Body::ModelDropped { weights: [6; 32] },
+        Body::Disputed(Dispute {
+            layers: (2, 5),
+            accused: id(NODE),
+            weights: [6; 32],
+            witness: Some(id(OTHER)),
+            evidence: [4; 32],
+            receipts: vec![[7; 32], [8; 32]],
+            evidence_bytes: 3_000_000,
+        }),
+        Body::Judged {
+            dispute: [5; 32],
+            finding: Finding::Accused,
+        },
         Body::NodeGave(Gave {
             day: 20_254,
             tokens: 700,
@@ -338,8 +353,8 @@ fn weights() -> Vec<Vector> {
     .into()
 }
 
-/// The example of `specs/receipts.md`.
-fn receipts() -> Vec<Vector> {
+/// Claim and statement of the example of `specs/receipts.md`.
+fn claimed() -> (Claim, Statement) {
     let mut inputs = Inputs::default();
     assert!(inputs.extend(0, &[1, 2, 3, 4, 5, 6, 7, 8], 4));
     let claim = Claim::new(&inputs, 1, &[9, 10, 11, 12]).expect("a claim");
@@ -354,6 +369,39 @@ fn receipts() -> Vec<Vector> {
         claims: 1,
         chain: claim.after([0; 32]),
     };
+    (claim, statement)
+}
+
+/// The example of `specs/disputes.md`.
+fn disputes() -> Vec<Vector> {
+    let (claim, statement) = claimed();
+    let accused = SignedClaims {
+        signature: statement.sign(&key(NODE)),
+        statement,
+        before: [0; 32],
+        claims: vec![claim],
+    };
+    let evidence = Evidence::new(4, vec![1, 2, 3, 4, 5, 6, 7, 8], accused, None);
+    let evidence = evidence.expect("evidence");
+    let sealed = crate::sealed::tests::example(&evidence.encode(), &[4]);
+    let hash: [u8; 32] = Sha256::digest(&sealed).into();
+    let dispute = evidence.dispute(hash, sealed.len() as u64);
+    let id = dispute.id(&id(OTHER));
+    let body = crate::identity::cbor::encode(&dispute).expect("a body");
+    [
+        ("evidence", evidence.encode()),
+        ("sealed", sealed),
+        ("hash", hash.to_vec()),
+        ("id", id.to_vec()),
+        ("body", body),
+    ]
+    .map(|(name, bytes)| (name.to_owned(), hex::encode(bytes)))
+    .into()
+}
+
+/// The example of `specs/receipts.md`.
+fn receipts() -> Vec<Vector> {
+    let (claim, statement) = claimed();
     let signature = statement.sign(&key(NODE));
     [
         ("input", claim.input.to_vec()),
@@ -391,6 +439,7 @@ fn file() -> String {
         ("gossip", gossip()),
         ("weights", weights()),
         ("receipts", receipts()),
+        ("disputes", disputes()),
     ];
     let quoted = |text: &str| serde_json::to_string(text).expect("JSON");
     let sections = sections.map(|(name, vectors): (&str, Vec<Vector>)| {

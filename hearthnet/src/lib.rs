@@ -183,6 +183,7 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         Command::Plan(command) => commands::plan::run(&command, cx),
         Command::Status { json } => commands::status::run(json, cx),
         Command::Backup(command) => commands::backup::run(&command, &cx.global),
+        Command::Audit(command) => commands::audit::run(command, cx),
         Command::Log(command) => commands::log::run(command, cx),
         Command::Model(command) => commands::model::run(command, cx),
         Command::Conformance(command) => commands::conformance::run(&command, cx),

@@ -75,6 +75,8 @@ macro_rules! every_attack {
                 32 late_results_of_a_replaced_host_are_dropped;
                 33 rows_that_are_not_finite_are_refused;
                 35 fabricated_rows_do_not_change_the_answer;
+                36 a_steering_host_is_convicted_by_a_third_node;
+                37 coarser_weights_are_convicted_by_a_third_node;
                 38 an_fp16_overflow_bans_no_host;
                 39 a_slow_peer_is_disconnected_by_a_deadline;
                 40 a_deliberately_slow_host_is_replaced;
@@ -120,6 +122,7 @@ macro_rules! every_attack {
                 85 two_neighbours_within_their_share_are_served;
                 86 stream_churn_is_limited_across_sessions;
                 87 a_flood_of_short_steps_delays_no_other_caller;
+                88 slander_convicts_no_honest_host;
                 81 untrusted_text_forges_no_log_line;
                 82 untrusted_text_is_harmless_in_status_and_diagnose;
                 83 untrusted_text_runs_in_no_browser;

@@ -26,6 +26,54 @@ pub(crate) mod hash {
     }
 }
 
+/// Several hashes, each as [`hash`].
+pub(crate) mod hashes {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(transparent)]
+    struct Hash(#[serde(with = "super::hash")] [u8; 32]);
+
+    pub(crate) fn serialize<S: Serializer>(
+        hashes: &[[u8; 32]],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(hashes.iter().copied().map(Hash))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<[u8; 32]>, D::Error> {
+        let hashes: Vec<Hash> = Vec::deserialize(deserializer)?;
+        Ok(hashes.into_iter().map(|hash| hash.0).collect())
+    }
+}
+
+/// Node id that may be absent, as [`node`].
+pub(crate) mod optional_node {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::NodeId;
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(transparent)]
+    struct Node(#[serde(with = "super::node")] NodeId);
+
+    pub(crate) fn serialize<S: Serializer>(
+        node: &Option<NodeId>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        node.map(Node).serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<NodeId>, D::Error> {
+        let node: Option<Node> = Option::deserialize(deserializer)?;
+        Ok(node.map(|node| node.0))
+    }
+}
+
 /// Node id: its text, or the raw key ([`raw_keys`](crate::identity::raw_keys)).
 pub(crate) mod node {
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};

@@ -10,6 +10,7 @@
 //! | right that can be granted | [`Capability`] | `capability.rs` |
 //! | session token | [`Grant`] | `grant.rs` (normative: `specs/session-grant.md`) |
 //! | what a host received and returned, signed | [`receipt`] | `receipt.rs` (normative: `specs/receipts.md`) |
+//! | bytes that are encrypted to several nodes | [`sealed`] | `sealed.rs` (normative: `specs/disputes.md`) |
 //! | replay detection | [`ReplayCache`] | `replay.rs` |
 //! | identity of a community | [`CommunityId`] | `community_id.rs` |
 //! | system clock | [`now_ms`] | `unix_time.rs` |
@@ -27,6 +28,7 @@ mod node_key;
 pub(crate) mod raw_keys;
 pub mod receipt;
 pub(crate) mod replay;
+pub mod sealed;
 mod signature;
 mod unix_time;
 

@@ -5,7 +5,7 @@
 //! returned rows. The host signs the chain of its claims. So a receipt holds neither rows nor text, and
 //! a node with the input rows and the layers can compute whether a claim is true.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_bytes::ByteArray;
 use sha2::{Digest as _, Sha256};
 
@@ -99,6 +99,14 @@ impl Claim {
         self.output[..] == Sha256::digest(rows)[..]
     }
 
+    /// Returns whether these rows, from position 0 on, are what the host returned.
+    pub fn is_true(&self, rows: &[u8], row_bytes: usize) -> bool {
+        let at = |position: u32| (position as usize).checked_mul(row_bytes);
+        let range = || Some(at(self.end.checked_sub(self.rows)?)?..at(self.end)?);
+        let rows = range().and_then(|range| rows.get(range));
+        rows.is_some_and(|rows| self.returned(rows))
+    }
+
     /// The chain with this claim. The chain of no claims is 32 zero bytes.
     #[must_use]
     pub fn after(&self, chain: Hash) -> Hash {
@@ -147,6 +155,23 @@ impl Statement {
         Domain::Receipt.verify(&self.host, &self.encode(), signature)
     }
 
+    /// Reads a canonical encoding. Its keys are not checked.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let body: Body = cbor::decode(bytes, 2).ok()?;
+        let key = |key: ByteArray<32>| NodeId::from_checked(key.into_array());
+        (body.v == VERSION).then(|| Self {
+            host: key(body.host),
+            caller: key(body.caller),
+            weights: body.weights.into_array(),
+            layers: body.layers,
+            arithmetic: body.arithmetic,
+            stream: body.stream,
+            epoch: body.epoch,
+            claims: body.claims,
+            chain: body.chain.into_array(),
+        })
+    }
+
     /// Canonical encoding.
     pub fn encode(&self) -> Vec<u8> {
         let key = |node: NodeId| ByteArray::new(*node.as_bytes());
@@ -160,7 +185,7 @@ impl Statement {
             layers: self.layers,
             stream: self.stream,
             weights: ByteArray::new(self.weights),
-            arithmetic: &self.arithmetic,
+            arithmetic: self.arithmetic.clone(),
         };
         // Writing integers, bytes and text to memory cannot fail.
         let encoded = cbor::encode(&body);
@@ -170,8 +195,9 @@ impl Statement {
 }
 
 /// The signed map, its fields in the order of their encoded keys.
-#[derive(Serialize)]
-struct Body<'a> {
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
     v: u8,
     host: ByteArray<32>,
     chain: ByteArray<32>,
@@ -181,7 +207,49 @@ struct Body<'a> {
     layers: (u32, u32),
     stream: u32,
     weights: ByteArray<32>,
-    arithmetic: &'a str,
+    arithmetic: String,
+}
+
+/// Claims that a host has signed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // Complete by design.
+pub struct SignedClaims {
+    /// With all claims of the stream up to the last one here.
+    pub statement: Statement,
+    pub signature: [u8; SIGNATURE_BYTES],
+    /// Chain before the first of `claims`.
+    pub before: Hash,
+    pub claims: Vec<Claim>,
+}
+
+impl SignedClaims {
+    /// The chain with all claims.
+    pub fn chain(&self) -> Hash {
+        chained(self.before, &self.claims)
+    }
+
+    /// The same without the claims before `first`, an index. `None` beyond the end.
+    #[must_use]
+    pub fn from(&self, first: usize) -> Option<Self> {
+        let (before, claims) = self.claims.split_at_checked(first)?;
+        (!claims.is_empty()).then(|| Self {
+            before: chained(self.before, before),
+            claims: claims.to_vec(),
+            ..self.clone()
+        })
+    }
+
+    /// SHA-256 of the statement and its signature.
+    pub fn digest(&self) -> Hash {
+        let digest = Sha256::new().chain_update(self.statement.encode());
+        digest.chain_update(self.signature).finalize().into()
+    }
+}
+
+fn chained(before: Hash, claims: &[Claim]) -> Hash {
+    claims
+        .iter()
+        .fold(before, |chain, claim| claim.after(chain))
 }
 
 #[cfg(test)]

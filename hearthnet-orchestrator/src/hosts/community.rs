@@ -252,6 +252,8 @@ impl CommunityHosts {
     fn offered(&self) -> Offered {
         let (own, state) = (self.key.id(), self.log.state());
         let live = state.shards(now_ms()).filter(|_| state.policy.research);
+        // Neither a session of theirs nor a lack of other hosts makes an exception.
+        let live = live.filter(|advert| !state.reputation(&advert.author).is_convicted());
         let adverts: Vec<Advert> = live.cloned().collect();
         let local = Local::read(&[]);
         let candidate = |advert: &Advert| {
@@ -260,7 +262,10 @@ impl CommunityHosts {
                 Ok(at) if local.distance(&at) <= Distance::Subnet => 1,
                 _ => 2,
             };
-            Candidate::new(advert.descriptor.clone(), hop_weight, advert.author == own)
+            Candidate {
+                is_false_accuser: state.reputation(&advert.author).is_false_accuser(),
+                ..Candidate::new(advert.descriptor.clone(), hop_weight, advert.author == own)
+            }
         };
         let candidates = adverts.iter().map(candidate).collect();
         let model = &self.choice.model;
@@ -560,8 +565,12 @@ fn is_as_advertised(link: &HostLink, advert: &Advert, lo: u32, hi: u32) -> bool 
 #[cfg(test)]
 mod tests {
     use hearthnet_bus::discovery::LocalAddress;
+    use hearthnet_bus::log::{Body, Dispute, Finding, Level};
+    use hearthnet_bus::testing::{Home, descriptor, id, key};
+    use hearthnet_files::{BoundaryDtype, WeightsId};
 
     use super::*;
+    use crate::hosts::ModelOnWire;
 
     #[test]
     fn announced_addresses_never_displace_vouched_for_ones() {
@@ -581,6 +590,79 @@ mod tests {
         let tried = best_first(all, &local);
         assert_eq!(tried[..2], [proved, signed]);
         assert_eq!(tried.len(), 2 + MAX_ADDRESSES, "{tried:?}");
+    }
+
+    fn hosts_of(home: &Home, caller: u8, runtime: &Handle) -> CommunityHosts {
+        let model = ModelOnWire {
+            model_id: "m".into(),
+            weights: WeightsId([10; 32]),
+            width: 4,
+            layers: 16,
+            hosted: 0..16,
+            context: 64,
+            boundary: BoundaryDtype::F16,
+            bands: None,
+        };
+        let choice = Choice {
+            model,
+            max_shards: 4,
+            own_id: id(caller),
+            allow_self: false,
+            exact: Exact::Any,
+            policy: PolicyName::default(),
+            speeds: Speeds::new(),
+            health: SharedHealth::default(),
+        };
+        let _inside = runtime.enter();
+        let connections = Connections::watched(home.log.clone());
+        let links = Links::new(connections, choice.health.clone());
+        let (runtime, log, config) = (runtime.clone(), home.log.clone(), Config::default());
+        CommunityHosts::new(runtime, Arc::new(key(caller)), log, config, choice, links)
+    }
+
+    #[test]
+    fn convicted_hosts_are_in_no_route_and_false_accusers_are_marked() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let home = Home::founded(key(1), true);
+        let write = |author: u8, body| {
+            home.log.append(&key(author), body, now_ms()).unwrap();
+        };
+        for host in [2, 3, 4] {
+            let request = home.invite(Level::Trusted, 1).request(id(host), "host");
+            let request = request.unwrap();
+            let level = Level::Trusted;
+            write(1, Body::Admitted { request, level });
+            let advertised = Box::new(descriptor(id(host)));
+            write(host, Body::ShardAdvertised(advertised));
+        }
+        let offered = || -> BTreeMap<NodeId, bool> {
+            let offered = hosts_of(&home, 4, runtime.handle()).offered();
+            assert_eq!(offered.adverts.len(), offered.candidates.len());
+            let all = offered.candidates.into_iter();
+            all.map(|one| (one.descriptor.host, one.is_false_accuser))
+                .collect()
+        };
+        let all = [2, 3, 4].map(|host| (id(host), false));
+        assert_eq!(offered(), BTreeMap::from(all));
+        // 4 is right about 2, and 3 is wrong about 4.
+        for (accuser, accused, finding) in [(4, 2, Finding::Accused), (3, 4, Finding::None)] {
+            let dispute = Dispute {
+                layers: (0, 7),
+                accused: id(accused),
+                weights: [10; 32],
+                witness: None,
+                evidence: [accuser; 32],
+                receipts: vec![[7; 32]],
+                evidence_bytes: 100,
+            };
+            let judged = Body::Judged {
+                dispute: dispute.id(&id(accuser)),
+                finding,
+            };
+            write(accuser, Body::Disputed(dispute));
+            write(1, judged);
+        }
+        assert_eq!(offered(), BTreeMap::from([(id(3), true), (id(4), false)]));
     }
 
     #[test]

@@ -23,11 +23,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::RandomState;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeId;
+use hearthnet_bus::evidence::Evidence;
 use hearthnet_files::WeightsId;
 use hearthnet_transport::Code;
 use parking_lot::Mutex;
@@ -493,10 +494,19 @@ impl ShardHealthTracker {
 }
 
 /// Tracker that all chats of a process share. Clones share its state.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct SharedHealth(Arc<Shared>);
 
-#[derive(Debug)]
+impl std::fmt::Debug for SharedHealth {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let hosts = self.0.tracker.lock().hosts.len();
+        write!(f, "SharedHealth({hosts} hosts)")
+    }
+}
+
+/// Takes the evidence that an audit has found. Called on the thread of audits.
+pub type Accuse = Box<dyn Fn(Evidence) + Send + Sync>;
+
 struct Shared {
     begin: Instant,
     tracker: Mutex<ShardHealthTracker>,
@@ -505,6 +515,8 @@ struct Shared {
     key: RandomState,
     /// Number of running calls.
     calls: AtomicUsize,
+    /// Takes the evidence of audits.
+    accuse: OnceLock<Accuse>,
 }
 
 /// A running call, until it is dropped.
@@ -525,6 +537,7 @@ impl Default for SharedHealth {
             seen: Arc::default(),
             key: RandomState::new(),
             calls: AtomicUsize::new(0),
+            accuse: OnceLock::new(),
         }))
     }
 }
@@ -550,6 +563,23 @@ impl SharedHealth {
     /// Returns true if no call runs.
     pub(crate) fn is_idle(&self) -> bool {
         self.0.calls.load(Ordering::Acquire) == 0
+    }
+
+    /// Sets what is done with the evidence of audits, once per process. Without it, an audit has
+    /// consequences for this process alone.
+    pub fn on_evidence(&self, accuse: Accuse) {
+        // A second setting would be a defect; the first one stays.
+        let is_first = self.0.accuse.set(accuse).is_ok();
+        debug_assert!(is_first);
+    }
+
+    /// Hands over the evidence of an audit, which is made only if it is wanted.
+    pub(crate) fn accuse(&self, evidence: impl FnOnce() -> Option<Evidence>) {
+        if let Some(accuse) = self.0.accuse.get()
+            && let Some(evidence) = evidence()
+        {
+            accuse(evidence);
+        }
     }
 
     /// Rows that hosts returned recently, over all calls.

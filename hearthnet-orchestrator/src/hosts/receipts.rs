@@ -13,8 +13,8 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hearthnet_bus::receipt::{Claim, Hash, Inputs, Statement};
-use hearthnet_bus::{NodeId, SIGNATURE_BYTES};
+use hearthnet_bus::NodeId;
+use hearthnet_bus::receipt::{Claim, Inputs, SignedClaims, Statement};
 use hearthnet_transport::{Code, Receipt};
 use parking_lot::Mutex;
 
@@ -38,17 +38,6 @@ pub(crate) enum ReceiptFault {
     Rows,
     #[error("the signature of a receipt is not valid")]
     Signature,
-}
-
-/// Claims that a host has signed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SignedClaims {
-    /// With all claims of the stream up to the last one here.
-    pub(crate) statement: Statement,
-    pub(crate) signature: [u8; SIGNATURE_BYTES],
-    /// Chain before the first of `claims`.
-    pub(crate) before: Hash,
-    pub(crate) claims: Vec<Claim>,
 }
 
 /// Claims of one stream epoch.

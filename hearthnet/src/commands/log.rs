@@ -115,6 +115,19 @@ fn what(body: &Body, state: &Community) -> String {
         Body::ModelDropped { weights } => {
             format!("dropped the model with the weights {}", short(weights))
         }
+        Body::Disputed(dispute) => {
+            let hosts: Vec<String> = dispute.hosts().map(|host| of(&host)).collect();
+            format!(
+                "disputes the rows of {} (layers {}-{}, weights {})",
+                hosts.join(" and "),
+                dispute.layers.0,
+                dispute.layers.1,
+                short(&dispute.weights)
+            )
+        }
+        Body::Judged { dispute, finding } => {
+            format!("judged the dispute {}: {finding}", short(dispute))
+        }
         Body::NodeGave(gave) => format!(
             "has given {} tokens, layers for {} and {} of weights",
             gave.tokens,

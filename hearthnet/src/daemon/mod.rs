@@ -25,6 +25,7 @@ mod attach;
 mod chats;
 mod choose_layers;
 mod contributions;
+mod disputes;
 pub(crate) mod isolation;
 mod layer_events;
 mod layer_host;
@@ -55,6 +56,7 @@ use tokio_util::sync::DropGuard;
 
 use self::chats::{are_answered, shared_model};
 use self::contributions::{Computed, Contributions};
+use self::disputes::{Disputes, Shelf};
 use self::layer_events::{EventSink, print_event};
 use self::layer_host::LayerHost;
 use self::layer_request::LayerRequest;
@@ -70,6 +72,7 @@ use crate::answering::{local_service, private_layers};
 use crate::cli::args::RunArgs;
 use crate::cli::{Failure, Stop, block_on, note, print, print_json};
 use crate::config::Context;
+use crate::home::evidence::EvidenceFolder;
 use crate::home::{Home, Lock, now_ms};
 use crate::hosting::host_engine::HostEngine;
 use crate::models::{OpenModel, open_model};
@@ -291,7 +294,16 @@ impl Daemon {
                 why.with_hint()
             )),
         }
-        self.serve_parts(parts);
+        let evidence = EvidenceFolder::of(&home.dir);
+        self.serve_parts(parts, evidence.clone());
+        let announces = config.research.distributed_inference.disputes;
+        let found = announces.then(|| disputes::found(&self.daemon_node.health));
+        let disputes = Disputes {
+            home: home.clone(),
+            node: Arc::clone(&self.daemon_node),
+            evidence,
+        };
+        tokio::spawn(disputes.run(found, stop.clone()));
         let node = Arc::clone(&self.daemon_node);
         tokio::spawn(remove_dropped(home.clone(), node, stop.clone()));
         let measurer = Measurer {
@@ -334,15 +346,18 @@ impl Daemon {
         }
     }
 
-    /// Lets members read the parts of models here. Their transfer slows down while this node answers
+    /// Lets members read the parts of models and the evidence here. Their transfer slows down while this node answers
     /// or computes.
-    fn serve_parts(&self, parts: Arc<Parts>) {
+    fn serve_parts(&self, parts: Arc<Parts>, evidence: EvidenceFolder) {
         // Weak, since the host holds the node, and the node holds this function.
         let (chats, host) = (self.chats.clone(), Arc::downgrade(&self.layer_host));
         let busy = move || {
             are_answered(chats.as_ref()) || host.upgrade().is_some_and(|host| host.is_computing())
         };
-        self.daemon_node.node.serve_weights(parts, Arc::new(busy));
+        let shelf = Shelf { parts, evidence };
+        self.daemon_node
+            .node
+            .serve_weights(Arc::new(shelf), Arc::new(busy));
     }
 
     /// Runs until a stop or until membership is lost, then shuts down.

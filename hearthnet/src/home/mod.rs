@@ -6,6 +6,7 @@
 //! | lock of the node that runs here | `lock.rs` |
 //! | this node in its community: [`Home`](community::Home) | `community.rs` |
 //! | copy of basic facts beside the log | `membership.rs` |
+//! | sealed evidence of disputes | `evidence.rs` |
 //! | search for a member | `members.rs` |
 //! | validity of the node's key, its rights, and the clock | `key_status.rs` |
 //! | the owner's request to serve no layers | `pause.rs` |
@@ -16,6 +17,7 @@
 //! | which key may sign a change | `rights.rs` |
 
 pub(crate) mod community;
+pub(crate) mod evidence;
 pub(crate) mod http_keys;
 pub(crate) mod key_status;
 pub(crate) mod lock;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use hearthnet_files::WeightsId;
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::{Catalogue, ModelEntry, ResolveError, Resolved};
 
@@ -98,6 +99,24 @@ fn here_or_known(
     let fits =
         |entry: &&ModelEntry| entry.weights.is_none() && capacity::is_called(entry, name, layers);
     catalogue.get(name).filter(fits).map(known)
+}
+
+/// Local name of a model with these weights, if there is one on this machine.
+pub(crate) fn here_with(
+    cx: &Context,
+    home: &Home,
+    weights: WeightsId,
+) -> Result<Option<ModelRef>, Failure> {
+    let state = home.state();
+    let adopted = adopted::here(&state).find(|model| model.weights == weights.0);
+    if let Some(model) = adopted {
+        return Ok(Some(ModelRef::Id(model.name.clone())));
+    }
+    let (catalogue, models) = (catalogue(&cx.global)?, models_dir()?);
+    let known = catalogue.by_weights(weights);
+    let known = known.filter(|entry| entry.path_in(&models).is_file());
+    let known = known.map(|entry| ModelRef::Id(entry.id.clone()));
+    Ok(known.or_else(|| local_files::with_weights(&models, weights)))
 }
 
 /// Finds a model on this machine.

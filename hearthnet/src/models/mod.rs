@@ -26,7 +26,7 @@ pub(crate) mod pull;
 
 pub(crate) use self::capacity::{Availability, Capacity, other_text, text_disagreement};
 pub(crate) use self::catalogue::models_dir;
-pub(crate) use self::find::{pick, resolve};
+pub(crate) use self::find::{here_with, pick, resolve};
 pub(crate) use self::import::weight_type;
 pub(crate) use self::memory::{
     disk_budget, disk_limit, given_bytes, share_of_free, weights_budget,

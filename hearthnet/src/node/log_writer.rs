@@ -11,8 +11,8 @@ use hearthnet_bus::calls::{
     CallError, CallLimits, Code, FrameSink, Kind as ParamKind, Params, Registry,
 };
 use hearthnet_bus::log::{
-    Adoption, Body, Level, MAX_LINE_BYTES, MAX_NUMBER, MAX_SOURCE_BYTES, MAX_SOURCES, MAX_USES,
-    Policy,
+    Adoption, Body, Finding, Level, MAX_LINE_BYTES, MAX_NUMBER, MAX_SOURCE_BYTES, MAX_SOURCES,
+    MAX_USES, Policy,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -67,6 +67,12 @@ pub(crate) enum Change {
         /// Weights id.
         #[serde(with = "hex::serde")]
         weights: [u8; 32],
+    },
+    /// Publishes a verdict on a dispute.
+    Judge {
+        #[serde(with = "hex::serde")]
+        dispute: [u8; 32],
+        finding: Finding,
     },
     /// Lets the node write again without a sync with another member.
     Resume {},
@@ -143,6 +149,7 @@ fn store(home: &Home, request: &ChangeRequest) -> Result<(), Failure> {
         },
         Change::Adopt(adoption) => Body::ModelAdopted(adoption),
         Change::DropModel { weights } => Body::ModelDropped { weights },
+        Change::Judge { dispute, finding } => Body::Judged { dispute, finding },
         Change::Resume {} => return Ok(home.log.caught_up(now_ms())?),
     };
     match request.by_root {
@@ -187,7 +194,9 @@ fn refusal(error: &CallError) -> Failure {
         ),
         // The log itself rejects these, whichever process writes.
         "unauthorized" | "revoked" | "bad_invite" | "bad_request" | "log_behind"
-        | "model_limit" | "model_not_adopted" => (Kind::Community, error.message(), error.hint()),
+        | "model_limit" | "model_not_adopted" | "dispute_limit" | "no_dispute" => {
+            (Kind::Community, error.message(), error.hint())
+        }
         _ => (Kind::Host, error.message(), error.hint()),
     };
     Failure::new(kind, message).hint(hint).code(match code {
@@ -285,6 +294,10 @@ fn params() -> Params {
         .required("manifest_bytes", number())
         .required("pieces", hash())
         .required("sources", ParamKind::list(MAX_SOURCES, source));
+    let verdict = Params::none().required("dispute", hash()).required(
+        "finding",
+        ParamKind::one_of(&["accused", "witness", "both", "none", "withdrawn"]),
+    );
     let change = Params::none()
         .optional("policy", one(policy))
         .optional("invite", one(invite))
@@ -296,6 +309,7 @@ fn params() -> Params {
             "drop_model",
             one(Params::none().required("weights", hash())),
         )
+        .optional("judge", one(verdict))
         .optional("resume", one(Params::none()));
     Params::none()
         .required("by_root", ParamKind::Flag)

@@ -15,6 +15,7 @@
 //! | opening the community for a command; restoring a lost log | `restore_log.rs` |
 
 pub(crate) mod addresses;
+mod evidence;
 mod invite;
 pub(crate) mod link_rates;
 pub(crate) mod local_api;
@@ -50,6 +51,7 @@ use crate::config::Config;
 use crate::home::{Home, Lock, Membership, display_name};
 
 pub(crate) use self::addresses::{listen_address, local_endpoints};
+pub(crate) use self::evidence::{fetch as fetch_evidence, may_judge};
 pub(crate) use self::invite::NewInvite;
 pub(crate) use self::local_api::{NODE_FLIGHT, NODE_STATUS, Process};
 pub(crate) use self::log_writer::Change;

@@ -11,6 +11,7 @@ use serde_bytes::ByteArray;
 use strum::VariantNames as _;
 
 use super::adoption::Adoption;
+use super::dispute::{Dispute, Finding};
 use super::gave::Gave;
 use super::measured::Measured;
 use crate::community::invite::{JoinProof, JoinRequest, MAX_NAME_BYTES, fits_log, is_line};
@@ -29,8 +30,7 @@ pub const MAX_ENDPOINTS: usize = 16;
 pub const MAX_LINE_BYTES: usize = 128;
 /// Maximum uses of an invite: more people than any community of households has.
 pub const MAX_USES: u32 = 1000;
-/// Maximum number of members that a withdrawal of an invite names. Checking each key takes about 10
-/// us.
+/// Maximum number of members that a withdrawal names. Checking a key takes about 10 us.
 pub const MAX_NAMED: usize = 64;
 
 /// Rights of a member, in rising order, under the names that events, commands and tables use.
@@ -162,6 +162,16 @@ pub enum Body {
         #[serde(serialize_with = "by_format::hash::serialize")]
         weights: [u8; 32],
     },
+    /// `audit.dispute`: the author accuses hosts of rows that contradict their own or another host's.
+    #[strum(serialize = "audit.dispute")]
+    Disputed(Dispute),
+    /// `audit.verdict`: the author has computed the rows of a dispute.
+    #[strum(serialize = "audit.verdict")]
+    Judged {
+        #[serde(serialize_with = "by_format::hash::serialize")]
+        dispute: [u8; 32],
+        finding: Finding,
+    },
     /// `node.gave`: what the author has given to other members, by its own count.
     #[strum(serialize = "node.gave")]
     NodeGave(Gave),
@@ -258,6 +268,7 @@ impl Body {
             Self::Admitted { request, .. } => (fits_log(&request.name), NODE_NAME),
             Self::Named { name } => (fits_log(name), NODE_NAME),
             Self::ModelAdopted(adoption) => return adoption.check().map_err(malformed),
+            Self::Disputed(dispute) => return dispute.check().map_err(malformed),
             Self::NodeGave(gave) => return gave.check().map_err(malformed),
             Self::NodeMeasured(measured) => return measured.check().map_err(malformed),
             Self::ShardAdvertised(descriptor) => return descriptor.validate().map_err(Into::into),
@@ -287,6 +298,7 @@ impl Body {
             | Self::Revoked { .. }
             | Self::Left {}
             | Self::ModelDropped { .. }
+            | Self::Judged { .. }
             | Self::GrantRevoked { .. } => return Ok(()),
         };
         match fits {
@@ -401,11 +413,13 @@ impl Body {
             | Self::Revoked { node, .. }
             | Self::GrantRevoked { issuer: node, .. } => vec![*node],
             Self::Admitted { request, .. } => vec![request.node, request.invite],
+            Self::Disputed(dispute) => dispute.hosts().collect(),
             Self::PolicyChanged(_)
             | Self::Left {}
             | Self::Named { .. }
             | Self::ModelAdopted(_)
             | Self::ModelDropped { .. }
+            | Self::Judged { .. }
             | Self::NodeGave(_)
             | Self::NodeMeasured(_)
             | Self::ShardAdvertised(_)
@@ -528,6 +542,14 @@ enum Record {
     ModelDropped {
         #[serde(with = "by_format::hash")]
         weights: [u8; 32],
+    },
+    #[serde(rename = "audit.dispute")]
+    Disputed(Dispute),
+    #[serde(rename = "audit.verdict")]
+    Judged {
+        #[serde(with = "by_format::hash")]
+        dispute: [u8; 32],
+        finding: Finding,
     },
     #[serde(rename = "node.gave")]
     NodeGave(Gave),

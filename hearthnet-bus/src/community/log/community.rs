@@ -12,6 +12,7 @@ use unicode_security::skeleton;
 
 use super::adoption::Adoption;
 use super::body::{Body, Level, Policy};
+use super::dispute::{Case, Cases, Finding, Reputation, reputations};
 use super::event::EventHash;
 use super::gave::Gave;
 use super::measured::Measured;
@@ -114,9 +115,37 @@ pub(super) struct Durable {
     pub(super) members: BTreeMap<NodeId, Member>,
     #[serde(with = "raw_keys::map")]
     pub(super) revoked: BTreeMap<NodeId, Revocation>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) disputes: Cases,
 }
 
 impl Durable {
+    pub(super) fn outcome(&self, case: &Case) -> Option<Finding> {
+        case.outcome(|judge| self.revoked.contains_key(judge))
+    }
+
+    pub(super) fn reputations(&self) -> BTreeMap<NodeId, Reputation> {
+        reputations(&self.disputes, |judge| self.revoked.contains_key(judge))
+    }
+
+    /// Member that answers for a node; see [`Community::answers_for`].
+    pub(super) fn group(
+        &self,
+        root: NodeId,
+        node: &NodeId,
+        is_anchor: impl Fn(&NodeId) -> bool,
+    ) -> NodeId {
+        let mut answers = *node;
+        for _ in 0..MAX_INVITE_DEPTH {
+            let by = self.members.get(&answers).and_then(|member| member.by);
+            match by.filter(|by| *by != root && !is_anchor(by)) {
+                Some(by) => answers = by,
+                None => return answers,
+            }
+        }
+        root
+    }
+
     /// Members whose name looks like the name of another member.
     pub(super) fn lookalikes(&self) -> BTreeSet<NodeId> {
         let mut by_look: BTreeMap<String, Vec<NodeId>> = BTreeMap::new();
@@ -225,6 +254,8 @@ pub struct Community {
     durable: Arc<Durable>,
     /// Members whose name looks like the name of another member.
     lookalikes: Arc<BTreeSet<NodeId>>,
+    /// Of the nodes that have one.
+    reputations: Arc<BTreeMap<NodeId, Reputation>>,
     pub(super) live: Arc<BTreeMap<(NodeId, String), Live>>,
 }
 
@@ -237,6 +268,7 @@ impl Community {
             policy: Policy::default(),
             durable: Arc::default(),
             lookalikes: Arc::default(),
+            reputations: Arc::default(),
             live: Arc::default(),
         }
     }
@@ -247,6 +279,7 @@ impl Community {
             self.name = sanitize_name(&durable.name).into_owned();
             self.policy = durable.policy;
             self.lookalikes = Arc::new(durable.lookalikes());
+            self.reputations = Arc::new(durable.reputations());
             self.durable = Arc::new(durable.clone());
         }
     }
@@ -350,16 +383,28 @@ impl Community {
     /// Members more than 64 invites away from such a member count together as the root, which uses
     /// no share itself. Honest chains are never that long.
     pub fn answers_for(&self, node: &NodeId) -> NodeId {
-        let mut answers = *node;
-        for _ in 0..MAX_INVITE_DEPTH {
-            let by = self.member(&answers).and_then(|member| member.by);
-            let is_anchor = |by: &NodeId| self.level(by) == Some(Level::Anchor);
-            match by.filter(|by| *by != self.id.root() && !is_anchor(by)) {
-                Some(by) => answers = by,
-                None => return answers,
-            }
-        }
-        self.id.root()
+        let is_anchor = |by: &NodeId| self.level(by) == Some(Level::Anchor);
+        self.durable.group(self.id.root(), node, is_anchor)
+    }
+
+    /// All disputes, by id.
+    pub fn disputes(&self) -> impl Iterator<Item = (&[u8; 32], &Case)> {
+        self.durable.disputes.iter().map(|(id, case)| (&**id, case))
+    }
+
+    /// Looks up a dispute by its id.
+    pub fn dispute(&self, id: &[u8; 32]) -> Option<&Case> {
+        self.durable.disputes.get(&ByteArray::new(*id))
+    }
+
+    /// Finding that the judges of a dispute agree on; `None` while it is open.
+    pub fn outcome(&self, case: &Case) -> Option<Finding> {
+        self.durable.outcome(case)
+    }
+
+    /// What verdicts say of a node (`specs/disputes.md` 8).
+    pub fn reputation(&self, node: &NodeId) -> Reputation {
+        self.reputations.get(node).copied().unwrap_or_default()
     }
 
     /// Returns whether a node may invite others at `level` now.

@@ -7,6 +7,7 @@
 //! | one signed event | [`Event`] | `event.rs` |
 //! | kinds of events and their bodies | [`Body`] | `body.rs` |
 //! | models that a community adopts | [`Adoption`] | `adoption.rs` |
+//! | disputes, verdicts, reputation | [`Dispute`], [`Reputation`] | `dispute.rs` |
 //! | measurements of a node | [`Measured`] | `measured.rs` |
 //! | what a member gave to others | [`Gave`] | `gave.rs` |
 //! | which events are kept | [`Quotas`] | `merge.rs`, in memory: `view.rs` |
@@ -41,6 +42,7 @@ mod body;
 mod clocks;
 mod community;
 mod db;
+mod dispute;
 mod early;
 mod error;
 mod event;
@@ -65,6 +67,9 @@ pub use body::{
     MAX_NAMED, MAX_SLOT_BYTES, MAX_USES, Policy,
 };
 pub use community::{Advert, Community, Fork, Member, OpenInvite, Revocation, Sighting};
+pub use dispute::{
+    Case, Dispute, Finding, MAX_DISPUTES, MAX_JUDGES, MAX_OPEN_DISPUTES, Reputation,
+};
 pub use error::{LogError, LogHealth, Refusal};
 pub use event::{
     Event, EventHash, EventId, Lane, MAX_AHEAD_MS, MAX_EVENT_BYTES, MAX_LIFE_MS, Position,

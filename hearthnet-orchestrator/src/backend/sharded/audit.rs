@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hearthnet_bus::NodeId;
-use hearthnet_bus::receipt::{Claim, Inputs};
+use hearthnet_bus::evidence::Evidence;
+use hearthnet_bus::receipt::{Claim, Inputs, SignedClaims};
 use hearthnet_engine::ARITHMETIC;
 use hearthnet_files::BoundaryDtype;
 use hearthnet_transport::{Want, background};
@@ -107,16 +108,28 @@ struct Recomputed {
     hosts: BTreeSet<NodeId>,
     /// Encoded.
     rows: Vec<u8>,
+    /// Receipts of the host, if one host ran all layers. Its stream has ended.
+    receipts: Option<Arc<StreamReceipts>>,
 }
 
 impl Recomputed {
-    /// Returns whether the returned rows of a claim are these.
-    fn confirms(&self, claim: &Claim, row_bytes: usize) -> bool {
-        let end = claim.end as usize * row_bytes;
-        let begin = end.saturating_sub(claim.rows as usize * row_bytes);
-        let rows = self.rows.get(begin..end);
-        rows.is_some_and(|rows| claim.returned(rows))
+    /// The host's claim about the row before `end`, with the claims behind it. Waits for its receipt.
+    fn proof(&self, end: u32) -> Option<SignedClaims> {
+        let receipts = self.receipts.as_ref()?;
+        wait_until(RECEIPT_PATIENCE, || {
+            receipts.look(|ledger| ledger.is_settled())
+        });
+        let signed = receipts.look(Ledger::take_signed);
+        proof(&signed, |claim| claim.end >= end)
     }
+}
+
+/// The first claim of which `is` holds, with those behind it of the same receipt.
+fn proof(signed: &[SignedClaims], is: impl Fn(&Claim) -> bool) -> Option<SignedClaims> {
+    signed.iter().find_map(|signed| {
+        let first = signed.claims.iter().position(&is)?;
+        signed.from(first)
+    })
 }
 
 impl Candidate {
@@ -153,16 +166,17 @@ impl Candidate {
             if !receipts.is_suspected() && !is_drawn(self.settings.audit_share) {
                 continue;
             }
-            let claims = span.signed_claims(self.row_bytes(), self.most_positions());
+            let signed = span.receipts.look(Ledger::take_signed);
+            let claims = span.claims(&signed, self.row_bytes(), self.most_positions());
             if !claims.is_empty() {
                 wait_until(IDLE_PATIENCE, || self.health().is_idle());
-                self.compare(span, &claims);
+                self.compare(span, &claims, &signed);
             }
         }
     }
 
     /// Has a span computed again, and compares.
-    fn compare(&self, span: &AuditSpan, claims: &[Claim]) {
+    fn compare(&self, span: &AuditSpan, claims: &[Claim], signed: &[SignedClaims]) {
         let count = claims.len() as u64;
         let last = claims.iter().map(|claim| claim.end).max().unwrap_or(0);
         let host = BTreeSet::from([span.host]);
@@ -178,7 +192,7 @@ impl Candidate {
         let row_bytes = self.row_bytes();
         let wrong = claims
             .iter()
-            .find(|claim| !second.confirms(claim, row_bytes));
+            .find(|claim| !claim.is_true(&second.rows, row_bytes));
         let Some(claim) = wrong else {
             return self.report(&span.host, AuditResult::Confirmed, count);
         };
@@ -186,18 +200,27 @@ impl Candidate {
         let shown = (span.host.short(), claim.end);
         tracing::warn!(host = %shown.0, lo, hi, end = shown.1, "audit_mismatch: other rows than another host's");
         self.report(&span.host, AuditResult::Mismatch, 1);
+        let accuse = |by: &Recomputed| self.accuse(span, claim, signed, by);
         if second.hosts.is_empty() {
+            accuse(&second);
             return self.blame(&host, FailureKind::Corruption);
         }
         // Which of the two is wrong, this machine says, or a third host.
         let both = &host | &second.hosts;
         let third = self.recompute_here(span, claim.end);
         let third = third.or_else(|_| self.recompute(span, claim.end, &both));
+        match &third {
+            // If several hosts ran the layers of the audit, their claims are about other rows.
+            Ok(third) if second.receipts.is_none() && !claim.is_true(&third.rows, row_bytes) => {
+                accuse(third);
+            }
+            _ => accuse(&second),
+        }
         let end = claim.end as usize * row_bytes;
         let agrees = |third: &Recomputed| third.rows.get(..end) == second.rows.get(..end);
         match third {
             Ok(third) if agrees(&third) => self.blame(&host, FailureKind::Corruption),
-            Ok(third) if third.confirms(claim, row_bytes) => {
+            Ok(third) if claim.is_true(&third.rows, row_bytes) => {
                 let kind = match second.hosts.len() {
                     1 => FailureKind::Corruption,
                     // Any of them may be wrong.
@@ -208,6 +231,20 @@ impl Candidate {
             Ok(third) if third.hosts.is_empty() => self.blame(&both, FailureKind::Corruption),
             _ => self.blame(&both, FailureKind::Disputed),
         }
+    }
+
+    /// Hands over the evidence that a claim contradicts other rows, unless it proves nothing to
+    /// others: the rows are of hosts without receipts.
+    fn accuse(&self, span: &AuditSpan, claim: &Claim, signed: &[SignedClaims], by: &Recomputed) {
+        self.health().accuse(|| {
+            let witness = match by.hosts.is_empty() {
+                true => None,
+                false => Some(by.proof(claim.end)?),
+            };
+            let accused = proof(signed, |one| one == claim)?;
+            let row_bytes = u32::try_from(self.row_bytes()).ok()?;
+            Evidence::new(row_bytes, span.rows.concat(), accused, witness)
+        });
     }
 
     fn report(&self, host: &NodeId, result: AuditResult, answers: u64) {
@@ -245,6 +282,7 @@ impl Candidate {
         Ok(Recomputed {
             hosts: BTreeSet::new(),
             rows,
+            receipts: None,
         })
     }
 
@@ -298,21 +336,29 @@ impl Candidate {
         let mut rows = Vec::new();
         boundary.encode(&out, &mut rows);
         let hosts = backend.hops.iter().map(Hop::node).collect();
-        Ok(Recomputed { hosts, rows })
+        let receipts = match &backend.hops[..] {
+            [only] => only.receipts.clone(),
+            _ => None,
+        };
+        Ok(Recomputed {
+            hosts,
+            rows,
+            receipts,
+        })
     }
 }
 
 impl AuditSpan {
-    /// Signed claims about the rows that are still there, up to a position, in order.
-    fn signed_claims(&self, row_bytes: usize, most: u32) -> Vec<Claim> {
+    /// Of signed claims, those about the rows that are still there, up to a position, in order.
+    fn claims(&self, signed: &[SignedClaims], row_bytes: usize, most: u32) -> Vec<Claim> {
         let mut inputs = Inputs::default();
         for rows in &self.rows {
             inputs.extend(inputs.length(), rows, row_bytes);
         }
-        let signed = self.receipts.look(Ledger::take_signed);
-        let claims = signed.into_iter().flat_map(|signed| signed.claims);
+        let claims = signed.iter().flat_map(|signed| &signed.claims);
         claims
             .filter(|claim| claim.end <= most && inputs.hash(claim.end) == Some(claim.input))
+            .copied()
             .collect()
     }
 }

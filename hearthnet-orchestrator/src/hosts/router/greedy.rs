@@ -28,7 +28,8 @@ impl RoutePolicy for Greedy {
 /// Covers the layers from first to last with the best candidate for each next layer.
 ///
 /// Candidates are compared by, in this order: rating by the caller (failing and quarantined hosts
-/// come last); exact arithmetic, if preferred; measured speed, in factors of two of the fastest;
+/// come last); exact arithmetic, if preferred; false
+/// accusations, by verdicts; measured speed, in factors of two of the fastest;
 /// whether the host has more than its share of the caller's streams; advertised load; distance;
 /// reach; and a tie-break that differs between callers, so that callers spread. Measurements of the
 /// caller thus outweigh claims of hosts.
@@ -37,15 +38,17 @@ impl RoutePolicy for Greedy {
 /// [`RouteError::Uncovered`] or [`RouteError::TooManyShards`].
 fn cover(request: &RouteRequest<'_>, usable: &[Usable<'_>]) -> Result<Vec<Span>, RouteError> {
     let exact_first = request.arithmetic == Allowed::ExactFirst;
-    let is_second = |c: &Candidate| exact_first && !c.is_exact();
+    // Arithmetic, then reputation.
+    let second = |c: &Candidate| (exact_first && !c.is_exact(), c.is_false_accuser);
     let by_load = |c: &Candidate, competition: &Competition| {
         let (depth, distance) = (c.descriptor.queue_depth, c.hop_weight);
         let slowness = slowness(c, competition.fastest);
         let over = competition.share.is_exceeded_by(c);
-        (c.standing, is_second(c), slowness, over, depth, distance)
+        (c.standing, second(c), slowness, over, depth, distance)
     };
-    let by_standing = |c: &Candidate, _: &Competition| (c.standing, is_second(c), 0, false, 0, 0);
-    let by_reach = |_: &Candidate, _: &Competition| (Standing::Good, false, 0, false, 0, 0);
+    let by_standing = |c: &Candidate, _: &Competition| (c.standing, second(c), 0, false, 0, 0);
+    let by_reach =
+        |_: &Candidate, _: &Competition| (Standing::Good, (false, false), 0, false, 0, 0);
     // Selection by load can take more hops than allowed. Selection by reach yields the fewest hops.
     let tries: [&CostOf<'_>; 3] = [&by_load, &by_standing, &by_reach];
     let mut covers = tries.into_iter().map(|cost| walk(request, usable, cost));
@@ -58,7 +61,7 @@ fn cover(request: &RouteRequest<'_>, usable: &[Usable<'_>]) -> Result<Vec<Span>,
 }
 
 /// Cost of a candidate, most important part first. Reach is compared after it.
-type Cost = (Standing, bool, u32, bool, u32, u32);
+type Cost = (Standing, (bool, bool), u32, bool, u32, u32);
 
 /// Ranks a candidate against its competitors.
 type CostOf<'a> = dyn Fn(&Candidate, &Competition) -> Cost + 'a;

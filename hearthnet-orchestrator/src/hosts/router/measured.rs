@@ -21,9 +21,9 @@ use crate::placement::plan::{Community, Layers, Offer, Route, shortest_by_spans,
 const BOLDEST_CLAIM: u64 = 2;
 
 /// Longest time of a layer or a hop. All times of a route add up to less than [`PER_LAYER`].
-const MAX_US: u64 = 1 << 28;
+const MAX_US: u64 = 1 << 27;
 /// Cost of a layer on a host of worse rank, per rank.
-const PER_LAYER: u64 = 1 << 41;
+const PER_LAYER: u64 = 1 << 40;
 /// Cost of a span on a host of worse rank, per rank: more than all layers cost by rank.
 const PER_SPAN: u64 = 1 << 56;
 
@@ -162,10 +162,10 @@ fn greedy(request: &RouteRequest<'_>, taken: &[Usable<'_>], offers: &[Offer]) ->
     Some((route, sum))
 }
 
-/// 0 for an exact host of good standing, at most 5.
+/// 0 for an exact host of good standing, at most 11.
 fn rank(request: &RouteRequest<'_>, candidate: &Candidate) -> u64 {
     let is_second = request.arithmetic == Allowed::ExactFirst && !candidate.is_exact();
-    2 * candidate.standing as u64 + u64::from(is_second)
+    4 * candidate.standing as u64 + 2 * u64::from(is_second) + u64::from(candidate.is_false_accuser)
 }
 
 /// Limits of announced speeds. An announcement costs its host nothing, so what the caller observed

@@ -28,6 +28,8 @@ pub struct Candidate {
     pub seen_layers: u32,
     /// Number of recent streams that this caller gave it.
     pub streams: u32,
+    /// By verdicts, its node has accused others falsely.
+    pub is_false_accuser: bool,
 }
 
 impl Candidate {
@@ -41,6 +43,7 @@ impl Candidate {
             ms_per_layer: None,
             seen_layers: 0,
             streams: 0,
+            is_false_accuser: false,
         }
     }
 

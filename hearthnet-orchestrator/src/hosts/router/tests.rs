@@ -304,6 +304,28 @@ pub(super) fn seen(
 }
 
 #[test]
+fn a_false_accuser_comes_last_among_hosts_of_equal_standing() {
+    let (good, failing) = (Standing::Good, Standing::Failing);
+    let accuser = |standing| Candidate {
+        is_false_accuser: true,
+        ..seen("accuser", 0, standing, Some(0.1))
+    };
+    // Neither its speed nor the other's queue counts.
+    let slow = seen("slow", 9, good, Some(5.0));
+    for (all, taken) in [
+        (vec![accuser(good), slow.clone()], "slow"),
+        (vec![slow, accuser(good)], "slow"),
+        (
+            vec![accuser(good), seen("failing", 0, failing, None)],
+            "accuser",
+        ),
+        (vec![accuser(good)], "accuser"),
+    ] {
+        assert_eq!(route(&all), [(taken, 0, 15)]);
+    }
+}
+
+#[test]
 fn a_failing_or_quarantined_host_is_used_if_no_other_has_the_layers() {
     let (good, failing) = (Standing::Good, Standing::Failing);
     let liar = seen("liar", 0, Standing::Quarantined, None);

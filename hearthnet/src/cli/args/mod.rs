@@ -1,5 +1,6 @@
 //! Command-line arguments.
 
+mod audit;
 mod bench;
 mod community;
 mod diagnose;
@@ -25,6 +26,7 @@ use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::link::HostAddr;
 
+pub(crate) use audit::{AuditCommand, CheckArgs};
 pub(crate) use bench::{BenchCommand, EngineArgs, HostLayers, MeshArgs};
 pub(crate) use community::{
     BackupArgs, CommunityCommand, CreateArgs, InviteArgs, JoinArgs, LeaveArgs, LevelArgs,
@@ -190,6 +192,9 @@ pub(crate) enum Command {
     /// Show, check or export the community's event log.
     #[command(subcommand)]
     Log(LogCommand),
+    /// List disputes about wrong rows of hosts, and judge them.
+    #[command(subcommand)]
+    Audit(AuditCommand),
     /// Write this node's key, its community's log and its configuration into one file.
     Backup(BackupArgs),
     /// Make this machine the node of a backup again.

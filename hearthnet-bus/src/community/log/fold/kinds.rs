@@ -289,6 +289,11 @@ impl Fold {
                 let dropped = self.state.models.remove(&ByteArray::new(*weights));
                 dropped.ok_or(NoEffect::ModelNotAdopted)?;
             }
+            Body::Disputed(dispute) => self.dispute(event, dispute)?,
+            Body::Judged { dispute, finding } => {
+                at_least(ANCHOR)?;
+                self.judge_dispute(event.author, dispute, *finding)?;
+            }
             Body::NodeGave(gave) => {
                 let member = self.state.members.get_mut(&event.author);
                 let member = member.ok_or(NoEffect::NotMember(event.author))?;

@@ -5,6 +5,7 @@
 //! | passes over the events, cuts | here |
 //! | rights of authors | `rights.rs` |
 //! | whether an event may have its effect, and the effect of each kind | `kinds.rs` |
+//! | disputes and verdicts | `disputes.rs` |
 //! | reasons why an event has no effect | [`NoEffect`], `no_effect.rs` |
 //!
 //! Events are applied in the order of their [`Position`]s. Each is judged in the state just before
@@ -32,6 +33,7 @@
 //! Then one pass gives the same result, and events that sort last are applied as they come.
 //! [`Fold::apply`] returns [`Effect::Retroactive`] if that shortcut is not possible.
 
+mod disputes;
 mod kinds;
 mod no_effect;
 mod rights;
@@ -58,7 +60,7 @@ pub const MAX_MODELS: usize = 16;
 
 /// Version of the effects of kinds. It rises when a kind gets an effect, because snapshots of older
 /// programs lack the effects of such events.
-const RULES: u32 = 2;
+const RULES: u32 = 3;
 
 /// Maximum number of repetitions of step 3. Each reads all events.
 const MAX_REPEATS: u8 = 3;

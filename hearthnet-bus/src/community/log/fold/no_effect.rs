@@ -61,6 +61,24 @@ pub enum NoEffect {
     TooManyModels,
     #[error("the community has not adopted this model")]
     ModelNotAdopted,
+    /// There are as many disputes, of the community or of the author's group, or as many verdicts as
+    /// allowed.
+    #[error(
+        "there are as many open disputes or verdicts as this log allows; an anchor decides disputes with `hearthnet audit check`"
+    )]
+    TooManyDisputes,
+    #[error("{0} was convicted by a verdict before")]
+    Convicted(NodeId),
+    #[error("{0} has accused falsely before, and may not accuse again")]
+    FalseAccuser(NodeId),
+    #[error("there is no such dispute")]
+    NoSuchDispute,
+    /// The author is a party of the dispute.
+    #[error("{0} is a party of this dispute; another anchor has to judge it")]
+    OwnDispute(NodeId),
+    /// The dispute or the verdict is there already, or nothing that could be withdrawn.
+    #[error("this dispute or verdict changes nothing")]
+    SameVerdict,
     /// Counters of what a member gave fall or stay, do not fit into their days, or are of a day that
     /// was counted before or has not come.
     #[error("the counters of what {0} gave do not continue its earlier ones")]
@@ -84,6 +102,9 @@ impl NoEffect {
             | Self::InviteLevel => "bad_invite",
             Self::TooManyModels => "model_limit",
             Self::ModelNotAdopted => "model_not_adopted",
+            Self::TooManyDisputes => "dispute_limit",
+            Self::NoSuchDispute => "no_dispute",
+            Self::OwnDispute(_) | Self::FalseAccuser(_) => "unauthorized",
             _ => "bad_request",
         })
     }

@@ -2,6 +2,7 @@
 
 mod attacks;
 mod disk;
+mod disputes;
 mod gave;
 mod models;
 mod month;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use super::disputes::{disputed, judged};
 use super::*;
 
 /// Next event of an author.
@@ -27,7 +28,7 @@ fn level() -> impl Strategy<Value = Level> {
 fn step() -> impl Strategy<Value = Step> {
     (
         0..6u8,
-        0..13u8,
+        0..15u8,
         1..6u8,
         level(),
         0..5u64,
@@ -67,6 +68,17 @@ fn body(step: &Step) -> Body {
             ..adoption(invite)
         }),
         11 => dropped(invite),
+        13 => disputed(
+            u8::try_from(step.gap).unwrap(),
+            step.about,
+            (step.number > 2).then_some(1 + step.about % 5),
+        ),
+        14 => {
+            use Finding::{Accused, Both, None, Withdrawn, Witness};
+            let finding = [Accused, Witness, Both, None, Withdrawn];
+            let finding = finding[usize::try_from(step.number).unwrap()];
+            judged(u8::try_from(step.gap).unwrap(), step.about, finding)
+        }
         12 => Body::NodeGave(Gave {
             day: NOW / DAY - 1 + step.gap.min(2),
             minutes: step.number,

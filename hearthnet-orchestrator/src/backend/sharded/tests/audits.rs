@@ -1,5 +1,8 @@
 //! Audits of the scripted hosts.
 
+use hearthnet_bus::evidence::Evidence;
+use hearthnet_bus::log::Finding;
+
 use super::*;
 use crate::hosts::health::AuditCounts;
 
@@ -391,5 +394,54 @@ fn this_machine_compares_when_it_takes_over() {
             None => assert!(told.audits.confirmed > 0 && told.audits.mismatches == 0),
             Some(_) => assert!(stage.all_audits().1 > 0),
         }
+    }
+}
+
+/// Evidence of an audit in which these of the two hosts of the first layers lie.
+fn evidence_of(here: Option<RecomputeHere>, ranges: &[(u32, u32)], liars: [bool; 2]) -> Evidence {
+    let mut stage = audited(ranges);
+    stage.here = here;
+    let (sender, found) = std::sync::mpsc::channel();
+    let accuse = move |evidence| drop(sender.send(evidence));
+    stage.health.on_evidence(Box::new(accuse));
+    let mut backend = stage.open();
+    let host = stage.runs(&backend, 0).node();
+    for one in &stage.hosts {
+        let is_liar = match one.node() == host {
+            true => liars[0],
+            false => liars[1] && one.lo == 0,
+        };
+        one.state().lies = is_liar.then_some(LIES[0]);
+    }
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 5, &mut heard).unwrap();
+    let evidence = found.recv().unwrap();
+    assert_eq!(evidence.accused.statement.host.to_string(), host);
+    evidence
+}
+
+#[test]
+fn the_evidence_of_a_mismatch_convicts_the_liar_and_no_other_host() {
+    let (alone, two) = (&[(0, 1), (2, 3)][..], &[(0, 1), (0, 1), (2, 3)][..]);
+    for (computes, ranges, liars, finding) in [
+        (true, alone, [true, false], Finding::Accused),
+        (false, two, [true, false], Finding::Accused),
+        (false, two, [false, true], Finding::Witness),
+        (true, two, [false, true], Finding::Witness),
+    ] {
+        let evidence = evidence_of(computes.then(here), ranges, liars);
+        assert_eq!(evidence.witness.is_some(), ranges.len() > 2);
+        let dispute = evidence.dispute([1; 32], 1);
+        let accuser = caller_key().id();
+        assert_eq!(evidence.check(&accuser, &dispute, ARITHMETIC), Ok(()));
+        // A judge computes the layers.
+        let mut values = Vec::new();
+        BoundaryDtype::F32
+            .decode(&evidence.rows, &mut values)
+            .unwrap();
+        let computed = here()(0..2, &values).unwrap();
+        let mut rows = Vec::new();
+        BoundaryDtype::F32.encode(&computed, &mut rows);
+        assert_eq!(evidence.finding(&rows), finding, "{liars:?}");
     }
 }
