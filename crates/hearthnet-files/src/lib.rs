@@ -7,7 +7,7 @@
 //! | GGUF container of metadata and tensors, treated as hostile | [`gguf`], [`gguf::writer`] |
 //! | required metadata and tensors of each model family, as data | [`families`] |
 //! | hyperparameters, activation format | [`spec`], [`boundary`] |
-//! | a checked model file | [`model_file`] |
+//! | a checked model file; split models | [`model_file`], [`gguf`], [`joined`] |
 //! | identity of weights and of text, proof of a part of the weights | [`manifest`] |
 //! | a part of a model on the disk, and the pieces that nodes exchange | [`part`] |
 //! | expected magnitude of residual stream rows | [`magnitude`] |
@@ -48,6 +48,7 @@ pub mod folder_lock;
 pub mod fuzzing;
 pub mod gguf;
 pub mod hugging_face;
+pub mod joined;
 pub mod magnitude;
 pub mod manifest;
 pub mod model_file;

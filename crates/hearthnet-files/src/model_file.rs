@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rayon::prelude::*;
 
@@ -11,12 +12,10 @@ use crate::blocks::{WeightType, all_finite};
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::families::{CONVOLUTION, EMBEDDING, Family, OUTPUT, OUTPUT_NORM, Rule, shared_tensors};
-use crate::gguf::{Gguf, TensorInfo, TensorType};
+use crate::gguf::{Gguf, SPLIT_COUNT, TensorInfo, TensorType};
 use crate::spec::{LayerTensor, ModelSpec};
 use crate::stamp::{Stamp, stamp};
-
-/// Number of files of a split model.
-const SPLIT: &str = "split.count";
+use crate::tokenizer_parts::TOKENS;
 
 /// Name of a part's file in its folder.
 pub const PART_FILE: &str = "model.gguf";
@@ -123,7 +122,7 @@ impl<'a> TensorView<'a> {
 }
 
 impl ModelFile {
-    /// Maps and checks a GGUF file of a whole model. [`open_model`](crate::part::open_model) opens
+    /// Maps and checks a GGUF file of a whole model, or the files of a split one, by the first. [`open_model`](crate::part::open_model) opens
     /// the files of parts as well.
     ///
     /// # Errors
@@ -162,12 +161,13 @@ impl ModelFile {
     /// # Errors
     /// See [`ModelError`].
     pub fn from_gguf(gguf: Gguf) -> Result<Self, ModelError> {
-        // Parts after the first have no other metadata.
-        if let Some(count) = gguf.u32(SPLIT)?.filter(|count| *count > 1) {
+        // A joined file has no such key.
+        if let Some(count) = gguf.u32(SPLIT_COUNT)?.filter(|count| *count > 1) {
             return Err(ModelError::Split(count));
         }
         let family = Family::of(&gguf)?;
         let spec = family.spec(&gguf)?;
+        check_vocabulary(&gguf, &spec)?;
         check_tensors(&gguf, family, &spec)?;
         Ok(Self {
             path: None,
@@ -301,6 +301,11 @@ impl ModelFile {
         })
     }
 
+    /// Modification time of the file when it was opened, since 1970-01-01 UTC.
+    pub fn modified(&self) -> Option<Duration> {
+        self.stamp.as_ref().map(Stamp::modified)
+    }
+
     /// Container, for metadata such as the tokenizer's.
     pub fn gguf(&self) -> &Gguf {
         &self.gguf
@@ -413,6 +418,35 @@ impl ModelFile {
             architecture: self.family.architecture,
         }
     }
+}
+
+/// Checks that every token has a row in the embedding and in the output matrix. Rows beyond the
+/// tokens are padding, which many models have.
+fn check_vocabulary(gguf: &Gguf, spec: &ModelSpec) -> Result<(), ModelError> {
+    let matrices = [EMBEDDING, OUTPUT].into_iter();
+    for info in matrices.filter_map(|name| gguf.tensor(name)) {
+        let rows = info.dims.get(1).copied().unwrap_or(1);
+        if rows != u64::from(spec.vocab) {
+            return Err(ModelError::Vocabulary {
+                name: info.name.clone(),
+                rows,
+                wanted: u64::from(spec.vocab),
+                what: "rows, as its hyperparameters say",
+            });
+        }
+        let tokens = gguf.get(TOKENS).and_then(|value| value.as_array());
+        if let Some(tokens) = tokens.map(|tokens| tokens.len() as u64)
+            && tokens > rows
+        {
+            return Err(ModelError::Vocabulary {
+                name: info.name.clone(),
+                rows,
+                wanted: tokens,
+                what: "tokens",
+            });
+        }
+    }
+    Ok(())
 }
 
 fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Result<(), ModelError> {

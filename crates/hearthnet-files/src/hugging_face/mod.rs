@@ -35,6 +35,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hearthnet_platform::whole_file;
 use sha2::{Digest as _, Sha256};
 
+pub(crate) use directory::LocalFile;
 pub use directory::{Files, OpenFile};
 pub use error::ImportError;
 pub use tensors::Tensors;

@@ -16,6 +16,7 @@ use hearthnet_files::part::{Identity, Part, Piece, stored_manifest, tensor_at};
 
 use super::http::{HubSource, Ranges, check_public};
 use super::source::{PieceSource, Rank, SourceError, all_pieces};
+use super::split::SplitSource;
 use crate::pull::PullOptions;
 use crate::reference::adopted_source;
 use crate::source::Source;
@@ -37,6 +38,9 @@ pub fn stated_source(
     Some(match source.is_directory() {
         true => check_public(&source).map(|()| -> Arc<dyn PieceSource> {
             Arc::new(DirectorySource::at(&source, options, identity, parts))
+        }),
+        false if source.is_split() => check_public(&source).map(|()| -> Arc<dyn PieceSource> {
+            Arc::new(SplitSource::new(&source, options, identity))
         }),
         false => HubSource::adopted(&source, options, identity.file_bytes)
             .map(|hub| -> Arc<dyn PieceSource> { Arc::new(hub) }),
@@ -75,11 +79,7 @@ impl DirectorySource {
 
     /// Directory of a `config.json` on the hub, or at an address. `parts` is the folder of all parts.
     pub fn at(source: &Source, options: &PullOptions, identity: &Identity, parts: &Path) -> Self {
-        let files = RemoteFiles {
-            source: source.clone(),
-            name: PathBuf::from(source.to_string()),
-            options: options.clone(),
-        };
+        let files = RemoteFiles::beside(source, options);
         Self::new(
             source.to_string(),
             Rank::Hub,
@@ -159,7 +159,7 @@ impl Opened {
 }
 
 /// A failure to read may pass; any other is one of the directory.
-fn failed(error: ImportError) -> SourceError {
+pub(super) fn failed(error: ImportError) -> SourceError {
     match error {
         ImportError::File(error) => match error.source.downcast() {
             Ok(error) => error,
@@ -217,11 +217,22 @@ impl PieceSource for DirectorySource {
     }
 }
 
-/// Files beside a `config.json` on an HTTP server.
-struct RemoteFiles {
+/// Files of one folder on an HTTP server.
+pub(super) struct RemoteFiles {
     source: Source,
     name: PathBuf,
     options: PullOptions,
+}
+
+impl RemoteFiles {
+    /// Files beside this one.
+    pub(super) fn beside(source: &Source, options: &PullOptions) -> Self {
+        Self {
+            source: source.clone(),
+            name: PathBuf::from(source.to_string()),
+            options: options.clone(),
+        }
+    }
 }
 
 impl Files for RemoteFiles {

@@ -8,6 +8,7 @@
 //! | what a source offers; errors of a source | `source.rs` |
 //! | sources: byte ranges over HTTP, files and folders | `http.rs`, `file.rs` |
 //! | sources: Hugging Face directories, over HTTP or in a folder | `directory.rs` |
+//! | sources: files of a split model over HTTP | `split.rs` |
 //! | head, manifest and piece list of a model that is new here | `contact.rs` |
 //! | choice of the next pieces of each source; pure | `queue.rs` |
 //! | a fetch: threads, retries, its end | `fetch.rs`, `peer.rs` |
@@ -22,6 +23,7 @@ mod http;
 mod peer;
 mod queue;
 mod source;
+mod split;
 
 pub use contact::first_contact;
 pub use directory::{DirectorySource, stated_source};
@@ -30,6 +32,7 @@ pub use fetch::{FetchOptions, Progress, Report, fetch};
 pub use file::{FileSource, FolderSource, LocalSource};
 pub use http::HubSource;
 pub use source::{Object, PieceSource, Rank, SourceError};
+pub use split::SplitSource;
 
 #[cfg(test)]
 mod queue_tests;
