@@ -429,7 +429,8 @@ mod tests {
                     assert!(named.parse::<ModelRef>().is_ok(), "{named}");
                 }
             }
-            let again = |other: &&ModelEntry| other.sha256 == entry.sha256;
+            let again =
+                |other: &&ModelEntry| (other.sha256, &other.parts) == (entry.sha256, &entry.parts);
             assert_eq!(catalogue.models().filter(again).count(), 1, "{id}");
         }
     }
