@@ -14,6 +14,7 @@
 //! | layouts of weight blocks, and 16-bit floats | [`blocks`], [`floats`] |
 //! | conversion to other weight types | [`convert`], [`quantize`] |
 //! | import of Hugging Face directories | [`hugging_face`] |
+//! | hidden states of which the vector of a text is made | [`pooling`] |
 //! | metadata of the tokenizer, recommended sampling settings | [`tokenizer_parts`], [`sampling`] |
 //! | folder of models and records | [`cache`] |
 //! | lock per folder of models | [`folder_lock`] |
@@ -53,6 +54,7 @@ pub mod magnitude;
 pub mod manifest;
 pub mod model_file;
 pub mod part;
+pub mod pooling;
 pub mod quantize;
 pub mod sampling;
 mod schema;
@@ -65,4 +67,5 @@ pub use error::{FileError, ModelError};
 pub use gguf::{Gguf, TensorType};
 pub use manifest::{Digest, Manifest, TextId, WeightsId};
 pub use model_file::{ModelFile, TensorView};
+pub use pooling::Pooling;
 pub use spec::{LayerTensor, ModelSpec, RopeKind, RopeSpec};

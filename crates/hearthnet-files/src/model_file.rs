@@ -13,6 +13,7 @@ use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::families::{CONVOLUTION, EMBEDDING, Family, OUTPUT, OUTPUT_NORM, Rule, shared_tensors};
 use crate::gguf::{Gguf, SPLIT_COUNT, TensorInfo, TensorType};
+use crate::pooling::Pooling;
 use crate::spec::{LayerTensor, ModelSpec};
 use crate::stamp::{Stamp, stamp};
 use crate::tokenizer_parts::TOKENS;
@@ -73,6 +74,7 @@ pub struct ModelFile {
     spec: ModelSpec,
     /// Boundary dtype of the file; `spec` may override it.
     boundary: BoundaryDtype,
+    pooling: Pooling,
     /// `None` for a whole file.
     part: Option<PartOf>,
 }
@@ -167,6 +169,7 @@ impl ModelFile {
         }
         let family = Family::of(&gguf)?;
         let spec = family.spec(&gguf)?;
+        let pooling = Pooling::of(&gguf, family.architecture)?;
         check_vocabulary(&gguf, &spec)?;
         check_tensors(&gguf, family, &spec)?;
         Ok(Self {
@@ -175,6 +178,7 @@ impl ModelFile {
             gguf,
             family,
             boundary: spec.boundary,
+            pooling,
             spec,
             part: None,
         })
@@ -317,6 +321,11 @@ impl ModelFile {
 
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// Hidden states of which the vector of a text is made.
+    pub fn pooling(&self) -> Pooling {
+        self.pooling
     }
 
     /// The tensor of that name. In a part's file it is hashed at the first call.

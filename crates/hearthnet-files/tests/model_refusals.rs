@@ -3,7 +3,7 @@
 
 use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{Gguf, MetadataError, TensorType, Value};
-use hearthnet_files::{BoundaryDtype, ModelError, ModelFile, ModelSpec};
+use hearthnet_files::{BoundaryDtype, ModelError, ModelFile, ModelSpec, Pooling};
 use hearthnet_testkit::{TinyLlama, assert_matches, rows};
 
 /// Tensor as a file describes it.
@@ -398,4 +398,30 @@ fn a_matrix_that_disagrees_with_the_vocabulary_is_refused_with_both_sizes() {
         text.contains("output.weight") && text.contains("312"),
         "{text}"
     );
+}
+
+#[test]
+fn an_unknown_way_of_making_vectors_is_refused() {
+    let pooling = |value| with("llama.pooling_type", Value::U32(value)).map(|file| file.pooling());
+    for (value, expected) in [
+        (0, Pooling::Mean),
+        (1, Pooling::Mean),
+        (2, Pooling::First),
+        (3, Pooling::Last),
+    ] {
+        assert_eq!(pooling(value).unwrap(), expected);
+    }
+    assert_eq!(
+        without("llama.pooling_type").unwrap().pooling(),
+        Pooling::Mean
+    );
+    for value in [4, 5, u32::MAX] {
+        let text = pooling(value).unwrap_err().to_string();
+        assert!(
+            text.contains("llama.pooling_type") && text.contains("last token"),
+            "{text}"
+        );
+    }
+    let wrong = with("llama.pooling_type", Value::String("mean")).unwrap_err();
+    assert_matches!(wrong, ModelError::Metadata(MetadataError::Mismatch { .. }));
 }
