@@ -16,12 +16,13 @@
 //! ```
 //!
 //! A model that is split into several files is read as the one file that they become when they are
-//! joined (`split.rs`).
+//! joined (`split.rs`, `join.rs`).
 //!
 //! Stricter than the specification: no arrays of arrays, no tensors without dimensions or with a
 //! zero dimension, no overlap, and nothing behind the last tensor but its padding.
 
 mod error;
+mod join;
 mod reader;
 mod split;
 mod tensor_type;
@@ -31,13 +32,11 @@ pub mod writer;
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-
-use hearthnet_platform::regular_file;
+use std::path::Path;
 
 pub use error::{GgufError, MetadataError};
+pub(crate) use join::SPLIT_COUNT;
 pub use reader::TensorInfo;
-pub(crate) use split::SPLIT_COUNT;
 pub use split::{Joined, Piece, SplitName, files_of};
 pub use tensor_type::TensorType;
 pub use type_use::{TypeUse, type_uses};
@@ -75,44 +74,6 @@ impl Data {
 }
 
 impl Gguf {
-    /// Maps a file and checks its header. Of a split model, `path` is the first file, and the others
-    /// lie beside it.
-    ///
-    /// # Errors
-    /// [`GgufError::Io`] if the file cannot be opened or mapped, [`GgufError::Split`] if the files of
-    /// a split model do not belong together, any other variant if a file is not valid.
-    pub fn open(path: &Path) -> Result<Self, GgufError> {
-        let first = Self::map_one(&open(path)?, path)?;
-        let Some(paths) = split::paths(&first, path)? else {
-            return Ok(first);
-        };
-        let mut files = vec![first];
-        for path in paths.iter().skip(1) {
-            let file = open(path).map_err(|error| split::missing(error, path, paths.len()))?;
-            files.push(Self::map_one(&file, path)?);
-        }
-        Self::join(files, &paths)
-    }
-
-    /// Maps open files and checks their headers: the file of a model, or all files of a split one, in
-    /// order. `path` is only used in error messages.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
-    pub fn map(files: &[File], path: &Path) -> Result<Self, GgufError> {
-        let mut mapped = Vec::with_capacity(files.len());
-        for file in files {
-            mapped.push(Self::map_one(file, path)?);
-        }
-        match mapped.len() {
-            1 => mapped.pop().ok_or_else(|| GgufError::Magic(Vec::new())),
-            _ => {
-                let names: Vec<PathBuf> = files.iter().map(|_| path.to_owned()).collect();
-                Self::join(mapped, &names)
-            }
-        }
-    }
-
     fn map_one(file: &File, path: &Path) -> Result<Self, GgufError> {
         let io = |source| GgufError::Io {
             path: path.to_owned(),
@@ -131,28 +92,6 @@ impl Gguf {
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(file) }.map_err(io)?;
         Self::from_data(Data::Map(map))
-    }
-
-    /// Joins the files of a split model, in order; `paths` are for messages.
-    fn join(files: Vec<Self>, paths: &[PathBuf]) -> Result<Self, GgufError> {
-        let names = paths.iter().map(|path| path.display().to_string());
-        let joined = Joined::of(&files, &names.collect::<Vec<_>>())?;
-        let header = reader::parse(joined.head(), joined.file_bytes())?;
-        Ok(Self {
-            data: Data::Joined(joined, files),
-            header,
-        })
-    }
-
-    /// Checks the files of a split model in memory, in order.
-    ///
-    /// # Errors
-    /// Any variant but [`GgufError::Io`].
-    pub fn from_files(files: Vec<Vec<u8>>) -> Result<Self, GgufError> {
-        let names = (1..=files.len()).map(|number| PathBuf::from(format!("file {number}")));
-        let names: Vec<PathBuf> = names.collect();
-        let files: Result<Vec<Self>, GgufError> = files.into_iter().map(Self::from_bytes).collect();
-        Self::join(files?, &names)
     }
 
     /// Checks a file in memory.
@@ -400,11 +339,4 @@ impl Gguf {
             .and_then(|range| self.data.bytes().get(range))
             .unwrap_or_default()
     }
-}
-
-fn open(path: &Path) -> Result<File, GgufError> {
-    regular_file::open(path).map_err(|source| GgufError::Io {
-        path: path.to_owned(),
-        source,
-    })
 }

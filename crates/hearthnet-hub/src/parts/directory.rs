@@ -14,38 +14,15 @@ use hearthnet_files::hugging_face::{Files, ImportError, OpenFile, Tensors};
 use hearthnet_files::manifest::{Digest, Manifest, WeightsId};
 use hearthnet_files::part::{Identity, Part, Piece, stored_manifest, tensor_at};
 
-use super::http::{HubSource, Ranges, check_public};
+use super::http::Ranges;
 use super::source::{PieceSource, Rank, SourceError, all_pieces};
-use super::split::SplitSource;
 use crate::pull::PullOptions;
-use crate::reference::adopted_source;
 use crate::source::Source;
 
 /// Most pieces per read: 4 MiB, made of up to 28 MiB of a directory in F32.
 const RUN: u32 = 16;
 /// Longest file that is taken whole from a server without ranges: an index of weights.
 const MAX_WHOLE_BYTES: u64 = 16 << 20;
-
-/// The source that an adoption states in a text; `None` if the text is unknown here. `parts` is the
-/// folder of all parts.
-pub fn stated_source(
-    text: &str,
-    options: &PullOptions,
-    identity: &Identity,
-    parts: &Path,
-) -> Option<Result<Arc<dyn PieceSource>, SourceError>> {
-    let source = adopted_source(text)?;
-    Some(match source.is_directory() {
-        true => check_public(&source).map(|()| -> Arc<dyn PieceSource> {
-            Arc::new(DirectorySource::at(&source, options, identity, parts))
-        }),
-        false if source.is_split() => check_public(&source).map(|()| -> Arc<dyn PieceSource> {
-            Arc::new(SplitSource::new(&source, options, identity))
-        }),
-        false => HubSource::adopted(&source, options, identity.file_bytes)
-            .map(|hub| -> Arc<dyn PieceSource> { Arc::new(hub) }),
-    })
-}
 
 /// Hugging Face directory that becomes the adopted model file when it is imported. It has none of the
 /// objects. Its headers are read with the first use, when the part has the manifest.
