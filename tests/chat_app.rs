@@ -52,6 +52,7 @@ fn tiny() -> ServedModel {
             template: Some(ChatTemplate::from_gguf(file.gguf()).expect("a template")),
             head: head.into(),
             context: file.spec().context,
+            pooling: file.pooling(),
             sampling: SamplingChoice::GREEDY,
         },
         hosted: 0..file.spec().layers,

@@ -29,6 +29,7 @@ mod conformance;
 mod demo;
 mod diagnose;
 mod discovery_lab;
+mod embed;
 mod failover;
 mod former_hosts;
 mod full_disk;

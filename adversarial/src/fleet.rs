@@ -157,6 +157,7 @@ impl Fleet {
             template: None,
             head: Head::load(&file, &one_thread())?.into(),
             context: file.spec().context,
+            pooling: file.pooling(),
             sampling: SamplingChoice::GREEDY,
         };
         Ok(Self {

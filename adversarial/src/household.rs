@@ -58,6 +58,7 @@ pub(crate) fn service_of(name: &str) -> Result<Service> {
             template: None,
             head: head.into(),
             context: file.spec().context,
+            pooling: file.pooling(),
             sampling: SamplingChoice::GREEDY,
         },
         hosted: 0..file.spec().layers,

@@ -92,6 +92,7 @@ pub(crate) fn tiny() -> (ModelFile, SharedEngine, TextModel) {
 /// Caller's side of a model.
 pub(crate) fn text(file: &ModelFile, head: Head) -> TextModel {
     TextModel {
+        pooling: file.pooling(),
         tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
         template: Some(ChatTemplate::from_gguf(file.gguf()).unwrap()),
         head: head.into(),

@@ -190,6 +190,7 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         Command::Id { json } => commands::id::run(json, &cx.global),
         Command::Shard(command) => commands::shard::run(command, cx),
         Command::Chat(command) => commands::chat::run(command, cx),
+        Command::Embed(command) => commands::embed::run(&command, cx),
         Command::Demo(command) => commands::demo::run(&command, cx),
         Command::Bench(command) => commands::bench::run(command, cx),
         Command::Config(_) => commands::config::show(loaded),

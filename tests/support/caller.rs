@@ -147,6 +147,7 @@ impl Caller {
                 template: Some(ChatTemplate::from_gguf(file.gguf()).expect("a template")),
                 head: Head::load(&file, &one_thread()).expect("a head").into(),
                 context: wire.context,
+                pooling: file.pooling(),
                 sampling: SamplingChoice::GREEDY,
             },
             health_timeout,

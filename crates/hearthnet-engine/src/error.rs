@@ -86,6 +86,9 @@ pub enum EngineError {
     DuplicateSequence(SeqId),
     #[error("the span of sequence {0} has no rows")]
     EmptySpan(SeqId),
+    /// The vector of a text exceeds the range of its numbers.
+    #[error("the vector of this text overflows the range of f32")]
+    VectorOverflow,
     /// The buffer of rows does not have the size that the spans require.
     #[error("{found} values were given where {expected} were expected")]
     RowsMismatch {

@@ -26,10 +26,12 @@
 //! | threads | `thread_pool` |
 //! | loading and repacking | `weights` |
 //! | bit-exact arithmetic for each instruction set | [`kernels`] |
+//! | vectors of texts on one machine; how they are made of hidden states | `embedder`, [`pooling`] |
 //! | speed of an engine | [`bench`](mod@bench) |
 
 pub mod bench;
 mod cpu;
+mod embedder;
 mod engine;
 mod error;
 mod forward;
@@ -38,6 +40,7 @@ pub mod kernels;
 mod kv;
 mod memory;
 mod options;
+pub mod pooling;
 mod rope_tables;
 mod sequence;
 mod sequences;
@@ -46,6 +49,7 @@ mod thread_pool;
 mod weights;
 
 pub use cpu::{Cpu, Engine};
+pub use embedder::Embedder;
 pub use engine::{Backend, Batch, EngineOn, WeightBytes};
 pub use error::{EngineError, LoadError};
 pub use head::Head;

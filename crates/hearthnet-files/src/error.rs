@@ -18,9 +18,9 @@ pub enum ModelError {
     /// `general.architecture` names an unsupported family.
     #[error("the model's architecture {architecture:?} is not supported; supported are: {known}")]
     UnknownArchitecture { architecture: String, known: String },
-    /// The model is split into this many files.
+    /// The file is one of this many of a split model, and was opened without the others.
     #[error(
-        "the file is one of {0} parts of a model: join them first, with `llama-gguf-split --merge FIRST-PART JOINED.gguf` of llama.cpp"
+        "the file is one of {0} files of a model: put all of them into one folder, and name the first, NAME-00001-of-{0:05}.gguf"
     )]
     Split(u32),
     /// A hyperparameter is out of range or contradicts another.
@@ -54,6 +54,18 @@ pub enum ModelError {
         expected: Vec<u64>,
         /// Shape in the file, row length first.
         found: Vec<u64>,
+    },
+    /// The embedding or the output matrix does not have a row for each token.
+    #[error(
+        "tensor {name:?} has {rows} rows, but the model's vocabulary has {wanted} {what}: the two are from different models, so take the file from another source"
+    )]
+    Vocabulary {
+        name: String,
+        rows: u64,
+        /// Size of the vocabulary.
+        wanted: u64,
+        /// What `wanted` counts.
+        what: &'static str,
     },
     /// The engine does not support the type of a tensor.
     #[error(

@@ -12,7 +12,45 @@ use crate::model_file::ModelFile;
 /// # Panics
 /// If a promise is broken.
 pub fn gguf(bytes: &[u8]) -> Option<(ModelFile, Manifest)> {
-    let gguf = Gguf::from_bytes(bytes.to_vec()).ok()?;
+    checked(Gguf::from_bytes(bytes.to_vec()).ok()?)
+}
+
+/// Reads bytes as the files of a split model, each after its length (u32, little-endian), and checks
+/// the joined file as [`gguf`] does.
+///
+/// # Panics
+/// If a promise is broken, or the joined file is not read as the same when it is written.
+pub fn split(bytes: &[u8]) -> Option<(ModelFile, Manifest)> {
+    let (mut rest, mut files) = (bytes, Vec::new());
+    while let Some((len, after)) = rest.split_first_chunk() {
+        let len = u32::from_le_bytes(*len) as usize;
+        let (file, after) = after.split_at(len.min(after.len()));
+        files.push(file.to_vec());
+        rest = after;
+    }
+    let joined = match Gguf::from_files(files) {
+        Ok(joined) => joined,
+        Err(error) => {
+            assert!(!error.to_string().contains(char::is_control));
+            return None;
+        }
+    };
+    let mut written = Vec::new();
+    assert!(joined.write_joined(&mut written).is_ok());
+    assert_eq!(written.len() as u64, joined.file_bytes());
+    let again = Gguf::from_bytes(written);
+    assert!(again.is_ok_and(|again| {
+        let tensors = again.tensors().iter().zip(joined.tensors());
+        again.head() == joined.head()
+            && again.tensors().len() == joined.tensors().len()
+            && tensors
+                .into_iter()
+                .all(|(a, b)| a == b && again.data(a) == joined.data(b))
+    }));
+    checked(joined)
+}
+
+fn checked(gguf: Gguf) -> Option<(ModelFile, Manifest)> {
     for (key, value) in gguf.metadata() {
         assert!(!key.is_empty());
         assert_eq!(

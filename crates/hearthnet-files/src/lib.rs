@@ -7,13 +7,14 @@
 //! | GGUF container of metadata and tensors, treated as hostile | [`gguf`], [`gguf::writer`] |
 //! | required metadata and tensors of each model family, as data | [`families`] |
 //! | hyperparameters, activation format | [`spec`], [`boundary`] |
-//! | a checked model file | [`model_file`] |
+//! | a checked model file; split models | [`model_file`], [`gguf`], [`joined`] |
 //! | identity of weights and of text, proof of a part of the weights | [`manifest`] |
 //! | a part of a model on the disk, and the pieces that nodes exchange | [`part`] |
 //! | expected magnitude of residual stream rows | [`magnitude`] |
 //! | layouts of weight blocks, and 16-bit floats | [`blocks`], [`floats`] |
 //! | conversion to other weight types | [`convert`], [`quantize`] |
 //! | import of Hugging Face directories | [`hugging_face`] |
+//! | hidden states of which the vector of a text is made | [`pooling`] |
 //! | metadata of the tokenizer, recommended sampling settings | [`tokenizer_parts`], [`sampling`] |
 //! | folder of models and records | [`cache`] |
 //! | lock per folder of models | [`folder_lock`] |
@@ -48,10 +49,12 @@ pub mod folder_lock;
 pub mod fuzzing;
 pub mod gguf;
 pub mod hugging_face;
+pub mod joined;
 pub mod magnitude;
 pub mod manifest;
 pub mod model_file;
 pub mod part;
+pub mod pooling;
 pub mod quantize;
 pub mod sampling;
 mod schema;
@@ -64,4 +67,5 @@ pub use error::{FileError, ModelError};
 pub use gguf::{Gguf, TensorType};
 pub use manifest::{Digest, Manifest, TextId, WeightsId};
 pub use model_file::{ModelFile, TensorView};
+pub use pooling::Pooling;
 pub use spec::{LayerTensor, ModelSpec, RopeKind, RopeSpec};

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rayon::prelude::*;
 
@@ -11,12 +12,11 @@ use crate::blocks::{WeightType, all_finite};
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::families::{CONVOLUTION, EMBEDDING, Family, OUTPUT, OUTPUT_NORM, Rule, shared_tensors};
-use crate::gguf::{Gguf, TensorInfo, TensorType};
+use crate::gguf::{Gguf, SPLIT_COUNT, TensorInfo, TensorType};
+use crate::pooling::Pooling;
 use crate::spec::{LayerTensor, ModelSpec};
 use crate::stamp::{Stamp, stamp};
-
-/// Number of files of a split model.
-const SPLIT: &str = "split.count";
+use crate::tokenizer_parts::TOKENS;
 
 /// Name of a part's file in its folder.
 pub const PART_FILE: &str = "model.gguf";
@@ -74,6 +74,7 @@ pub struct ModelFile {
     spec: ModelSpec,
     /// Boundary dtype of the file; `spec` may override it.
     boundary: BoundaryDtype,
+    pooling: Pooling,
     /// `None` for a whole file.
     part: Option<PartOf>,
 }
@@ -123,7 +124,7 @@ impl<'a> TensorView<'a> {
 }
 
 impl ModelFile {
-    /// Maps and checks a GGUF file of a whole model. [`open_model`](crate::part::open_model) opens
+    /// Maps and checks a GGUF file of a whole model, or the files of a split one, by the first. [`open_model`](crate::part::open_model) opens
     /// the files of parts as well.
     ///
     /// # Errors
@@ -162,12 +163,14 @@ impl ModelFile {
     /// # Errors
     /// See [`ModelError`].
     pub fn from_gguf(gguf: Gguf) -> Result<Self, ModelError> {
-        // Parts after the first have no other metadata.
-        if let Some(count) = gguf.u32(SPLIT)?.filter(|count| *count > 1) {
+        // A joined file has no such key.
+        if let Some(count) = gguf.u32(SPLIT_COUNT)?.filter(|count| *count > 1) {
             return Err(ModelError::Split(count));
         }
         let family = Family::of(&gguf)?;
         let spec = family.spec(&gguf)?;
+        let pooling = Pooling::of(&gguf, family.architecture)?;
+        check_vocabulary(&gguf, &spec)?;
         check_tensors(&gguf, family, &spec)?;
         Ok(Self {
             path: None,
@@ -175,6 +178,7 @@ impl ModelFile {
             gguf,
             family,
             boundary: spec.boundary,
+            pooling,
             spec,
             part: None,
         })
@@ -301,6 +305,11 @@ impl ModelFile {
         })
     }
 
+    /// Modification time of the file when it was opened, since 1970-01-01 UTC.
+    pub fn modified(&self) -> Option<Duration> {
+        self.stamp.as_ref().map(Stamp::modified)
+    }
+
     /// Container, for metadata such as the tokenizer's.
     pub fn gguf(&self) -> &Gguf {
         &self.gguf
@@ -312,6 +321,11 @@ impl ModelFile {
 
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// Hidden states of which the vector of a text is made.
+    pub fn pooling(&self) -> Pooling {
+        self.pooling
     }
 
     /// The tensor of that name. In a part's file it is hashed at the first call.
@@ -413,6 +427,35 @@ impl ModelFile {
             architecture: self.family.architecture,
         }
     }
+}
+
+/// Checks that every token has a row in the embedding and in the output matrix. Rows beyond the
+/// tokens are padding, which many models have.
+fn check_vocabulary(gguf: &Gguf, spec: &ModelSpec) -> Result<(), ModelError> {
+    let matrices = [EMBEDDING, OUTPUT].into_iter();
+    for info in matrices.filter_map(|name| gguf.tensor(name)) {
+        let rows = info.dims.get(1).copied().unwrap_or(1);
+        if rows != u64::from(spec.vocab) {
+            return Err(ModelError::Vocabulary {
+                name: info.name.clone(),
+                rows,
+                wanted: u64::from(spec.vocab),
+                what: "rows, as its hyperparameters say",
+            });
+        }
+        let tokens = gguf.get(TOKENS).and_then(|value| value.as_array());
+        if let Some(tokens) = tokens.map(|tokens| tokens.len() as u64)
+            && tokens > rows
+        {
+            return Err(ModelError::Vocabulary {
+                name: info.name.clone(),
+                rows,
+                wanted: tokens,
+                what: "tokens",
+            });
+        }
+    }
+    Ok(())
 }
 
 fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Result<(), ModelError> {

@@ -68,7 +68,7 @@ pub struct TokenizerParts<'a> {
 const MODEL: &str = "tokenizer.ggml.model";
 const NAME: &str = "general.name";
 const PRE: &str = "tokenizer.ggml.pre";
-const TOKENS: &str = "tokenizer.ggml.tokens";
+pub(crate) const TOKENS: &str = "tokenizer.ggml.tokens";
 const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
 pub const SCORES: &str = "tokenizer.ggml.scores";

@@ -17,7 +17,7 @@ use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::hugging_face::{
     Directory, Files, ImportError, OpenFile, Tensors, import, place,
 };
-use hearthnet_files::{Gguf, Manifest, ModelFile};
+use hearthnet_files::{Gguf, Manifest, ModelFile, Pooling};
 use hearthnet_testkit::assert_matches;
 use serde_json::{Value as Json, json};
 use sha2::{Digest as _, Sha256};
@@ -978,4 +978,72 @@ fn tokenizers_that_are_not_known_are_refused() {
     fs::write(directory.path().join("tokenizer.model"), "?").unwrap();
     let error = write(directory.path(), None).unwrap_err();
     assert!(matches!(error, ImportError::Tokenizer { .. }), "{error}");
+}
+
+#[test]
+fn the_pooling_of_a_sentence_transformer_is_kept_and_other_steps_are_refused() {
+    let copy = |modules: &str, pooling: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(data("qwen3")).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+        }
+        fs::write(folder.path().join("modules.json"), modules).unwrap();
+        fs::create_dir(folder.path().join("1_Pooling")).unwrap();
+        fs::write(folder.path().join("1_Pooling/config.json"), pooling).unwrap();
+        let written = write(folder.path(), None);
+        written.map(|file| file.pooling())
+    };
+    let step = |class: &str, path: &str| {
+        format!(
+            r#"{{"idx": 0, "name": "0", "path": "{path}", "type": "sentence_transformers.models.{class}"}}"#
+        )
+    };
+    let modules = |more: &str| {
+        format!(
+            "[{},{}{more}]",
+            step("Transformer", ""),
+            step("Pooling", "1_Pooling")
+        )
+    };
+    let normalised = modules(&format!(",{}", step("Normalize", "2_Normalize")));
+    for (config, expected) in [
+        (
+            r#"{"pooling_mode_mean_tokens": false, "pooling_mode_lasttoken": true}"#,
+            Pooling::Last,
+        ),
+        (r#"{"pooling_mode_cls_token": true}"#, Pooling::First),
+        (r#"{"pooling_mode": "mean"}"#, Pooling::Mean),
+    ] {
+        assert_eq!(copy(&normalised, config).unwrap(), expected, "{config}");
+    }
+    let last = r#"{"pooling_mode_lasttoken": true}"#;
+    let dense = modules(&format!(",{}", step("Dense", "2_Dense")));
+    for (modules, config, why) in [
+        (&*dense, last, "models.Dense"),
+        (
+            &normalised,
+            r#"{"pooling_mode_max_tokens": true}"#,
+            "not supported",
+        ),
+        (
+            &normalised,
+            r#"{"pooling_mode": "mean", "pooling_mode_cls_token": true}"#,
+            "not supported",
+        ),
+        (
+            &format!("[{}]", step("Pooling", "../1_Pooling")),
+            last,
+            "not a folder",
+        ),
+        (
+            &format!("[{}]", step("Pooling", "3_Pooling")),
+            last,
+            "missing",
+        ),
+        ("{}", last, "cannot be read"),
+    ] {
+        let text = copy(modules, config).unwrap_err().to_string();
+        assert!(text.contains(why), "{text}");
+    }
 }

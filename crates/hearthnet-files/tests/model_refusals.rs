@@ -3,7 +3,7 @@
 
 use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{Gguf, MetadataError, TensorType, Value};
-use hearthnet_files::{BoundaryDtype, ModelError, ModelFile, ModelSpec};
+use hearthnet_files::{BoundaryDtype, ModelError, ModelFile, ModelSpec, Pooling};
 use hearthnet_testkit::{TinyLlama, assert_matches, rows};
 
 /// Tensor as a file describes it.
@@ -76,7 +76,7 @@ fn an_unknown_architecture_is_named_with_those_that_are_known() {
 }
 
 #[test]
-fn a_part_of_a_model_in_several_files_says_how_to_join_them() {
+fn a_file_of_a_split_model_names_the_first() {
     for count in [Value::U16(2), Value::U32(3)] {
         // Parts after the first have no other metadata.
         for architecture in [Some(Value::String("llama")), None] {
@@ -86,7 +86,7 @@ fn a_part_of_a_model_in_several_files_says_how_to_join_them() {
             ];
             let error = open(&keys, &|tensor| vec![tensor]).unwrap_err();
             assert!(matches!(error, ModelError::Split { .. }), "{error}");
-            assert!(error.to_string().contains("--merge"), "{error}");
+            assert!(error.to_string().contains("NAME-00001-of-0000"), "{error}");
         }
     }
     spec(with("split.count", Value::U16(1)));
@@ -278,7 +278,11 @@ fn every_tensor_must_be_there_with_its_shape_and_a_type_that_is_computed_with() 
                 vec![(name, dims, dtype)]
             });
             let shape = shape.unwrap_err();
-            assert_matches!(&shape, ModelError::TensorShape { name, .. } if name == victim);
+            assert_matches!(
+                &shape,
+                ModelError::TensorShape { name, .. } | ModelError::Vocabulary { name, .. }
+                    if name == victim
+            );
         }
         for dtype in [TensorType::F64, TensorType::Q8_1, TensorType::I8] {
             let error = change(&|(name, dims, _)| vec![(name, dims, dtype)]).unwrap_err();
@@ -333,4 +337,91 @@ fn an_output_matrix_of_its_own_is_used() {
         model.tensor("token_embd.weight").unwrap().dtype,
         TensorType::Q8_0
     );
+}
+
+#[test]
+fn a_matrix_that_disagrees_with_the_vocabulary_is_refused_with_both_sizes() {
+    const KEY: &str = "tokenizer.ggml.tokens";
+    let file = TinyLlama::default().bytes();
+    let more = |count: usize| {
+        let gguf = Gguf::from_bytes(file.clone()).unwrap();
+        let own = gguf.array(KEY).unwrap().unwrap();
+        let new: Vec<String> = (0..count).map(|n| format!("<{n}>")).collect();
+        let tokens: Vec<&str> = own
+            .strings()
+            .unwrap()
+            .chain(new.iter().map(String::as_str))
+            .collect();
+        let changed = hearthnet_testkit::with_metadata(&file, &[KEY], |writer| {
+            writer.set_strings(KEY, tokens).unwrap();
+        });
+        ModelFile::from_gguf(Gguf::from_bytes(changed).unwrap())
+    };
+    more(0).unwrap();
+    let error = more(2).unwrap_err();
+    assert_matches!(
+        error,
+        ModelError::Vocabulary {
+            rows: 320,
+            wanted: 322,
+            ..
+        }
+    );
+    let text = error.to_string();
+    assert!(
+        text.contains("320 rows") && text.contains("322 tokens"),
+        "{text}"
+    );
+
+    let output = |(name, dims, dtype): Tensor| match name.as_str() {
+        "token_embd.weight" => {
+            let short = vec![dims[0], dims[1] - 8];
+            vec![
+                (name, dims, dtype),
+                ("output.weight".to_owned(), short, dtype),
+            ]
+        }
+        "output.weight" => Vec::new(),
+        _ => vec![(name, dims, dtype)],
+    };
+    let error = open(&[], &output).unwrap_err();
+    assert_matches!(
+        error,
+        ModelError::Vocabulary {
+            rows: 312,
+            wanted: 320,
+            ..
+        }
+    );
+    let text = error.to_string();
+    assert!(
+        text.contains("output.weight") && text.contains("312"),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_unknown_way_of_making_vectors_is_refused() {
+    let pooling = |value| with("llama.pooling_type", Value::U32(value)).map(|file| file.pooling());
+    for (value, expected) in [
+        (0, Pooling::Mean),
+        (1, Pooling::Mean),
+        (2, Pooling::First),
+        (3, Pooling::Last),
+    ] {
+        assert_eq!(pooling(value).unwrap(), expected);
+    }
+    assert_eq!(
+        without("llama.pooling_type").unwrap().pooling(),
+        Pooling::Mean
+    );
+    for value in [4, 5, u32::MAX] {
+        let text = pooling(value).unwrap_err().to_string();
+        assert!(
+            text.contains("llama.pooling_type") && text.contains("last token"),
+            "{text}"
+        );
+    }
+    let wrong = with("llama.pooling_type", Value::String("mean")).unwrap_err();
+    assert_matches!(wrong, ModelError::Metadata(MetadataError::Mismatch { .. }));
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use hearthnet_files::FileError;
+use hearthnet_files::gguf::SplitName;
 use hearthnet_files::magnitude::Band;
 use hearthnet_files::manifest::{Digest, Expected, Pinned, WeightsId};
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
@@ -52,7 +53,11 @@ pub struct ModelEntry {
     pub file: String,
     /// Size of the file in bytes.
     pub bytes: u64,
-    /// SHA-256 of the file, if known.
+    /// Files of a split model, in order; `file` is then the name of the first, and `bytes` the size
+    /// of all. Empty for a model in one file.
+    #[serde(default)]
+    pub parts: Vec<FilePart>,
+    /// SHA-256 of the file, if known; of a split model, of its files one after the other.
     pub sha256: Option<Digest>,
     /// Identity of the weights in the file, if known.
     pub weights: Option<WeightsId>,
@@ -69,6 +74,15 @@ pub struct ModelEntry {
     pub sampling: SamplingChoice,
     /// Sources of the file, in order of preference.
     pub sources: Vec<Source>,
+}
+
+/// File of a split model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FilePart {
+    /// Size in bytes.
+    pub bytes: u64,
+    pub sha256: Digest,
 }
 
 /// Properties for display and planning; the file itself is authoritative.
@@ -169,7 +183,7 @@ impl Catalogue {
         let mut catalogue: Self = toml::from_str(text)?;
         for (id, entry) in &mut catalogue.models {
             entry.id.clone_from(id);
-            if entry.sha256.is_some() {
+            if entry.sha256.is_some() || !entry.parts.is_empty() {
                 entry.pinned = Pinned::Catalogue;
             }
             entry
@@ -198,7 +212,7 @@ impl Catalogue {
             };
             // A pin with another digest belongs to an older entry of the catalogue.
             if let Some(pin) = pin.filter(|pin| entry.sha256.is_none_or(|is| is == pin.sha256)) {
-                if entry.sha256.is_none() {
+                if entry.sha256.is_none() && entry.parts.is_empty() {
                     entry.pinned = Pinned::FirstPull;
                 }
                 entry.sha256 = Some(pin.sha256);
@@ -260,10 +274,15 @@ impl Catalogue {
     /// The id or file is unknown, or the model has not been pulled.
     pub fn resolve(&self, model: &ModelRef, models: &Path) -> Result<Resolved, ResolveError> {
         let stem = |path: &Path| {
-            path.file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned()
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let split = SplitName::parse(&name).map(|name| name.stem.to_owned());
+            let stem = || {
+                path.file_stem()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .into_owned()
+            };
+            split.unwrap_or_else(stem)
         };
         let (path, id, bytes) = match model {
             ModelRef::Path(path) if !path.is_file() => {
@@ -328,6 +347,18 @@ impl ModelEntry {
         let reason = "must be NAME.gguf, of letters, digits, '.', '_' and '-'";
         ensure(file, "file", reason)?;
         ensure(self.bytes > 0, "bytes", "must not be 0")?;
+        let split = SplitName::parse(&self.file);
+        let count = split.map_or(0, |name| name.count as usize);
+        let total = self
+            .parts
+            .iter()
+            .try_fold(0u64, |all, part| all.checked_add(part.bytes));
+        let sound = count == self.parts.len()
+            && split.is_none_or(|name| name.number == 1 && total == Some(self.bytes))
+            && self.parts.iter().all(|part| part.bytes > 0);
+        let reason =
+            "must be the files of NAME-00001-of-0000N.gguf, N files of `bytes` bytes together";
+        ensure(sound, "parts", reason)?;
         let terms = self.terms.as_deref().is_none_or(https);
         ensure(terms, "terms", "must be an https address")?;
         let shape = self.shape.as_ref().is_none_or(shape);
@@ -398,7 +429,8 @@ mod tests {
                     assert!(named.parse::<ModelRef>().is_ok(), "{named}");
                 }
             }
-            let again = |other: &&ModelEntry| other.sha256 == entry.sha256;
+            let again =
+                |other: &&ModelEntry| (other.sha256, &other.parts) == (entry.sha256, &entry.parts);
             assert_eq!(catalogue.models().filter(again).count(), 1, "{id}");
         }
     }

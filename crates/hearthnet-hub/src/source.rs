@@ -4,6 +4,7 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use hearthnet_files::gguf::SplitName;
 use serde::Deserialize;
 
 /// File that stands for a Hugging Face directory; the others lie beside it.
@@ -82,7 +83,23 @@ impl Source {
         }
     }
 
-    /// File of a plain name in the directory of this one, if it has an address.
+    /// Name of the file, without folders.
+    pub(crate) fn file_name(&self) -> Option<&str> {
+        match self {
+            Self::Hf { file, .. } => file.rsplit('/').next(),
+            Self::Url { url } => file_name(url),
+            Self::Pypi { member, .. } => member.rsplit('/').next(),
+            Self::File { path } => path.rsplit('/').next(),
+        }
+    }
+
+    /// Whether it is the first file of a split model; the others lie beside it.
+    pub fn is_split(&self) -> bool {
+        let name = self.file_name().and_then(SplitName::parse);
+        name.is_some_and(|name| name.number == 1)
+    }
+
+    /// File of a plain name in the folder of this one.
     pub(crate) fn beside(&self, name: &str) -> Option<Self> {
         if !plain(name, b"") {
             return None;
@@ -95,10 +112,7 @@ impl Source {
             } => Some(Self::Hf {
                 repository: repository.clone(),
                 revision: revision.clone(),
-                file: match file.rsplit_once('/') {
-                    Some((folder, _)) => format!("{folder}/{name}"),
-                    None => name.to_owned(),
-                },
+                file: sibling(file, name),
             }),
             Self::Url { url } => {
                 let end = url.find(['?', '#']).unwrap_or(url.len());
@@ -107,7 +121,18 @@ impl Source {
                 let url = format!("{folder}/{name}{query}");
                 Some(Self::Url { url })
             }
-            Self::Pypi { .. } | Self::File { .. } => None,
+            Self::Pypi {
+                package,
+                version,
+                member,
+            } => Some(Self::Pypi {
+                package: package.clone(),
+                version: version.clone(),
+                member: sibling(member, name),
+            }),
+            Self::File { path } => Some(Self::File {
+                path: sibling(path, name),
+            }),
         }
     }
 
@@ -154,6 +179,14 @@ impl fmt::Display for Source {
             Self::Url { url } => f.write_str(url),
             Self::File { path } => write!(f, "file {path}"),
         }
+    }
+}
+
+/// Path of another file in the same folder.
+fn sibling(path: &str, name: &str) -> String {
+    match path.rsplit_once('/') {
+        Some((folder, _)) => format!("{folder}/{name}"),
+        None => name.to_owned(),
     }
 }
 

@@ -25,17 +25,6 @@ pub enum TextError {
     Tokenizer(#[from] TokenizerError),
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// There are tokens without an embedding, which the engine could not compute.
-    #[error(
-        "the tokenizer has {tokens} tokens, but the embedding and the output matrix have only {rows} rows: \
-         the two are from different models"
-    )]
-    Vocabulary {
-        /// Tokens of the tokenizer.
-        tokens: usize,
-        /// Rows of the embedding and of the output matrix.
-        rows: u32,
-    },
 }
 
 impl ModelText {
@@ -45,11 +34,6 @@ impl ModelText {
     /// See [`TextError`].
     pub fn of(model: &ModelFile) -> Result<Self, TextError> {
         let tokenizer = Tokenizer::from_gguf(model.gguf())?;
-        let (tokens, rows) = (tokenizer.vocab_size(), model.spec().vocab);
-        // Rows beyond the tokens are padding, which many models have.
-        if u32::try_from(tokens).map_or(true, |tokens| tokens > rows) {
-            return Err(TextError::Vocabulary { tokens, rows });
-        }
         let template = match ChatTemplate::from_gguf(model.gguf()) {
             Ok(template) => Some(template),
             Err(TemplateError::Missing) => None,

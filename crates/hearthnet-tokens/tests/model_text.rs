@@ -4,10 +4,10 @@
 use hearthnet_files::gguf::Value;
 use hearthnet_files::gguf::writer::Writer;
 use hearthnet_files::{Gguf, Manifest, ModelFile};
-use hearthnet_testkit::{TinyLlama, assert_matches, with_metadata};
+use hearthnet_testkit::{TinyLlama, with_metadata};
 use hearthnet_tokens::ChatMessage;
 use hearthnet_tokens::inspect::{Inspection, inspect};
-use hearthnet_tokens::text::{ModelText, TextError};
+use hearthnet_tokens::text::ModelText;
 
 fn open(bytes: Vec<u8>) -> ModelFile {
     ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
@@ -83,30 +83,6 @@ fn a_template_whose_marks_are_plain_text_by_their_type_is_warned_of() {
     for right in [3, 4] {
         assert_eq!(ModelText::of(&other_marks(right)).unwrap().warning(), None);
     }
-}
-
-#[test]
-fn a_vocabulary_larger_than_the_embedding_is_refused_with_both_sizes() {
-    const KEY: &str = "tokenizer.ggml.tokens";
-    let file = Gguf::from_bytes(TinyLlama::default().bytes()).unwrap();
-    let array = file.array(KEY).unwrap().unwrap();
-    let with = |more: Vec<String>| {
-        let tokens = array
-            .strings()
-            .unwrap()
-            .chain(more.iter().map(String::as_str));
-        let tokens: Vec<&str> = tokens.collect();
-        tiny(&[KEY, "tokenizer.ggml.token_type"], |writer| {
-            writer.set_strings(KEY, tokens).unwrap();
-        })
-    };
-    ModelText::of(&with(Vec::new())).unwrap();
-    let model = with(vec!["<one>".to_owned(), "<two>".to_owned()]);
-    let error = ModelText::of(&model).unwrap_err();
-    assert_matches!(error, TextError::Vocabulary { tokens: 322, .. });
-    let said = error.to_string();
-    assert!(said.contains("322") && said.contains("320"), "{said}");
-    assert_eq!(inspected(&model).chat_refused, Some(said));
 }
 
 #[test]

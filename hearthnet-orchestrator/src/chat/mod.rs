@@ -8,8 +8,7 @@
 //! `grammar_thread.rs` has the grammar of an answer. Its state follows from the sampled tokens, which
 //! stay on the caller, so it survives every change of hosts. `turn.rs` separates the text of the
 //! answer into reasoning, text and calls of tools; for its state the same holds. `prompt_rows.rs`
-//! makes log probabilities of the outputs of a whole prompt, or the vector of a text, with the
-//! arithmetic of `embedding.rs` (pure).
+//! makes log probabilities of the outputs of a whole prompt, or the vector of a text.
 
 mod embedding;
 mod grammar_thread;
@@ -27,7 +26,7 @@ use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::Event;
 use hearthnet_tokens::grammar::Allowed;
 
-pub use self::embedding::{EmbedRequest, POOLING};
+pub use self::embedding::EmbedRequest;
 pub(crate) use self::prepared::{Outputs, Prepared};
 pub use self::prepared::{check, tokens_of};
 pub use self::request::{AnswerOptions, ChatRequest, MAX_CHOICES, Prompt, TextModel, choice_seed};

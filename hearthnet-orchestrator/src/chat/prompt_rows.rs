@@ -1,10 +1,11 @@
 //! Work on the outputs of all tokens of a prompt: the tokens' log probabilities, and the vector of a
 //! text.
 
-use super::embedding::Pool;
 use super::{Call, Conversation, engine};
 use crate::error::ChatError;
 use crate::frames::{Embedding, Frame, PromptToken};
+use hearthnet_engine::EngineError;
+use hearthnet_engine::pooling::Pool;
 use hearthnet_tokens::sampler::Sampler;
 
 /// Rows of a prompt that run together if all of their outputs are needed.
@@ -62,7 +63,7 @@ impl Conversation {
         call: &mut Call<'_>,
     ) -> Result<Embedding, ChatError> {
         let head = &call.model.head;
-        let mut pool = Pool::new(head.spec().width as usize);
+        let mut pool = Pool::new(call.model.pooling, head.spec().width as usize);
         for piece in ids.chunks(PIECE_ROWS) {
             if call.cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
@@ -71,8 +72,8 @@ impl Conversation {
             head.norm(&mut rows).map_err(engine)?;
             pool.add(&rows);
         }
-        let overflow = || engine("the vector of this text overflows the range of f32");
-        pool.finish().ok_or_else(overflow)
+        let overflow = || engine(EngineError::VectorOverflow);
+        pool.finish().map(Embedding).ok_or_else(overflow)
     }
 
     /// Runs tokens behind the held ones. Returns the output of each.

@@ -1,5 +1,6 @@
 //! Requests of chats, and the model that the caller asks.
 
+use hearthnet_files::Pooling;
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_tokens::{ChatMessage, ChatTemplate, Grammar, Tokenizer};
 
@@ -93,6 +94,8 @@ pub struct TextModel {
     pub head: LogitsBatcher,
     /// Longest sequence, in positions.
     pub context: u32,
+    /// How the vectors of texts are made.
+    pub pooling: Pooling,
     /// Sampling parameters of the model, for requests without their own.
     pub sampling: SamplingChoice,
 }

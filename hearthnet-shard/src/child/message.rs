@@ -206,10 +206,12 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    pub(super) fn write(&self, to: &mut Message) {
+    /// `files` are sent after the message.
+    pub(super) fn write(&self, files: u32, to: &mut Message) {
         let options = &self.options;
         let isa: &str = options.isa.into();
-        to.start(LOAD).u32(self.range.start).u32(self.range.end);
+        to.start(LOAD).u32(files);
+        to.u32(self.range.start).u32(self.range.end);
         to.u32(self.niceness.unsigned_abs());
         to.u64(options.threads as u64).u64(options.max_kv_bytes);
         to.u64(options.max_sequences as u64);
@@ -218,7 +220,9 @@ impl Load {
         to.bytes(&self.manifest);
     }
 
-    pub(super) fn read(mut from: Fields<'_>) -> Result<Self, Malformed> {
+    /// Number of files that follow, and the request.
+    pub(super) fn read(mut from: Fields<'_>) -> Result<(u32, Self), Malformed> {
+        let files = from.u32()?;
         let range = from.u32()?..from.u32()?;
         let niceness = i32::try_from(from.u32()?).map_err(|_| Malformed)?;
         let mut size = || from.u64();
@@ -236,12 +240,13 @@ impl Load {
             max_context,
         };
         let manifest = manifest.to_vec();
-        Ok(Self {
+        let load = Self {
             range,
             niceness,
             options,
             manifest,
-        })
+        };
+        Ok((files, load))
     }
 }
 

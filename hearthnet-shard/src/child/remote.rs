@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use hearthnet_files::gguf::files_of;
 use hearthnet_platform::cores::SharedCore;
 use hearthnet_platform::pipe::Pipe;
 use hearthnet_platform::regular_file;
@@ -53,13 +54,17 @@ impl EngineSource for RemoteSource {
             move |error: io::Error| LoadFault::from(format!("{what}: {error}"))
         };
         // The process can open no file itself.
-        let file = regular_file::open(&self.path)
-            .map_err(cannot(&format!("cannot open {}", self.path.display())))?;
+        let mut files = Vec::new();
+        for path in files_of(&self.path) {
+            let file = regular_file::open(&path);
+            let file = file.map_err(cannot(&format!("cannot open {}", path.display())))?;
+            files.push(file);
+        }
         let pipe = (self.connect)().map_err(cannot("cannot start the engine's process"))?;
         let mut message = Message::default();
-        self.load.write(&mut message);
-        let loaded = pipe.send_file(&file).and_then(|()| {
-            message.send(&pipe)?;
+        self.load.write(files.len() as u32, &mut message);
+        let loaded = message.send(&pipe).and_then(|()| {
+            files.iter().try_for_each(|file| pipe.send_file(file))?;
             loop {
                 let (kind, fields) = message.receive(&pipe, REPLY_LIMIT)?;
                 match kind {

@@ -27,17 +27,24 @@ const REQUEST_LIMIT: usize = 1 << 30;
 /// # Errors
 /// An error of the connection, or a request that no host sends.
 pub fn serve_engine(pipe: &Pipe) -> io::Result<()> {
-    let Some(file) = pipe.receive_file()? else {
-        return Ok(());
-    };
     let mut message = Message::default();
-    let (kind, fields) = message.receive(pipe, REQUEST_LIMIT)?;
+    let (kind, fields) = match message.receive(pipe, REQUEST_LIMIT) {
+        Err(end) if end.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+        received => received?,
+    };
     if kind != LOAD {
         return Err(Malformed.into());
     }
-    let load = Load::read(fields)?;
+    let (count, load) = Load::read(fields)?;
+    let mut files = Vec::new();
+    for _ in 0..count {
+        let Some(file) = pipe.receive_file()? else {
+            return Ok(());
+        };
+        files.push(file);
+    }
     stand_back(load.niceness);
-    let loaded = load_engine(&file, &load, &mut |step| {
+    let loaded = load_engine(&files, &load, &mut |step| {
         write_progress(step, &mut message);
         message.send(pipe)
     });
@@ -53,12 +60,12 @@ pub fn serve_engine(pipe: &Pipe) -> io::Result<()> {
 
 /// Width of a row, and the engine. A closed connection ends the load.
 fn load_engine(
-    file: &File,
+    files: &[File],
     load: &Load,
     report: &mut dyn FnMut(StartProgress) -> io::Result<()>,
 ) -> Result<(usize, Engine), LoadFault> {
     let manifest = Manifest::decode(&load.manifest).map_err(|error| error.to_string())?;
-    let gguf = Gguf::map(file, Path::new("the model"));
+    let gguf = Gguf::map(files, Path::new("the model"));
     let model = ModelFile::from_gguf(gguf.map_err(ModelError::from)?)?
         .with_boundary(manifest.spec().boundary);
     let mut progress = |step| {

@@ -44,8 +44,9 @@ fn load() -> Load {
 
 #[test]
 fn loads_and_faults_arrive_as_they_were_sent() {
-    let (kind, fields) = sent(|to| load().write(to));
-    let read = Load::read(Fields::new(&fields)).unwrap();
+    let (kind, fields) = sent(|to| load().write(3, to));
+    let (files, read) = Load::read(Fields::new(&fields)).unwrap();
+    assert_eq!(files, 3);
     assert_eq!((kind, format!("{read:?}")), (LOAD, format!("{:?}", load())));
 
     for too_little in [None, Some(Resource::Memory), Some(Resource::Threads)] {
@@ -112,10 +113,12 @@ fn source(child: impl Fn(Pipe) + Send + Sync + 'static) -> RemoteSource {
 
 /// Reads the request to load.
 fn read_load(pipe: &Pipe) {
-    pipe.receive_file().unwrap().unwrap();
     let mut message = Message::default();
-    let (kind, _) = message.receive(pipe, REPLY_LIMIT).unwrap();
+    let (kind, fields) = message.receive(pipe, REPLY_LIMIT).unwrap();
     assert_eq!(kind, LOAD);
+    for _ in 0..Load::read(fields).unwrap().0 {
+        pipe.receive_file().unwrap().unwrap();
+    }
 }
 
 fn remote(child: impl Fn(Pipe) + Send + Sync + 'static) -> RemoteEngine {
@@ -249,6 +252,16 @@ fn lost_processes_are_replaced_three_times_in_ten_minutes() {
 fn exact(model: &TinyLlama, layers: std::ops::Range<u32>) -> (RemoteSource, JoinHandle<()>) {
     let directory = tempfile::tempdir().unwrap();
     let path = model.write(directory.path());
+    exact_at(model, &path, directory, layers)
+}
+
+/// As [`exact`], over the files at `path`.
+fn exact_at(
+    model: &TinyLlama,
+    path: &std::path::Path,
+    directory: tempfile::TempDir,
+    layers: std::ops::Range<u32>,
+) -> (RemoteSource, JoinHandle<()>) {
     let manifest = model.file().manifest(&mut |_, _| {}).encode();
     let (near, far) = Pipe::pair().unwrap();
     let mut near = Some(near);
@@ -262,7 +275,20 @@ fn exact(model: &TinyLlama, layers: std::ops::Range<u32>) -> (RemoteSource, Join
         ..load()
     };
     let child = std::thread::spawn(move || serve_engine(&far).unwrap());
-    (RemoteSource::new(path, load, connect), child)
+    (RemoteSource::new(path.to_owned(), load, connect), child)
+}
+
+#[test]
+fn the_files_of_a_split_model_are_loaded_behind_a_connection() {
+    let model = TinyLlama::default();
+    let directory = tempfile::tempdir().unwrap();
+    let files = hearthnet_testkit::split(&model.bytes(), 3);
+    let path = hearthnet_testkit::write_split(directory.path(), &files);
+    let (mut source, child) = exact_at(&model, &path, directory, 0..2);
+    let engine = source.load(&mut |_| {}).unwrap();
+    assert!(engine.weight_bytes() > 0);
+    drop(engine);
+    child.join().unwrap();
 }
 
 #[test]

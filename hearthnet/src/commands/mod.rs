@@ -9,6 +9,7 @@ pub(crate) mod config;
 pub(crate) mod conformance;
 pub(crate) mod demo;
 pub(crate) mod diagnose;
+pub(crate) mod embed;
 pub(crate) mod engine;
 mod handover;
 pub(crate) mod http_key;

@@ -10,6 +10,7 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
+use hearthnet_files::gguf::files_of;
 use hearthnet_files::hugging_face::repository_of;
 use hearthnet_files::manifest::record_key;
 use hearthnet_hub::ModelRef;
@@ -40,7 +41,10 @@ pub(crate) fn enter(
     from: Option<&Path>,
 ) {
     let mut needed = Needs::of(cx, model.or(cx.config.model.default.as_ref()));
-    needed.0.read.extend(from.map(Path::to_owned));
+    needed
+        .0
+        .read
+        .extend(from.map(files_of).into_iter().flatten());
     needed.0.read.extend(from.and_then(blobs_of));
     if may_use_cards(engine, &cx.config) {
         needed.cards();
@@ -156,7 +160,7 @@ impl Needs {
             let folder = file.and_then(|file| Some(file.parent()?.to_owned()));
             self.0.write.extend(folder);
             links(path, LINKS_DEPTH, &mut self.0.read);
-            self.0.read.push(path.clone());
+            self.0.read.extend(files_of(path));
         }
     }
 

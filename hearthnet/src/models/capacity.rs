@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hearthnet_bus::NodeId;
-use hearthnet_bus::log::Community;
+use hearthnet_bus::log::{Community, Level};
 use hearthnet_files::{TextId, WeightsId};
 use hearthnet_hub::catalogue::ModelEntry;
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
@@ -26,8 +26,8 @@ pub(crate) struct Capacity {
 /// Memory of a community's hosts.
 pub(crate) struct HostCapacity {
     pub(crate) name: String,
-    /// Bytes of layers that its hosts hold now. If this machine holds none, its own budget is
-    /// added.
+    /// Bytes of weights for which its members announced memory, or which they hold now. If nothing
+    /// is known of this machine, its own budget is added.
     pub(crate) bytes: u64,
     served: Vec<Served>,
 }
@@ -94,13 +94,24 @@ impl HostCapacity {
             let most = hosts.entry((advert.author, model)).or_default();
             *most = holds.max(*most);
         }
-        if !hosts.keys().any(|(node, _)| *node == this) {
-            hosts.insert((this, String::new()), own);
+        let mut given: BTreeMap<NodeId, u64> = BTreeMap::new();
+        for ((node, _), holds) in hosts {
+            let all = given.entry(node).or_default();
+            *all = all.saturating_add(holds);
         }
+        // What a member announces is also for keys and values.
+        let announced = state
+            .measured(now)
+            .filter(|(node, _)| state.level(node) >= Some(Level::Trusted));
+        for (node, measured) in announced {
+            let all = given.entry(*node).or_default();
+            *all = (measured.memory_bytes / 9 * 8).max(*all);
+        }
+        given.entry(this).or_insert(own);
         let served = by_model(state.shards(now), |_| true);
         Self {
             name: state.name.clone(),
-            bytes: hosts.values().fold(0, |all, one| all.saturating_add(*one)),
+            bytes: given.values().fold(0, |all, one| all.saturating_add(*one)),
             served: served
                 .iter()
                 .map(|model| Served {
@@ -209,6 +220,8 @@ impl Capacity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hearthnet_bus::log::{Body, Measured};
+    use hearthnet_bus::testing::{self as bus, id, key};
     use hearthnet_hub::catalogue::Catalogue;
 
     #[test]
@@ -246,5 +259,31 @@ mod tests {
             |weights, text| given.with_other_text(WeightsId([weights; 32]), TextId([text; 32]));
         assert_eq!(other(2, 5), ["kim"]);
         assert!(other(2, 4).is_empty() && other(9, 5).is_empty());
+    }
+
+    #[test]
+    fn the_memory_that_members_announce_counts_if_they_may_serve() {
+        let home = bus::Home::founded(key(1), true);
+        for (seed, level) in [(2, Level::Trusted), (3, Level::Member)] {
+            home.admit(id(seed), level);
+        }
+        let measure = |seed: u8, memory_bytes: u64| {
+            let measured = Measured {
+                links: Vec::new(),
+                models: Vec::new(),
+                running_s: 60,
+                memory_bytes,
+                online_permille: 1000,
+            };
+            let body = Body::NodeMeasured(measured);
+            home.log.append(&key(seed), body, now_ms()).unwrap();
+        };
+        let bytes = || HostCapacity::of(&home.log.state(), id(1), 1 << 20, now_ms()).bytes;
+        assert_eq!(bytes(), 1 << 20);
+        measure(2, 9 << 30);
+        measure(3, 9 << 30);
+        assert_eq!(bytes(), (8 << 30) + (1 << 20));
+        measure(1, 9 << 20);
+        assert_eq!(bytes(), (8 << 30) + (8 << 20));
     }
 }

@@ -7,6 +7,7 @@ use hearthnet_files::sampling::SamplingChoice;
 use hearthnet_files::{Gguf, WeightsId};
 use hearthnet_hub::catalogue::{Catalogue, ModelEntry, ResolveError};
 
+use super::local_files::bytes_here;
 use crate::cli::args::Global;
 use crate::cli::{Failure, Kind, failure};
 
@@ -63,9 +64,10 @@ pub(crate) fn pin<'a>(
     let Some(entry) = catalogue.by_path(path, &models) else {
         return Ok(None);
     };
-    let found = std::fs::metadata(path).map_or(0, |info| info.len());
+    let found = bytes_here(path);
     if found == entry.bytes {
-        // An entry with a size only does not identify the file; its record does.
+        // An entry with a size only does not identify the file; its record does. Nor do the hashes
+        // of several files, before the first pull has recorded the one over all.
         let says = entry.sha256.is_some() || entry.weights.is_some();
         return Ok(Some(entry).filter(|_| says));
     }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use hearthnet_files::WeightsId;
+use hearthnet_files::gguf::{SplitName, files_of};
 use hearthnet_files::manifest::{FileState, file_state};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::ModelEntry;
@@ -31,20 +32,22 @@ pub(crate) enum State {
 
 /// State of a file, without reading its content.
 pub(crate) fn state(path: &Path, entry: Option<&ModelEntry>) -> State {
-    let Some(found) = fs::metadata(path).ok().filter(|info| info.is_file()) else {
-        return match part_of(path).is_file() {
-            true => State::Partial,
-            false => State::NotHere,
+    // The first file of a split model is fetched last.
+    if !path.is_file() {
+        return match bytes_here(path) {
+            0 => State::NotHere,
+            _ => State::Partial,
         };
-    };
+    }
+    let found = bytes_here(path);
     let weights = match file_state(path) {
         FileState::Verified(weights) => Ok(weights),
         FileState::Changed => Err(State::Changed),
         _ => Err(State::Unverified),
     };
     match (entry, weights) {
-        (Some(entry), _) if found.len() < entry.bytes => State::Truncated,
-        (Some(entry), _) if found.len() > entry.bytes => State::Changed,
+        (Some(entry), _) if found < entry.bytes => State::Truncated,
+        (Some(entry), _) if found > entry.bytes => State::Changed,
         (Some(entry), Ok(weights)) if entry.weights.is_some_and(|w| w != weights) => State::Changed,
         (_, Ok(_)) => State::Ok,
         (_, Err(state)) => state,
@@ -57,9 +60,12 @@ pub(crate) fn part_of(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.part"))
 }
 
+/// Bytes on the disk of a model file, also of an unfinished one; of a split model, of all its files.
 pub(crate) fn bytes_here(path: &Path) -> u64 {
     let len = |path: &Path| fs::metadata(path).map(|info| info.len());
-    len(path).or_else(|_| len(&part_of(path))).unwrap_or(0)
+    let files = files_of(path).into_iter();
+    let each = files.map(|path| len(&path).or_else(|_| len(&part_of(&path))));
+    each.flatten().sum()
 }
 
 /// Whether a file has another name (hard link): removing it frees no space.
@@ -97,6 +103,10 @@ fn files(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
                     Some(whole) => path.with_file_name(whole),
                     None => path,
                 };
+                // A split model goes by its first file.
+                let name = whole.file_name().unwrap_or_default().to_string_lossy();
+                let first = SplitName::parse(&name).map(|name| whole.with_file_name(name.of(1)));
+                let whole = first.unwrap_or(whole);
                 if whole.extension().is_some_and(|e| e == "gguf") && !found.contains(&whole) {
                     found.push(whole);
                 }
@@ -135,5 +145,25 @@ mod tests {
         assert_eq!(with_weights(models.path(), WeightsId([0; 32])), None);
         fs::write(&path, b"GGUF").unwrap();
         assert_eq!(with_weights(models.path(), weights), None);
+    }
+
+    #[test]
+    fn a_split_model_is_one_model_and_is_partial_without_its_first_file() {
+        let models = tempfile::tempdir().unwrap();
+        let folder = models.path().join("hf/o/r");
+        fs::create_dir_all(&folder).unwrap();
+        let files = hearthnet_testkit::split(&hearthnet_testkit::TinyLlama::default().bytes(), 3);
+        let path = hearthnet_testkit::write_split(&folder, &files);
+        let bytes: usize = files.iter().map(Vec::len).sum();
+        assert_eq!(fetched(models.path()), [path.clone()]);
+        assert_eq!(state(&path, None), State::Unverified);
+        assert_eq!(bytes_here(&path), bytes as u64);
+        let file = ModelFile::open(&path).unwrap();
+        let weights = file.manifest(&mut |_, _| {}).weights_id();
+        assert_eq!(state(&path, None), State::Ok);
+        assert!(with_weights(models.path(), weights).is_some());
+        fs::remove_file(&path).unwrap();
+        assert_eq!(fetched(models.path()), [path.clone()]);
+        assert_eq!(state(&path, None), State::Partial);
     }
 }

@@ -123,6 +123,7 @@ pub(crate) fn text_model(model: &OpenModel, head: Head) -> Result<TextModel, Fai
         template: text.template,
         head: head.into(),
         context: model.file.spec().context,
+        pooling: model.file.pooling(),
         sampling: model.sampling,
     })
 }

@@ -93,6 +93,9 @@ pub(crate) fn pull_model(
             };
             failure!(Model, "model {model} could not be fetched: {why}").hint(hint)
         }
+        PullError::NotFirst(_) | PullError::SplitDigest => {
+            Failure::new(Kind::BadRequest, error.to_string())
+        }
         PullError::Unprotected(_) => Failure::new(Kind::BadRequest, error.to_string())
             .hint("`sha256sum FILE` where the file is good prints what --sha256 takes"),
         other => Failure::new(Kind::Model, other.to_string()),
@@ -195,7 +198,7 @@ fn keep_pin(
     let sha256 = match entry.sha256 {
         // The pull has already compared it.
         Some(sha256) => sha256,
-        None => Digest::of(file.gguf().bytes()),
+        None => Digest::of_all(&file.gguf().files()),
     };
     let pin = Pin { sha256, weights };
     pin.write(models, &entry.id)

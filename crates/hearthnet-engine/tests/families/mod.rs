@@ -16,6 +16,7 @@
 
 mod ggml;
 mod quantised;
+mod vectors;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

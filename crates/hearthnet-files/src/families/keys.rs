@@ -3,6 +3,7 @@
 use super::family::{Family, Yarn};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, MetadataError};
+use crate::pooling::POOLING_KEY;
 use crate::schema::{Lookup, Requirement, Scalar, off, on, one, zero};
 
 /// Fields of [`ModelSpec`](crate::spec::ModelSpec), or parts of them, with the keys that are read
@@ -96,6 +97,8 @@ const IGNORED: &[&str] = &[
     "tensor_data_layout",
     // Parts of a head for the axes of images; a token of text has the same position on all axes.
     "rope.dimension_sections",
+    // How a caller makes the vector of a text.
+    POOLING_KEY,
 ];
 
 /// Kinds of the blocks, which families derive: whether each has a recurrence.

@@ -19,6 +19,9 @@ pub enum GgufError {
     /// quoted and escaped.
     #[error("{0}")]
     Malformed(String),
+    /// A file of a split model is missing, or not the one that its name says.
+    #[error("{0}")]
+    Split(String),
 }
 
 /// Guesses the format of a file that does not begin with `GGUF`.

@@ -15,24 +15,29 @@
 //! tensor_data:  each tensor at its offset, counted from here, a multiple of the alignment
 //! ```
 //!
+//! A model that is split into several files is read as the one file that they become when they are
+//! joined (`split.rs`, `join.rs`).
+//!
 //! Stricter than the specification: no arrays of arrays, no tensors without dimensions or with a
 //! zero dimension, no overlap, and nothing behind the last tensor but its padding.
 
 mod error;
+mod join;
 mod reader;
+mod split;
 mod tensor_type;
 mod type_use;
 mod value;
 pub mod writer;
 
 use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
-use std::time::SystemTime;
-
-use hearthnet_platform::regular_file;
 
 pub use error::{GgufError, MetadataError};
+pub(crate) use join::SPLIT_COUNT;
 pub use reader::TensorInfo;
+pub use split::{Joined, Piece, SplitName, files_of};
 pub use tensor_type::TensorType;
 pub use type_use::{TypeUse, type_uses};
 pub use value::{Array, Value, ValueType};
@@ -47,43 +52,29 @@ use reader::{Header, SlotKind};
 pub struct Gguf {
     data: Data,
     header: Header,
-    modified: Option<SystemTime>,
 }
 
 #[derive(Debug)]
 enum Data {
     Map(memmap2::Mmap),
     Bytes(Vec<u8>),
+    /// Several files of one model. The header is that of the joined file.
+    Joined(Joined, Vec<Gguf>),
 }
 
 impl Data {
+    /// The file; of several, the head of the joined one.
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Map(map) => map,
             Self::Bytes(bytes) => bytes,
+            Self::Joined(joined, _) => joined.head(),
         }
     }
 }
 
 impl Gguf {
-    /// Maps a file and checks its header.
-    ///
-    /// # Errors
-    /// [`GgufError::Io`] if the file cannot be opened or mapped, any other variant if it is not a
-    /// valid GGUF file.
-    pub fn open(path: &Path) -> Result<Self, GgufError> {
-        let file = regular_file::open(path).map_err(|source| GgufError::Io {
-            path: path.to_owned(),
-            source,
-        })?;
-        Self::map(&file, path)
-    }
-
-    /// Maps an open file and checks its header. `path` is only used in error messages.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
-    pub fn map(file: &File, path: &Path) -> Result<Self, GgufError> {
+    fn map_one(file: &File, path: &Path) -> Result<Self, GgufError> {
         let io = |source| GgufError::Io {
             path: path.to_owned(),
             source,
@@ -100,7 +91,7 @@ impl Gguf {
         // but only pieces that are not held, which are not read through a map.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(file) }.map_err(io)?;
-        Self::from_data(Data::Map(map), info.modified().ok())
+        Self::from_data(Data::Map(map))
     }
 
     /// Checks a file in memory.
@@ -108,28 +99,26 @@ impl Gguf {
     /// # Errors
     /// Any variant but [`GgufError::Io`].
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, GgufError> {
-        Self::from_data(Data::Bytes(bytes), None)
+        Self::from_data(Data::Bytes(bytes))
     }
 
     /// Checks the head of a file of `file_bytes` bytes. The data of its tensors is missing:
     /// [`Self::data`] is empty, and [`Self::bytes`] is the head.
-    pub(crate) fn from_head(head: Vec<u8>, file_bytes: u64) -> Result<Self, GgufError> {
+    ///
+    /// # Errors
+    /// Any variant but [`GgufError::Io`].
+    pub fn from_head(head: Vec<u8>, file_bytes: u64) -> Result<Self, GgufError> {
         let header = reader::parse(&head, file_bytes)?;
         Ok(Self {
             data: Data::Bytes(head),
             header,
-            modified: None,
         })
     }
 
-    fn from_data(data: Data, modified: Option<SystemTime>) -> Result<Self, GgufError> {
+    fn from_data(data: Data) -> Result<Self, GgufError> {
         let bytes = data.bytes();
         let header = reader::parse(bytes, bytes.len() as u64)?;
-        Ok(Self {
-            data,
-            header,
-            modified,
-        })
+        Ok(Self { data, header })
     }
 
     /// Version of the format, 2 or 3.
@@ -142,14 +131,61 @@ impl Gguf {
         self.header.alignment
     }
 
-    /// Length of the file in bytes.
+    /// Length in bytes of the file; of a split model, of the joined one.
     pub fn file_bytes(&self) -> u64 {
-        self.data.bytes().len() as u64
+        match &self.data {
+            Data::Joined(joined, _) => joined.file_bytes(),
+            data => data.bytes().len() as u64,
+        }
     }
 
-    /// The whole file.
+    /// The whole file; of a split model, the head of the joined one.
     pub fn bytes(&self) -> &[u8] {
         self.data.bytes()
+    }
+
+    /// Contents of the file, or of all files of a split model, in order.
+    pub fn files(&self) -> Vec<&[u8]> {
+        match &self.data {
+            Data::Joined(_, files) => files.iter().map(Self::bytes).collect(),
+            data => vec![data.bytes()],
+        }
+    }
+
+    /// Length in bytes of the file, or of all files of a split model together.
+    pub fn stored_bytes(&self) -> u64 {
+        self.files().iter().map(|file| file.len() as u64).sum()
+    }
+
+    /// Whether the model is split into several files.
+    pub fn is_split(&self) -> bool {
+        matches!(self.data, Data::Joined(..))
+    }
+
+    /// Writes the file; of a split model, the joined one.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_joined(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Data::Joined(joined, files) = &self.data else {
+            return out.write_all(self.bytes());
+        };
+        for piece in joined.pieces(0, joined.file_bytes()) {
+            match piece {
+                Piece::Head { .. } => out.write_all(joined.head())?,
+                // Less than an alignment.
+                Piece::Padding { bytes } => out.write_all(&vec![0; bytes as usize])?,
+                Piece::File {
+                    file,
+                    offset,
+                    bytes,
+                } => {
+                    let data = files.get(file).map(|file| file.range(offset, bytes));
+                    out.write_all(data.unwrap_or_default())?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Bytes before the first tensor's data: metadata and the list of tensors.
@@ -160,11 +196,6 @@ impl Gguf {
             .and_then(|at| usize::try_from(at).ok())
             .unwrap_or(bytes.len());
         bytes.get(..end).unwrap_or(bytes)
-    }
-
-    /// Modification time of the file when it was opened.
-    pub fn modified(&self) -> Option<SystemTime> {
-        self.modified
     }
 
     /// All metadata, sorted by key.
@@ -258,6 +289,9 @@ impl Gguf {
     /// Advises the system that `data`, a part of a tensor's data, is not needed soon, so that its
     /// pages can leave this process's memory. A later read fetches them from the file.
     pub fn release(&self, data: &[u8]) {
+        if let Data::Joined(_, files) = &self.data {
+            files.iter().for_each(|file| file.release(data));
+        }
         if let Data::Map(map) = &self.data
             && let Some(offset) = data.as_ptr().addr().checked_sub(map.as_ptr().addr())
             && offset
@@ -277,9 +311,29 @@ impl Gguf {
     /// Data of a tensor of this file: `info.bytes` bytes. Empty for a tensor of another file that
     /// does not fit into this one.
     pub fn data(&self, info: &TensorInfo) -> &[u8] {
-        let range = usize::try_from(info.offset)
+        let Data::Joined(joined, files) = &self.data else {
+            return self.range(info.offset, info.bytes);
+        };
+        match joined.pieces(info.offset, info.bytes)[..] {
+            [
+                Piece::File {
+                    file,
+                    offset,
+                    bytes,
+                },
+            ] => {
+                let file = files.get(file);
+                file.map_or(&[], |file| file.range(offset, bytes))
+            }
+            _ => &[],
+        }
+    }
+
+    /// Bytes of the file; empty if it does not have them.
+    fn range(&self, offset: u64, bytes: u64) -> &[u8] {
+        let range = usize::try_from(offset)
             .ok()
-            .zip(usize::try_from(info.bytes).ok())
+            .zip(usize::try_from(bytes).ok())
             .and_then(|(start, len)| Some(start..start.checked_add(len)?));
         range
             .and_then(|range| self.data.bytes().get(range))

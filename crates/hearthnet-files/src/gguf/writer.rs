@@ -60,6 +60,7 @@ pub struct Writer {
     metadata: Vec<u8>,
     keys: BTreeSet<String>,
     tensors: Vec<Planned>,
+    names: BTreeSet<String>,
     alignment: u64,
 }
 
@@ -84,6 +85,7 @@ impl Writer {
             metadata: Vec::new(),
             keys: BTreeSet::new(),
             tensors: Vec::new(),
+            names: BTreeSet::new(),
             alignment: DEFAULT_ALIGNMENT,
         }
     }
@@ -203,10 +205,7 @@ impl Writer {
         dims: &[u64],
         dtype: TensorType,
     ) -> Result<(), WriteError> {
-        if name.is_empty()
-            || name.len() as u64 > MAX_NAME_BYTES
-            || self.tensors.iter().any(|planned| planned.name == name)
-        {
+        if name.is_empty() || name.len() as u64 > MAX_NAME_BYTES || self.names.contains(name) {
             return Err(WriteError::Name(name.to_owned()));
         }
         let bytes = dims.split_first().and_then(|(&columns, rest)| {
@@ -222,6 +221,7 @@ impl Writer {
                 dims: dims.to_vec(),
             });
         };
+        self.names.insert(name.to_owned());
         self.tensors.push(Planned {
             name: name.to_owned(),
             dims: dims.to_vec(),
@@ -264,6 +264,17 @@ impl Writer {
             .and_then(|()| out.flush())
             .map_err(WriteError::Io)?;
         Ok(())
+    }
+
+    /// Everything before the first tensor's data, with the padding.
+    pub(super) fn head(&self) -> Vec<u8> {
+        let mut head = self.header();
+        // Bounded by the metadata, which is in memory.
+        head.resize(
+            (head.len() as u64).next_multiple_of(self.alignment) as usize,
+            0,
+        );
+        head
     }
 
     fn header(&self) -> Vec<u8> {

@@ -8,6 +8,7 @@ use super::error::ImportError;
 use super::json::{bad, object, present, refuse_others, required, shown, typed};
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
+use crate::pooling::{POOLING_KEY, Pooling};
 use crate::schema::{Lookup as _, Requirement, off, on, zero};
 use crate::spec::{ModelSpec, Rotation};
 
@@ -122,6 +123,16 @@ impl Config {
     pub(super) fn over_heads(&self, width: u32) -> Result<u32, ImportError> {
         let heads = self.integer_of("attention.head_count")?;
         Ok(width.checked_div(heads.unwrap_or(0)).unwrap_or(0))
+    }
+
+    /// Writes how the vector of a text is made.
+    pub(super) fn write_pooling(
+        &self,
+        pooling: Pooling,
+        writer: &mut Writer,
+    ) -> Result<(), ImportError> {
+        let key = format!("{}.{POOLING_KEY}", self.class.architecture);
+        Ok(writer.set(&key, Value::U32(pooling.gguf()))?)
     }
 
     /// Writes the family's metadata, without RoPE.

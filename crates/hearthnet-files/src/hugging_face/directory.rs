@@ -53,10 +53,9 @@ impl Files for Path {
         let Some((path, file)) = open(self, name)? else {
             return Ok(None);
         };
-        let info = file.metadata();
-        let bytes = info.map_err(|source| FileError::new("read", &path, source))?;
-        let bytes = bytes.len();
-        Ok(Some(Box::new(LocalFile { path, file, bytes })))
+        let opened = LocalFile::of(path.clone(), file);
+        let file = opened.map_err(|source| FileError::new("read", &path, source))?;
+        Ok(Some(Box::new(file)))
     }
 }
 
@@ -70,11 +69,23 @@ impl Files for PathBuf {
     }
 }
 
+/// File of this machine.
 #[derive(Debug)]
-struct LocalFile {
+pub(crate) struct LocalFile {
     path: PathBuf,
     file: File,
     bytes: u64,
+}
+
+impl LocalFile {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        Self::of(path.to_owned(), regular_file::open(path)?)
+    }
+
+    fn of(path: PathBuf, file: File) -> io::Result<Self> {
+        let bytes = file.metadata()?.len();
+        Ok(Self { path, file, bytes })
+    }
 }
 
 impl OpenFile for LocalFile {

@@ -22,6 +22,7 @@ mod json;
 mod names;
 mod plan;
 mod planned;
+mod pooling;
 mod rope;
 mod sentencepiece;
 mod shards;
@@ -35,6 +36,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hearthnet_platform::whole_file;
 use sha2::{Digest as _, Sha256};
 
+pub(crate) use directory::LocalFile;
 pub use directory::{Files, OpenFile};
 pub use error::ImportError;
 pub use tensors::Tensors;
@@ -125,6 +127,9 @@ impl Directory {
         let mut writer = Writer::new();
         self.plan.config.write(&mut writer)?;
         self.plan.rope.write(&self.plan.config, &mut writer)?;
+        if let Some(pooling) = pooling::pooling(&self.path)? {
+            self.plan.config.write_pooling(pooling, &mut writer)?;
+        }
         writer.set("general.type", Value::String("model"))?;
         writer.set(
             "general.name",
@@ -270,7 +275,7 @@ pub fn place(path: &Path, dtype: Option<TensorType>, cache: &Path) -> Result<Pat
 fn files(path: &Path) -> Result<Vec<String>, ImportError> {
     let others = "generation_config.json model.safetensors.index.json tokenizer.json \
         tokenizer_config.json tokenizer.model added_tokens.json chat_template.jinja \
-        chat_template.json README.md";
+        chat_template.json README.md modules.json 1_Pooling/config.json";
     let mut names = Shards::names(path)?;
     names.push(CONFIG.to_owned());
     names.extend(others.split(' ').map(str::to_owned));

@@ -15,7 +15,6 @@
 //! the catalogue overrule any record.
 
 use std::ffi::OsString;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -169,9 +168,7 @@ pub fn file_state(path: &Path) -> FileState {
 fn store(model: &ModelFile, contents: &Contents) -> io::Result<()> {
     let path = model.path().ok_or(io::ErrorKind::Unsupported)?;
     let now = stamp(path).ok_or(io::ErrorKind::Unsupported)?;
-    if model.gguf().modified() != fs::metadata(path)?.modified().ok()
-        || now.bytes != model.gguf().file_bytes()
-    {
+    if model.is_replaced() || now.bytes != model.gguf().stored_bytes() {
         return Err(io::Error::other(
             "the model file changed while it was hashed",
         ));
@@ -355,7 +352,7 @@ impl ModelFile {
                 return Some((relation, "its weights are different".to_owned()));
             }
             // The weights id does not cover tokenizer and template.
-            let (pinned, found) = (pin.sha256?, Digest::of(self.gguf().bytes()));
+            let (pinned, found) = (pin.sha256?, Digest::of_all(&self.gguf().files()));
             let what = match pin.weights {
                 Some(_) => text.to_owned(),
                 None => format!("its SHA-256 is {found} instead of {pinned}"),
@@ -387,7 +384,7 @@ impl ModelFile {
     /// Whether the file is unchanged since the record was made.
     fn is_as(&self, record: &Record) -> bool {
         self.path().and_then(stamp) == Some(record.stamp)
-            && record.stamp.bytes == self.gguf().file_bytes()
+            && record.stamp.bytes == self.gguf().stored_bytes()
             && record.contents.manifest.spec == self.stored_spec()
             && record.contents.manifest.lists(self)
     }

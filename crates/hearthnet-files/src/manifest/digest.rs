@@ -89,6 +89,15 @@ sha256_type! {
     TextId
 }
 
+impl Digest {
+    /// Hashes files one after the other.
+    pub fn of_all(files: &[&[u8]]) -> Self {
+        let mut hash = Sha256::new();
+        files.iter().for_each(|file| hash.update(file));
+        Self(hash.finalize().into())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -48,6 +48,13 @@ pub enum PartError {
         .0.display()
     )]
     Shared(PathBuf),
+    /// A split model has no single file that could have a second name.
+    #[error(
+        "the model {} is split into several files, which are offered in pieces only from a joined copy: \
+         `hearthnet model adopt` or `hearthnet up --from FILE` on this machine makes one",
+        .0.display()
+    )]
+    Split(PathBuf),
     /// The part was opened with [`Part::open_reading`](super::Part::open_reading).
     #[error("the part is open for reading only")]
     ReadOnly,

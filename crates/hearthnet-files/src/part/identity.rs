@@ -1,9 +1,5 @@
 //! Facts of a model's file in an adoption.
 
-use std::fs::File;
-use std::path::Path;
-
-use hearthnet_platform::files::read_exact_at;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -12,6 +8,7 @@ use super::table::{ENTRY_BYTES, Layout, PieceTable};
 use super::{MAX_HEAD_BYTES, PIECE_BYTES};
 use crate::error::{FileError, ModelError};
 use crate::gguf::{Gguf, TensorInfo};
+use crate::hugging_face::OpenFile;
 use crate::manifest::{Digest, MAX_MANIFEST_BYTES, Manifest, WeightsId, hash_each};
 use crate::model_file::ModelFile;
 
@@ -146,14 +143,9 @@ fn hashed_list(
 /// # Errors
 /// [`PartError::File`] if the file cannot be read; [`PartError::Model`] if it has no model that can
 /// be run.
-pub fn objects_of(
-    file: &File,
-    path: &Path,
-    head: Vec<u8>,
-) -> Result<(Vec<u8>, Vec<u8>), PartError> {
-    let failed = |source| FileError::new("read", path, source);
-    let file_bytes = file.metadata().map_err(failed)?.len();
-    let gguf = Gguf::from_head(head, file_bytes).map_err(ModelError::from)?;
+pub fn objects_of(file: &dyn OpenFile, head: Vec<u8>) -> Result<(Vec<u8>, Vec<u8>), PartError> {
+    let failed = |source| FileError::new("read", file.path(), source);
+    let gguf = Gguf::from_head(head, file.bytes()).map_err(ModelError::from)?;
     let model = ModelFile::from_gguf(gguf)?;
     let mut tensors: Vec<&TensorInfo> = model.gguf().tensors().iter().collect();
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
@@ -165,7 +157,8 @@ pub fn objects_of(
             let len = (info.bytes - done).min(u64::from(PIECE_BYTES));
             // At most the length of a piece.
             piece.resize(len as usize, 0);
-            read_exact_at(file, &mut piece, info.offset + done).map_err(failed)?;
+            file.read_at(&mut piece, info.offset + done)
+                .map_err(failed)?;
             whole.update(&piece);
             list.extend(Digest::of(&piece).0);
             done += len;

@@ -1,7 +1,7 @@
 //! Complete part of a whole model file that is on this machine.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use hearthnet_platform::files::names;
@@ -20,7 +20,7 @@ const LINK: &str = ".model.gguf.link";
 
 impl Part {
     /// Opens the complete part of a whole model file: a second name of the file if both are on one
-    /// file system, else a copy. `identity` and `pieces` are those of the file.
+    /// file system, else a copy. The files of a split model are joined into a copy. `identity` and `pieces` are those of the file.
     ///
     /// # Errors
     /// As [`Self::create`], and [`PartError::File`] if the disk is full.
@@ -63,6 +63,11 @@ fn whole(
     // Not the path of a symbolic link: a hard link to it would be another symbolic link, and the part
     // would change the file that it leads to.
     let source = model.path().unwrap_or(Path::new(""));
+    // Its files cannot have one name together.
+    let is_split = model.gguf().is_split();
+    if is_split && !may_copy {
+        return Err(PartError::Split(source.to_owned()));
+    }
     let source = source
         .canonicalize()
         .map_err(|error| FileError::new("link", source, error))?;
@@ -74,12 +79,18 @@ fn whole(
     let (target, link) = (folder.join(PART_FILE), folder.join(LINK));
     remove(&folder, &[LINK]).map_err(failed)?;
     let place = || {
-        let linked =
-            fs::hard_link(&source, &link).and_then(|()| match names(&fs::metadata(&link)?) {
+        let link_file = || {
+            fs::hard_link(&source, &link)?;
+            match names(&fs::metadata(&link)?) {
                 // Some network file systems do not count names: the part would take the user's file for its own.
                 0 | 1 => fs::remove_file(&link).and(Err(io::ErrorKind::Unsupported.into())),
                 _ => Ok(()),
-            });
+            }
+        };
+        let linked = match is_split {
+            true => Err(io::ErrorKind::Unsupported.into()),
+            false => link_file(),
+        };
         if let (Err(error), false) = (&linked, may_copy) {
             let error = io::Error::new(error.kind(), error.to_string());
             return Err(FileError::new("link", &source, error));
@@ -89,6 +100,7 @@ fn whole(
         remove(&folder, &[HELD, PART_FILE]).map_err(failed)?;
         match linked {
             Ok(()) => fs::rename(&link, &target).map_err(failed)?,
+            Err(_) if is_split => join(model, &target).map_err(failed)?,
             Err(_) => drop(fs::copy(&source, &target).map_err(failed)?),
         }
         Ok(linked.is_ok())
@@ -99,4 +111,11 @@ fn whole(
     // `pieces` was made of this very file, which does not have to be hashed again.
     let holds_all = is_linked && !model.is_replaced();
     Part::make(parts, identity, objects, holds_all)
+}
+
+/// Writes the files of a split model as one.
+fn join(model: &ModelFile, target: &Path) -> io::Result<()> {
+    let mut out = BufWriter::new(File::create(target)?);
+    model.gguf().write_joined(&mut out)?;
+    out.flush()
 }

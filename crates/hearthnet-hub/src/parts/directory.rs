@@ -14,34 +14,15 @@ use hearthnet_files::hugging_face::{Files, ImportError, OpenFile, Tensors};
 use hearthnet_files::manifest::{Digest, Manifest, WeightsId};
 use hearthnet_files::part::{Identity, Part, Piece, stored_manifest, tensor_at};
 
-use super::http::{HubSource, Ranges, check_public};
+use super::http::Ranges;
 use super::source::{PieceSource, Rank, SourceError, all_pieces};
 use crate::pull::PullOptions;
-use crate::reference::adopted_source;
 use crate::source::Source;
 
 /// Most pieces per read: 4 MiB, made of up to 28 MiB of a directory in F32.
 const RUN: u32 = 16;
 /// Longest file that is taken whole from a server without ranges: an index of weights.
 const MAX_WHOLE_BYTES: u64 = 16 << 20;
-
-/// The source that an adoption states in a text; `None` if the text is unknown here. `parts` is the
-/// folder of all parts.
-pub fn stated_source(
-    text: &str,
-    options: &PullOptions,
-    identity: &Identity,
-    parts: &Path,
-) -> Option<Result<Arc<dyn PieceSource>, SourceError>> {
-    let source = adopted_source(text)?;
-    Some(match source.is_directory() {
-        true => check_public(&source).map(|()| -> Arc<dyn PieceSource> {
-            Arc::new(DirectorySource::at(&source, options, identity, parts))
-        }),
-        false => HubSource::adopted(&source, options, identity.file_bytes)
-            .map(|hub| -> Arc<dyn PieceSource> { Arc::new(hub) }),
-    })
-}
 
 /// Hugging Face directory that becomes the adopted model file when it is imported. It has none of the
 /// objects. Its headers are read with the first use, when the part has the manifest.
@@ -75,11 +56,7 @@ impl DirectorySource {
 
     /// Directory of a `config.json` on the hub, or at an address. `parts` is the folder of all parts.
     pub fn at(source: &Source, options: &PullOptions, identity: &Identity, parts: &Path) -> Self {
-        let files = RemoteFiles {
-            source: source.clone(),
-            name: PathBuf::from(source.to_string()),
-            options: options.clone(),
-        };
+        let files = RemoteFiles::beside(source, options);
         Self::new(
             source.to_string(),
             Rank::Hub,
@@ -159,7 +136,7 @@ impl Opened {
 }
 
 /// A failure to read may pass; any other is one of the directory.
-fn failed(error: ImportError) -> SourceError {
+pub(super) fn failed(error: ImportError) -> SourceError {
     match error {
         ImportError::File(error) => match error.source.downcast() {
             Ok(error) => error,
@@ -217,11 +194,22 @@ impl PieceSource for DirectorySource {
     }
 }
 
-/// Files beside a `config.json` on an HTTP server.
-struct RemoteFiles {
+/// Files of one folder on an HTTP server.
+pub(super) struct RemoteFiles {
     source: Source,
     name: PathBuf,
     options: PullOptions,
+}
+
+impl RemoteFiles {
+    /// Files beside this one.
+    pub(super) fn beside(source: &Source, options: &PullOptions) -> Self {
+        Self {
+            source: source.clone(),
+            name: PathBuf::from(source.to_string()),
+            options: options.clone(),
+        }
+    }
 }
 
 impl Files for RemoteFiles {

@@ -1,17 +1,19 @@
 //! Files and folders of this machine as sources, such as those on a USB drive.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use hearthnet_files::gguf::files_of;
+use hearthnet_files::hugging_face::OpenFile;
+use hearthnet_files::joined::open_joined_at;
 use hearthnet_files::manifest::{Digest, WeightsId};
 use hearthnet_files::part::{Identity, Part, Piece, objects_of};
-use hearthnet_platform::files::{FileState, file_state, read_exact_at};
-use hearthnet_platform::regular_file;
+use hearthnet_platform::files::{FileState, file_state};
 
-use super::directory::DirectorySource;
+use super::directory::{DirectorySource, failed};
 use super::source::{
     MAX_OBJECT_READ, Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces, read_run,
 };
@@ -24,13 +26,14 @@ fn unusable(why: impl ToString) -> SourceError {
     SourceError::Unusable(why.to_string())
 }
 
-/// Manifest and piece list of the file that was hashed last, for as long as it is unchanged.
-type Hashed = Arc<Mutex<Option<(FileState, (Vec<u8>, Vec<u8>))>>>;
+/// Manifest and piece list of the file that was hashed last, for as long as its files are unchanged.
+type Hashed = Arc<Mutex<Option<(Vec<FileState>, (Vec<u8>, Vec<u8>))>>>;
 
-/// Whole model file. It is read and never mapped, because its drive may be pulled out.
+/// Whole model file, or the files of a split model, by the first. They are read and never mapped,
+/// because their drive may be pulled out.
 pub struct FileSource {
     path: PathBuf,
-    file: File,
+    file: Box<dyn OpenFile>,
     identity: Identity,
     hashed: Hashed,
 }
@@ -44,8 +47,8 @@ impl FileSource {
 
     fn open_with(path: &Path, identity: &Identity, hashed: Hashed) -> Result<Self, SourceError> {
         identity.check_lengths().map_err(unusable)?;
-        let file = regular_file::open(path)?;
-        let found = file.metadata()?.len();
+        let file = open_joined_at(path, identity.head_bytes).map_err(failed)?;
+        let found = file.bytes();
         if found != identity.file_bytes {
             return Err(unusable(format!(
                 "it is another file than the adopted model: it has {found} bytes instead of {}",
@@ -73,13 +76,21 @@ impl FileSource {
     fn range(&self, from: u64, len: u64) -> Result<Vec<u8>, SourceError> {
         let len = len.min(self.identity.file_bytes.saturating_sub(from));
         let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
-        read_exact_at(&self.file, &mut bytes, from)?;
+        self.file.read_at(&mut bytes, from)?;
         Ok(bytes)
     }
 
     /// Manifest and piece list. Hashes the whole file.
     fn compute(&self) -> Result<(Vec<u8>, Vec<u8>), SourceError> {
-        objects_of(&self.file, &self.path, self.head()?).map_err(unusable)
+        objects_of(&*self.file, self.head()?).map_err(unusable)
+    }
+
+    /// States of the files.
+    fn states(&self) -> io::Result<Vec<FileState>> {
+        let files = files_of(&self.path).into_iter();
+        files
+            .map(|path| Ok(file_state(&fs::metadata(path)?)))
+            .collect()
     }
 }
 
@@ -119,7 +130,7 @@ impl PieceSource for FileSource {
                 .range(offset, u64::from(len.min(MAX_OBJECT_READ)))
                 .map(Some);
         }
-        let state = file_state(&self.file.metadata()?);
+        let state = self.states()?;
         let mut hashed = self.hashed.lock().unwrap_or_else(PoisonError::into_inner);
         let known = hashed.take().filter(|(of, _)| *of == state);
         let (_, (manifest, pieces)) = hashed.insert(match known {

@@ -37,6 +37,16 @@ pub enum PullError {
          address, or give the SHA-256 with --sha256"
     )]
     Unprotected(String),
+    /// The reference names another file of a split model than the first.
+    #[error(
+        "this is one of several files of a model: name the first one, {0}, and all are fetched"
+    )]
+    NotFirst(String),
+    /// A SHA-256 was given for a split model.
+    #[error(
+        "the model is split into several files, which have no SHA-256 together: leave --sha256 out"
+    )]
+    SplitDigest,
     /// The cache is not writable.
     #[error("{0}{place}", place = elsewhere(.0))]
     File(#[from] FileError),

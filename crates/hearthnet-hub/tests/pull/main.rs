@@ -15,6 +15,7 @@ mod directory;
 mod parts;
 mod reference;
 mod server;
+mod split;
 #[cfg(unix)]
 mod wheels;
 

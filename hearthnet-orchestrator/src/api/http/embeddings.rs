@@ -10,13 +10,13 @@ use axum::http::{HeaderValue, Response, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::stream;
-use hearthnet_files::WeightsId;
+use hearthnet_files::{Pooling, WeightsId};
 use hearthnet_http::ApiError;
 use serde_json::{Value, json};
 
 use super::reply::fingerprint;
 use super::request::{Fields, GivenPrompt, MAX_USER, field, unsupported};
-use crate::chat::{Done, EmbedRequest, Embedding, Frame, POOLING, Prompt, TextModel, tokens_of};
+use crate::chat::{Done, EmbedRequest, Embedding, Frame, Prompt, TextModel, tokens_of};
 use crate::error::ChatError;
 use crate::exact::{Arithmetics, Exact};
 
@@ -248,13 +248,13 @@ impl Vectors {
         self,
         format: VectorFormat,
         model: &str,
-        weights: WeightsId,
+        (weights, pooling): (WeightsId, Pooling),
         total_ns: u64,
     ) -> Option<Response<Body>> {
         let vectors: Vec<Embedding> = self.vectors.into_iter().collect::<Option<_>>()?;
         let fingerprint = fingerprint(weights, &self.arithmetic);
         let mut about = json!({
-            "model": model, "system_fingerprint": fingerprint, "hearthnet_pooling": POOLING,
+            "model": model, "system_fingerprint": fingerprint, "hearthnet_pooling": pooling.name(),
         });
         let (open, close) = match format {
             VectorFormat::Floats | VectorFormat::Base64 => {

@@ -619,7 +619,8 @@ impl Api {
             }
         }
         let total_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let response = vectors.response(format, &model, served.weights, total_ns);
+        let origin = (served.weights, served.text.pooling);
+        let response = vectors.response(format, &model, origin, total_ns);
         let missing = || failed(&ChatError::Engine("a vector is missing".into()), None);
         let mut response = response.ok_or_else(missing)?;
         if alone {

@@ -1,7 +1,6 @@
 //! Models in the form of Ollama's API. Pure.
 
 use std::collections::BTreeMap;
-use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
 
@@ -87,8 +86,7 @@ fn parameters(model: &ServedModel) -> u64 {
 
 /// Time at which the model's file was written.
 fn modified(model: &ServedModel) -> String {
-    let time = model.file.gguf().modified();
-    let since = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    let ms = since.map_or(0, |since| since.as_millis());
+    let since = model.file.modified().unwrap_or_default();
+    let ms = since.as_millis();
     rfc3339(u64::try_from(ms).unwrap_or(0))
 }

@@ -4,6 +4,7 @@ mod audit;
 mod bench;
 mod community;
 mod diagnose;
+mod embed;
 mod engine;
 mod http_key;
 mod plan;
@@ -33,6 +34,7 @@ pub(crate) use community::{
     LogCommand, PolicyArgs, RenewArgs, RestoreArgs, RevokeArgs, RunArgs,
 };
 pub(crate) use diagnose::DiagnoseArgs;
+pub(crate) use embed::EmbedArgs;
 pub(crate) use engine::{
     EngineCommand, EngineKind, HostEngineArgs, TorchArgs, parse_device, parse_dtype,
 };
@@ -207,6 +209,11 @@ pub(crate) enum Command {
     Shard(ShardCommand),
     /// Ask a model, on hosts or on this machine.
     Chat(ChatArgs),
+    /// Print the vectors of texts, which this machine computes alone.
+    ///
+    /// Best with a model made for it, such as Qwen3-Embedding. Any other model gives the mean of its
+    /// hidden states.
+    Embed(EmbedArgs),
     /// Show everything on this machine: host processes, an orchestrator, an answer.
     Demo(DemoArgs),
     /// Measure the engine or the transport.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use hearthnet_files::gguf::files_of;
 use hearthnet_files::manifest::{pieces_path, record_path};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Catalogue;
@@ -22,8 +23,14 @@ pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
         ModelRef::Path(path) => path.clone(),
         fetched => models.join(fetched.place().unwrap_or_default()),
     };
-    let part = part_of(&path);
-    if !path.is_file() && !part.is_file() {
+    // A model may be split into several files.
+    let files = files_of(&path);
+    let mut all = files.clone();
+    for part in files.iter().map(|path| part_of(path)) {
+        all.push(PathBuf::from(format!("{}.etag", part.display())));
+        all.push(part);
+    }
+    if !all.iter().any(|path| path.is_file()) {
         return Err(failure!(Model, "model {model} is not on this machine")
             .hint("`hearthnet model list` shows the models that are"));
     }
@@ -51,15 +58,12 @@ pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
     if !yes && !ask(&format!("Remove {}? {freed}.", path.display()), None)? {
         return Err(Failure::new(Kind::Interrupted, "nothing was removed"));
     }
-    let etag = PathBuf::from(format!("{}.etag", part.display()));
-    for file in [
-        &path,
-        &record_path(&path),
-        &pieces_path(&path),
-        &part,
-        &etag,
-        &path.with_file_name(".lock"),
-    ] {
+    all.extend([
+        record_path(&path),
+        pieces_path(&path),
+        path.with_file_name(".lock"),
+    ]);
+    for file in &all {
         remove_file(file)?;
     }
     // Removes folders that are empty now; the first non-empty one ends the loop.

@@ -350,6 +350,23 @@ def reference(name, model):
     }
 
 
+# Models of which the vectors of the prompt are stored, too.
+EMBEDDING = ("qwen3", "gemma3")
+
+
+@torch.no_grad()
+def vectors(name, model, ids):
+    """Vectors of a text as `sentence-transformers` makes them: mean, first and last hidden state."""
+    found = []
+    for implementation in ("eager", "f16_cache"):
+        model.set_attn_implementation(implementation)
+        base = model.base_model
+        states = base(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+        pooled = torch.stack([states.mean(0), states[0], states[-1]])
+        found.append(torch.nn.functional.normalize(pooled, dim=-1).numpy().astype("<f4"))
+    (HERE / f"{name}.vectors").write_bytes(b"".join(part.tobytes() for part in found))
+
+
 def convert(model, name, llama_cpp):
     """llama.cpp's converter without the vocabulary, which these models do not have."""
     sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
@@ -395,6 +412,8 @@ def main():
     for name in names:
         model = build(name)
         known[name] = reference(name, model)
+        if name in EMBEDDING:
+            vectors(name, model, known[name]["prompt"])
         convert(model, name, llama_cpp)
         print(name, {k: v for k, v in known[name].items() if k not in ("prompt", "more", "greedy", "margins")},
               "least margin", min(known[name]["margins"]))
