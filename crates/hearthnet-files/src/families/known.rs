@@ -32,6 +32,16 @@ pub(super) const QWEN2: Family = Family {
     ..Family::BASE
 };
 
+/// Seed-OSS: Qwen2 with another name of the norm before the feed-forward layer. Source: the model
+/// card of Seed-OSS-36B (ByteDance, 2025). Trained in bf16.
+pub(super) const SEED_OSS: Family = Family {
+    architecture: "seed_oss",
+    boundary: BoundaryDtype::Bf16,
+    layer: &[ATTENTION, QKV_BIAS, MIDDLE_NORM, DENSE],
+    qkv_bias: Presence::IfStored,
+    ..QWEN2
+};
+
 /// Qwen3: every head of queries and keys is normalised before RoPE; no biases. Source: "Qwen3
 /// Technical Report" (arXiv 2505.09388).
 pub(super) const QWEN3: Family = Family {

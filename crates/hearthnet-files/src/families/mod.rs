@@ -50,6 +50,7 @@ pub const ALL: &[&Family] = &[
     &known::QWEN35,
     &known::QWEN35_MOE,
     &known::QWEN3_NEXT,
+    &known::SEED_OSS,
 ];
 
 /// Metadata key with which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).

@@ -500,6 +500,25 @@ const QWEN3_NEXT: Class = Class {
     ..QWEN3_5_MOE
 };
 
+const SEED_OSS: Class = Class {
+    name: "SeedOssForCausalLM",
+    model_types: &["seed_oss"],
+    architecture: "seed_oss",
+    // The tensors decide whether there are biases.
+    requirements: &[
+        SILU,
+        NO_WINDOW,
+        &[
+            optional_value("attention_bias", &[Bool(false), Bool(true)]),
+            off("attention_out_bias"),
+            off("mlp_bias"),
+        ],
+    ],
+    ignored: "residual_dropout",
+    names: &[MIDDLE_NORM, ATTENTION, FEED_FORWARD],
+    ..BASE
+};
+
 /// Every supported class.
 pub(super) const ALL: &[&Class] = &[
     &LLAMA,
@@ -525,4 +544,5 @@ pub(super) const ALL: &[&Class] = &[
     &QWEN3_5_MOE,
     &QWEN3_5_MOE_VISION,
     &QWEN3_NEXT,
+    &SEED_OSS,
 ];

@@ -37,6 +37,8 @@ pub(super) const GEMMA_NORMS: Names = &[
     ("ffn_norm", "pre_feedforward_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
+/// Norm before the feed-forward layer, in families that name it for its position.
+pub(super) const MIDDLE_NORM: Names = &[("post_attention_norm", "post_attention_layernorm")];
 pub(super) const GLM_NORMS: Names = &[
     ("post_attention_norm", "post_self_attn_layernorm"),
     ("post_ffw_norm", "post_mlp_layernorm"),
