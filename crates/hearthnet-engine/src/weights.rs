@@ -60,8 +60,8 @@ pub(super) enum FeedForward {
 /// Expert that all rows go through.
 #[derive(Debug)]
 pub(super) struct SharedExpert {
-    /// Matrix of one row.
-    pub(super) score: Packed,
+    /// Matrix of one row; `None` if the output is added as it is.
+    pub(super) score: Option<Packed>,
     pub(super) ffn: Ffn,
     pub(super) down: Packed,
 }
@@ -84,6 +84,8 @@ pub(super) struct Delta {
 pub(super) struct Router {
     pub(super) matrix: Packed,
     pub(super) bias: Option<Vec<f32>>,
+    /// See [`ExpertSpec::correction`](hearthnet_files::spec::ExpertSpec::correction).
+    pub(super) correction: Option<Vec<f32>>,
 }
 
 #[derive(Debug)]
@@ -402,6 +404,7 @@ impl<'a> Loader<'a> {
         let router = Router {
             matrix: self.matrix(&get(T::Router)?)?,
             bias: self.optional(layer, T::RouterBias)?,
+            correction: self.optional(layer, T::RouterCorrection)?,
         };
         let split = |tensor| Ok::<_, LoadError>(matrices(file.spec(), &get(tensor)?, tensor));
         let (gates, ups) = (split(T::ExpertGate)?, split(T::ExpertUp)?);
@@ -419,7 +422,10 @@ impl<'a> Loader<'a> {
         let bytes = self.bytes - before;
         let shared = match file.has(layer, T::SharedGate) {
             true => Some(SharedExpert {
-                score: self.matrix(&get(T::SharedScore)?)?,
+                score: match file.has(layer, T::SharedScore) {
+                    true => Some(self.matrix(&get(T::SharedScore)?)?),
+                    false => None,
+                },
                 ffn: self.ffn(&get(T::SharedGate)?, &get(T::SharedUp)?)?,
                 down: self.matrix(&get(T::SharedDown)?)?,
             }),

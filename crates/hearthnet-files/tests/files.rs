@@ -13,4 +13,5 @@ mod model_refusals;
 mod part;
 mod real_model_file;
 mod recurrent_files;
+mod routed_files;
 mod weights_identity;

@@ -7,7 +7,7 @@ use hearthnet_files::ModelFile;
 use hearthnet_files::convert::file_type_name;
 use hearthnet_files::gguf::{Gguf, TensorInfo, TypeUse, type_uses};
 use hearthnet_files::manifest::{TextId, WeightsId};
-use hearthnet_files::spec::{LatentSpec, ModelSpec, RopeScaling, YarnSpec};
+use hearthnet_files::spec::{LatentSpec, LeadingSpec, ModelSpec, RopeScaling, YarnSpec};
 use hearthnet_text::sanitize;
 use serde::Serialize;
 
@@ -316,7 +316,16 @@ impl fmt::Display for Inspection {
                 None => String::new(),
             };
             let text = format!("{} per layer, {} per token", experts.count, experts.used);
-            row("experts", text + &shared)?;
+            let groups = match experts.groups {
+                Some(groups) => format!(", from {} of {} groups", groups.used, groups.count),
+                None => String::new(),
+            };
+            let leading = match experts.leading {
+                None => String::new(),
+                Some(LeadingSpec { blocks: 1, .. }) => "; none in the first layer".to_owned(),
+                Some(LeadingSpec { blocks, .. }) => format!("; none in the first {blocks} layers"),
+            };
+            row("experts", text + &groups + &shared + &leading)?;
         }
         let text = format!("{heads} query, {kv_heads} key/value, {head_dim} wide");
         row("heads", text)?;

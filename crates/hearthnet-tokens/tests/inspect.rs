@@ -88,6 +88,8 @@ fn special_features_of_families_are_shown() {
         "qwen35" => "layers        5, 4 of them recurrent";
         "qwen35" => "states        22.0 KiB of recurrent layers, and checkpoints";
         "qwen35moe" => "experts       5 per layer, 3 per token, and a shared one 64 wide";
+        "glm4moe" => "experts       8 per layer, 3 per token, from 2 of 4 groups, and a shared one \
+            32 wide; none in the first layer";
     } {
         let (text, _) = described(name);
         assert!(text.lines().any(|l| l == line), "{line} in\n{text}");

@@ -105,7 +105,7 @@ impl LayerRun<'_> {
                     self.add(&layer.attn_output, panels, BoundaryDtype::F32, tile);
                 }
                 (Stage::GateUp, FeedForward::Dense { ffn, .. }) => {
-                    self.ffn(ffn, self.widths.ffn, panels, tile);
+                    self.ffn(ffn, self.widths.dense, panels, tile);
                 }
                 (Stage::Down, FeedForward::Dense { down, .. }) => {
                     self.add(down, panels, self.context.spec.boundary, tile);
@@ -140,7 +140,7 @@ impl LayerRun<'_> {
                     }
                 }
                 (Stage::GateUp, FeedForward::Dense { down, .. }) => {
-                    self.quantise_h(down, self.widths.ffn, tile);
+                    self.quantise_h(down, self.widths.dense, tile);
                 }
                 (Stage::Down, _) => self.end_block(index, tile),
                 (Stage::SharedGateUp, FeedForward::Experts { shared, .. }) => {
@@ -195,7 +195,7 @@ impl LayerRun<'_> {
         let form = match &layer.feed_forward {
             FeedForward::Dense { ffn, .. } => ffn.form(),
             FeedForward::Experts { router, shared, .. } => {
-                let score = shared.as_ref().map(|shared| &shared.score);
+                let score = shared.as_ref().and_then(|shared| shared.score.as_ref());
                 let ffn = shared.as_ref().map(|shared| shared.ffn.form());
                 let scores = ActForm::of(score.into_iter().chain([&router.matrix]));
                 ActForm {

@@ -39,7 +39,10 @@ pub(super) struct Widths {
     pub(super) attn: usize,
     /// Width of all low-rank rows of latent attention, or 0.
     pub(super) latent: usize,
+    /// Width of an expert, or 0.
     pub(super) ffn: usize,
+    /// Width of the feed-forward layers without experts, or 0.
+    pub(super) dense: usize,
     /// Width of the shared expert, or 0.
     pub(super) shared: usize,
     pub(super) experts: usize,
@@ -74,7 +77,11 @@ impl Widths {
             latent: spec.attention.latent.map_or(0, |latent| {
                 (latent.queries + latent.keys + spec.rope.dims) as usize
             }),
-            ffn: spec.ffn as usize,
+            ffn: spec.experts.map_or(0, |_| spec.ffn as usize),
+            dense: match spec.experts {
+                None => spec.ffn as usize,
+                Some(experts) => experts.leading.map_or(0, |leading| leading.ffn as usize),
+            },
             shared: spec
                 .experts
                 .and_then(|experts| experts.shared)
@@ -138,9 +145,8 @@ pub(super) struct TileBuffers {
 impl TileBuffers {
     pub(super) fn buffers(&mut self, widths: &Widths, rows: usize) -> Buffers<'_> {
         let only = |wanted: bool, width: usize| if wanted { rows * width } else { 0 };
-        let dense = widths.experts == 0;
-        let branch = only(widths.branches || !dense, widths.x);
-        let h = if dense { widths.ffn } else { widths.shared };
+        let branch = only(widths.branches || widths.experts > 0, widths.x);
+        let h = widths.dense.max(widths.shared);
         Buffers {
             act: SharedMut::new(std::slice::from_mut(&mut self.act)),
             latent: shared(&mut self.latent, rows * widths.latent),

@@ -257,6 +257,7 @@ pub(super) const QWEN35_MOE: Family = Family {
         MIDDLE_NORM,
         DENSE,
         EXPERTS,
+        SHARED_SCORE,
         SHARED_EXPERT,
     ],
     reads: "full_attention_interval ssm.conv_kernel ssm.state_size ssm.group_count \
@@ -278,6 +279,7 @@ pub(super) const QWEN3_NEXT: Family = Family {
         MIDDLE_NORM,
         DENSE,
         EXPERTS,
+        SHARED_SCORE,
         SHARED_EXPERT,
     ],
     delta: Some(DeltaFamily {
@@ -285,4 +287,33 @@ pub(super) const QWEN3_NEXT: Family = Family {
         norm_eps: 1e-6,
     }),
     ..QWEN35_MOE
+};
+
+/// GLM-4.5 and 4.6 (GLM-4-MoE): dense first blocks, then experts that are chosen by sigmoids with a
+/// correction, beside one that all rows go through; RoPE on half of each head. The largest model
+/// normalises queries and keys. Source: "GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation
+/// Models" (arXiv 2508.06471). Trained in bf16.
+pub(super) const GLM4_MOE: Family = Family {
+    architecture: "glm4moe",
+    rope: RopeKind::Halves,
+    boundary: BoundaryDtype::Bf16,
+    layer: &[
+        ATTENTION,
+        QKV_BIAS,
+        QK_NORM,
+        MIDDLE_NORM,
+        DENSE,
+        EXPERTS,
+        ROUTER_CORRECTION,
+        SHARED_EXPERT,
+    ],
+    reads: "expert_count expert_used_count expert_feed_forward_length expert_shared_count \
+        leading_dense_block_count expert_gating_func expert_weights_norm expert_weights_scale \
+        expert_group_count expert_group_used_count nextn_predict_layers",
+    qkv_bias: Presence::IfStored,
+    qk_norm: Some(QkNorm::Head),
+    qk_norm_if_stored: true,
+    correction: Presence::Always,
+    yarn: Yarn::Whole,
+    ..Family::BASE
 };

@@ -3,13 +3,14 @@
 use super::BOUNDARY_KEY;
 use super::family::{Family, Presence, Yarn};
 use super::keys::{Keys, ORIGINAL_CONTEXT, RECURRENT, key_of};
-use super::rules::{EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
+use super::rules::{CORRECTION, EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, Value};
 use crate::schema::Lookup as _;
 use crate::spec::{
-    AttentionSpec, DeltaSpec, ExpertSpec, LatentSpec, LayerTensor, ModelSpec, RopeScaling,
-    RopeSpec, ScaleSpec, SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
+    AttentionSpec, DeltaSpec, ExpertSpec, GroupSpec, LatentSpec, LayerTensor, LeadingSpec,
+    MAX_SIZE, ModelSpec, PredictionTables, RopeScaling, RopeSpec, ScaleSpec, SharedExpertSpec,
+    TemperatureSpec, WindowSpec, YarnSpec,
 };
 
 impl Family {
@@ -41,6 +42,7 @@ impl Family {
         {
             return Err(keys.bad("attention.value_length", "must equal attention.key_length"));
         }
+        let has = |layer, rule: &str| gguf.tensor(&format!("blk.{layer}.{rule}")).is_some();
         let experts = self.experts(&keys)?;
         let expert_ffn = match experts {
             Some(_) => keys.integer("expert_feed_forward_length")?,
@@ -76,6 +78,14 @@ impl Family {
             scales: self.scales(&keys, width, layers)?,
             delta: self.delta(&keys)?,
             prediction,
+            prediction_tables: match prediction {
+                0 => PredictionTables::default(),
+                // The check of the tensors requires that all of these blocks are alike.
+                _ => PredictionTables {
+                    embedding: has(layers, "nextn.embed_tokens.weight"),
+                    output: has(layers, "nextn.shared_head_head.weight"),
+                },
+            },
         };
         spec.check()
             .map_err(|error| keys.bad(key_of(error.field), error.reason))?;
@@ -102,7 +112,10 @@ impl Family {
                 // The check of the tensors requires all of them.
                 Presence::IfStored => keys.gguf.tensor("blk.0.attn_q.bias").is_some(),
             },
-            qk_norm: self.qk_norm,
+            qk_norm: self.qk_norm.filter(|_| {
+                let stored = || keys.gguf.tensor("blk.0.attn_q_norm.weight").is_some();
+                !self.qk_norm_if_stored || stored()
+            }),
             latent: self.latent(keys, width, heads)?,
             output_bias: self.lists(LayerTensor::AttnOutputBias),
             output_gate: self.output_gate,
@@ -163,23 +176,76 @@ impl Family {
 
     fn experts(&self, keys: &Keys<'_>) -> Result<Option<ExpertSpec>, ModelError> {
         let count = keys.integer("expert_count")?.unwrap_or(0);
-        let used = keys.integer("expert_used_count")?;
-        match (count, used) {
-            (0, None | Some(0)) => Ok(None),
-            (0, Some(_)) => Err(keys.bad("expert_used_count", "must be 0 without experts")),
-            (_, None) => Err(keys.missing("expert_used_count")),
-            (count, Some(used)) => Ok(Some(ExpertSpec {
-                count,
-                used,
-                normalise: self.experts_normalised,
-                bias: self.lists(LayerTensor::RouterBias),
-                shared: match self.lists(LayerTensor::SharedGate) {
-                    true => Some(SharedExpertSpec {
-                        ffn: keys.required_integer("expert_shared_feed_forward_length")?,
-                    }),
-                    false => None,
-                },
-            })),
+        let used = match (count, keys.integer("expert_used_count")?) {
+            (0, None | Some(0)) => return Ok(None),
+            (0, Some(_)) => {
+                return Err(keys.bad("expert_used_count", "must be 0 without experts"));
+            }
+            (_, None) => return Err(keys.missing("expert_used_count")),
+            (_, Some(used)) => used,
+        };
+        let correction = match self.correction {
+            Presence::Never => false,
+            Presence::Always => true,
+            Presence::IfStored => {
+                let mut names = keys.gguf.tensors().iter().map(|info| &info.name);
+                names.any(|name| name.ends_with(CORRECTION))
+            }
+        };
+        let leading = keys.integer("leading_dense_block_count")?.unwrap_or(0);
+        let groups = keys.integer("expert_group_count")?.unwrap_or(0);
+        Ok(Some(ExpertSpec {
+            count,
+            used,
+            normalise: keys
+                .flag("expert_weights_norm")?
+                .unwrap_or(self.experts_normalised),
+            bias: self.lists(LayerTensor::RouterBias),
+            shared: self.shared_expert(keys)?,
+            leading: match leading {
+                0 => None,
+                blocks => Some(LeadingSpec {
+                    blocks,
+                    ffn: keys.required_integer("feed_forward_length")?,
+                }),
+            },
+            // llama.cpp's numbers. Files of GLM-4.7 omit the key.
+            sigmoid: match keys.integer("expert_gating_func")? {
+                None | Some(0) => correction,
+                Some(1) => false,
+                Some(2) => true,
+                Some(_) => return Err(keys.bad("expert_gating_func", "must be 1 or 2")),
+            },
+            correction,
+            groups: match groups {
+                0 | 1 => None,
+                count => Some(GroupSpec {
+                    count,
+                    used: keys.required_integer("expert_group_used_count")?,
+                }),
+            },
+            scale: keys
+                .float32("expert_weights_scale")?
+                .filter(|scale| ![0.0, 1.0].contains(scale)),
+        }))
+    }
+
+    fn shared_expert(&self, keys: &Keys<'_>) -> Result<Option<SharedExpertSpec>, ModelError> {
+        if !self.lists(LayerTensor::SharedGate) {
+            return Ok(None);
+        }
+        if self.lists(LayerTensor::SharedScore) {
+            let ffn = keys.required_integer("expert_shared_feed_forward_length")?;
+            return Ok(Some(SharedExpertSpec { ffn, plain: false }));
+        }
+        // Several experts that all rows go through are stored side by side, as one.
+        let each = keys.required_integer("expert_feed_forward_length")?;
+        let experts = keys.required_integer("expert_shared_count")?;
+        let ffn = each.checked_mul(experts).filter(|ffn| *ffn <= MAX_SIZE);
+        let reason = "must be at most 16777216 divided by expert_feed_forward_length";
+        match ffn.ok_or_else(|| keys.bad("expert_shared_count", reason))? {
+            0 => Ok(None),
+            ffn => Ok(Some(SharedExpertSpec { ffn, plain: true })),
         }
     }
 

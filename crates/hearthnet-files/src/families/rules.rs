@@ -13,6 +13,8 @@ pub const OUTPUT: &str = "output.weight";
 
 /// Router matrix of a block, `[width, experts]`; the prefix is `blk.N.`.
 pub const ROUTER: &str = "ffn_gate_inp.weight";
+/// Values that correct the choice of experts of a block, `[experts]`; the prefix is `blk.N.`.
+pub const CORRECTION: &str = "exp_probs_b.bias";
 /// Weights of the convolution of a block, `[positions, channels]`; the prefix is `blk.N.`.
 pub const CONVOLUTION: &str = "ssm_conv1d.weight";
 /// Divisors of RoPE frequencies, `[pairs]`: see
@@ -239,10 +241,24 @@ pub(super) const EXPERT_BIAS: Group = group(
     ],
 );
 
+pub(super) const ROUTER_CORRECTION: Group = group(
+    |block| matches!(block.feed, Feed::Experts(experts) if experts.correction),
+    &[rule(T::RouterCorrection, CORRECTION, &[Experts])],
+);
+
+/// Score of [`SHARED_EXPERT`].
+pub(super) const SHARED_SCORE: Group = group(
+    |block| matches!(block.feed, Feed::Experts(experts) if experts.shared.is_some_and(|s| !s.plain)),
+    &[rule(
+        T::SharedScore,
+        "ffn_gate_inp_shexp.weight",
+        &[Width, One],
+    )],
+);
+
 pub(super) const SHARED_EXPERT: Group = group(
     |block| matches!(block.feed, Feed::Experts(experts) if experts.shared.is_some()),
     &[
-        rule(T::SharedScore, "ffn_gate_inp_shexp.weight", &[Width, One]),
         rule(T::SharedGate, "ffn_gate_shexp.weight", &[Width, SharedFfn]),
         rule(T::SharedUp, "ffn_up_shexp.weight", &[Width, SharedFfn]),
         rule(T::SharedDown, "ffn_down_shexp.weight", &[SharedFfn, Width]),
@@ -259,17 +275,40 @@ pub(super) const POST_NORMS: Group = group(
 );
 
 /// Tensors of a block for multi-token prediction, beside those of a block with attention.
-pub(super) const PREDICTION: &[Rule] = &[
-    rule(
-        T::PredictionInput,
-        "nextn.eh_proj.weight",
-        &[TwoWidth, Width],
-    ),
-    rule(T::PredictionEmbeddingNorm, "nextn.enorm.weight", &[Width]),
-    rule(T::PredictionHiddenNorm, "nextn.hnorm.weight", &[Width]),
-    rule(
-        T::PredictionOutputNorm,
-        "nextn.shared_head_norm.weight",
-        &[Width],
-    ),
-];
+pub(super) const PREDICTION: Group = group(
+    |block| block.predicts,
+    &[
+        rule(
+            T::PredictionInput,
+            "nextn.eh_proj.weight",
+            &[TwoWidth, Width],
+        ),
+        rule(T::PredictionEmbeddingNorm, "nextn.enorm.weight", &[Width]),
+        rule(T::PredictionHiddenNorm, "nextn.hnorm.weight", &[Width]),
+        rule(
+            T::PredictionOutputNorm,
+            "nextn.shared_head_norm.weight",
+            &[Width],
+        ),
+    ],
+);
+
+/// See [`PredictionTables`](crate::spec::PredictionTables).
+pub(super) const PREDICTION_EMBEDDING: Group = group(
+    |block| block.predicts && block.model.prediction_tables.embedding,
+    &[rule(
+        T::PredictionEmbedding,
+        "nextn.embed_tokens.weight",
+        &[Width, Vocab],
+    )],
+);
+
+/// See [`PredictionTables`](crate::spec::PredictionTables).
+pub(super) const PREDICTION_OUTPUT: Group = group(
+    |block| block.predicts && block.model.prediction_tables.output,
+    &[rule(
+        T::PredictionOutput,
+        "nextn.shared_head_head.weight",
+        &[Width, Vocab],
+    )],
+);

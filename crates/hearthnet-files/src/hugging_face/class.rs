@@ -33,6 +33,11 @@ pub(super) struct Class {
     pub(super) prefixes: &'static [(&'static str, &'static str)],
     /// Name prefixes of tensors of other parts, such as a vision tower.
     pub(super) others: &'static [&'static str],
+    /// Key with the number of blocks for multi-token prediction behind the others; they are left
+    /// out. Empty: there are none.
+    pub(super) prediction: &'static str,
+    /// Whether the choice of experts has a correction.
+    pub(super) correction: bool,
     /// Default of `tie_word_embeddings`.
     pub(super) tied: bool,
     /// Whether there is never an output matrix, even if the file has one.
@@ -134,6 +139,10 @@ pub(super) enum Kind {
     FloatOr(f64),
     /// Optional float.
     OptionalFloat,
+    /// This integer, whatever the file has.
+    Always(u32),
+    /// Optional boolean.
+    Flag,
 }
 
 pub(super) const fn key(from: &'static str, to: &'static str, kind: Kind) -> Key {

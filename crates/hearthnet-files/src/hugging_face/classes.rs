@@ -69,6 +69,8 @@ const BASE: Class = Class {
     names: &[ATTENTION, FEED_FORWARD],
     prefixes: &[("model.", "")],
     others: &[],
+    prediction: "",
+    correction: false,
     tied: false,
     always_tied: false,
     permuted: false,
@@ -519,6 +521,62 @@ const SEED_OSS: Class = Class {
     ..BASE
 };
 
+/// Experts in groups, behind dense blocks.
+const ROUTED_EXPERTS: &[Key] = &[
+    integer("n_routed_experts", "expert_count"),
+    integer("num_experts_per_tok", "expert_used_count"),
+    optional("n_group", "expert_group_count"),
+    optional("topk_group", "expert_group_used_count"),
+    optional("first_k_dense_replace", "leading_dense_block_count"),
+    integer("n_shared_experts", "expert_shared_count"),
+    optional_float("routed_scaling_factor", "expert_weights_scale"),
+];
+const GLM_SPECIAL: &[(&str, &str)] = &[
+    ("bos", "[gMASK]"),
+    ("eot", "<|user|>"),
+    ("unk", "<|endoftext|>"),
+    ("eom", "<|observation|>"),
+];
+
+const GLM4_MOE: Class = Class {
+    name: "Glm4MoeForCausalLM",
+    model_types: &["glm4_moe"],
+    architecture: "glm4moe",
+    keys: &[
+        SIZES,
+        HEADS,
+        ROUTED_EXPERTS,
+        EXPERT_SIZE,
+        &[
+            key("n_routed_experts", "expert_gating_func", Kind::Always(2)),
+            key("norm_topk_prob", "expert_weights_norm", Kind::Flag),
+        ],
+    ],
+    // The tensors decide whether there are biases and norms of queries and keys.
+    requirements: &[
+        SILU,
+        NO_WINDOW,
+        &[
+            optional_value("attention_bias", &[Bool(false), Bool(true)]),
+            optional_value("use_qk_norm", &[Bool(false), Bool(true)]),
+        ],
+    ],
+    names: &[
+        MIDDLE_NORM,
+        ATTENTION,
+        SHARED_EXPERTS,
+        CORRECTION,
+        MLP_EXPERTS,
+        FEED_FORWARD,
+    ],
+    prediction: "num_nextn_predict_layers",
+    correction: true,
+    rope_dims: RopeDims::Half,
+    special: GLM_SPECIAL,
+    pre: GLM4.pre,
+    ..BASE
+};
+
 /// Every supported class.
 pub(super) const ALL: &[&Class] = &[
     &LLAMA,
@@ -545,4 +603,5 @@ pub(super) const ALL: &[&Class] = &[
     &QWEN3_5_MOE_VISION,
     &QWEN3_NEXT,
     &SEED_OSS,
+    &GLM4_MOE,
 ];

@@ -150,6 +150,11 @@ impl Config {
         Ok(())
     }
 
+    /// Blocks for multi-token prediction.
+    pub(super) fn prediction(&self) -> Result<u32, ImportError> {
+        Ok(self.values.integer(self.class.prediction)?.unwrap_or(0))
+    }
+
     /// Whether some blocks have a recurrence.
     fn is_recurrent(&self) -> bool {
         let mut keys = self.class.keys.iter().copied().flatten();
@@ -169,7 +174,10 @@ impl Config {
             .find(|name| present(&self.values, name).is_some());
         let name = name.unwrap_or(first);
         let whole = |name| self.values.integer(name);
-        let number = self.values.number(name);
+        let number = match key.kind {
+            Kind::Flag => Ok(None),
+            _ => self.values.number(name),
+        };
         let float = |number: f64| Value::F32(number as f32);
         let is_null = self.values.get(name).is_some_and(Json::is_null);
         Ok(match key.kind {
@@ -189,6 +197,11 @@ impl Config {
                     product = product.saturating_mul(required(name, whole(name)?)?);
                 }
                 Some(Value::U32(product))
+            }
+            Kind::Always(value) => Some(Value::U32(value)),
+            Kind::Flag => {
+                let flag = typed(&self.values, name, "must be true or false", Json::as_bool)?;
+                flag.map(Value::Bool)
             }
             Kind::Float => Some(float(required(first, number?)?)),
             // `null` disables the feature.
@@ -300,6 +313,7 @@ fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), Impor
         .collect();
     let rules = class.requirements.iter().copied().flatten().chain(NEUTRAL);
     known.extend(rules.map(|rule| rule.key));
+    known.push(class.prediction);
     let others = [IGNORED, READ, class.ignored].into_iter();
     known.extend(others.flat_map(str::split_whitespace));
     let reason = "this key is unknown, and may change the computation";

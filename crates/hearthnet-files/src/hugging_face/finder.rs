@@ -1,6 +1,7 @@
 //! Search for the tensors of a model in a directory.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use safetensors::Dtype;
 
@@ -21,6 +22,8 @@ pub(super) struct Finder<'a> {
     /// Name prefix of its tensors, and of the output matrix.
     prefix: (&'static str, &'static str),
     used: BTreeSet<String>,
+    /// Blocks for multi-token prediction.
+    left_out: Range<u32>,
 }
 
 impl<'a> Finder<'a> {
@@ -37,6 +40,7 @@ impl<'a> Finder<'a> {
             class,
             prefix,
             used: BTreeSet::new(),
+            left_out: 0..0,
         })
     }
 
@@ -111,13 +115,15 @@ impl<'a> Finder<'a> {
     }
 
     /// Every tensor of the model, in the order of [`Family::tensors`]. Other tensors in the
-    /// directory are an error.
+    /// directory are an error, unless they belong to the blocks for multi-token prediction.
     pub(super) fn plan(
         mut self,
         family: &'static Family,
         spec: &ModelSpec,
         computed: &[(&'static str, Vec<f32>)],
+        prediction: u32,
     ) -> Result<Vec<Planned>, ImportError> {
+        self.left_out = spec.layers..spec.layers.saturating_add(prediction);
         let mut planned = Vec::new();
         // A hostile layer count ends at the first missing layer.
         for (name, lengths) in family.tensors(spec) {
@@ -316,6 +322,7 @@ impl<'a> Finder<'a> {
                 // Constants in old checkpoints.
                 || name.ends_with(".rotary_emb.inv_freq")
                 || self.class.others.iter().any(|other| name.starts_with(other))
+                || self.is_left_out(name)
         };
         match self.shards.names_of_tensors().find(|name| !belongs(name)) {
             None => Ok(()),
@@ -324,6 +331,14 @@ impl<'a> Finder<'a> {
                 class: self.class.name,
             }),
         }
+    }
+
+    fn is_left_out(&self, name: &str) -> bool {
+        let (model, _) = self.prefix;
+        let rest = name.strip_prefix(model);
+        let rest = rest.and_then(|rest| rest.strip_prefix("layers."));
+        let layer = rest.and_then(|rest| rest.split_once('.')?.0.parse().ok());
+        layer.is_some_and(|layer| self.left_out.contains(&layer))
     }
 
     /// Checks that the output matrix exists unless it is tied, and that a tied one equals the

@@ -78,6 +78,13 @@ pub(super) const SHARED_EXPERT: Names = &[
     ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
     ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
+/// Several experts that all rows go through, side by side as one, without a score.
+pub(super) const SHARED_EXPERTS: Names = &[
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+];
+pub(super) const CORRECTION: Names = &[("exp_probs_b.bias", "mlp.gate.e_score_correction_bias")];
 pub(super) const LATENT: Names = &[
     ("attn_q_a", "self_attn.q_a_proj"),
     ("attn_q_a_norm", "self_attn.q_a_layernorm"),
