@@ -128,7 +128,7 @@ impl fmt::Debug for Cpu {
 
 /// Checks a requirement of the kernels that [`ModelSpec::check`] does not cover.
 pub(crate) fn check(spec: &ModelSpec) -> Result<(), LoadError> {
-    let dim = spec.head_dim;
+    let dim = spec.key_width();
     match dim.is_multiple_of(8) {
         true => Ok(()),
         false => Err(LoadError::Unsupported(format!(

@@ -105,7 +105,8 @@ pub(super) struct ExpertBias {
 /// Query, key and value matrices. Their outputs form one row.
 #[derive(Debug)]
 pub(super) struct Qkv {
-    /// A fused matrix if types and shapes allow it, otherwise three (latent attention: two).
+    /// A fused matrix if types and shapes allow it, otherwise three. In latent attention two: of
+    /// queries, and of keys and values.
     pub(super) parts: Vec<Packed>,
     pub(super) form: ActForm,
     pub(super) bias: Option<Vec<f32>>,
@@ -114,12 +115,22 @@ pub(super) struct Qkv {
 /// Norms and up-projections of the low-rank rows of latent attention.
 #[derive(Debug)]
 pub(super) struct Latent {
-    pub(super) q_norm: Vec<f32>,
+    /// Norm and up-projection of the low-rank rows of queries, if there are any.
+    pub(super) queries: Option<(Vec<f32>, Packed)>,
     pub(super) kv_norm: Vec<f32>,
-    /// Up-projection to queries.
-    pub(super) q: Packed,
-    /// Up-projection to keys and values.
-    pub(super) kv: Packed,
+    pub(super) up: LatentUp,
+}
+
+/// Up-projections to keys and values.
+#[derive(Debug)]
+pub(super) enum LatentUp {
+    Expanded(Packed),
+    /// Of each head: the transposed matrix of the keys, which reads queries, and the matrix of the
+    /// values, which reads the output of attention.
+    Absorbed {
+        keys: Vec<Packed>,
+        values: Vec<Packed>,
+    },
 }
 
 #[derive(Debug)]
@@ -153,8 +164,22 @@ impl Delta {
 }
 
 impl Latent {
+    /// Panels of the up-projections of low-rank rows.
     pub(super) fn panels(&self) -> usize {
-        self.q.panels() + self.kv.panels()
+        let queries = self.queries.as_ref().map_or(0, |(_, up)| up.panels());
+        match &self.up {
+            LatentUp::Expanded(up) => queries + up.panels(),
+            LatentUp::Absorbed { .. } => queries,
+        }
+    }
+
+    /// Matrices of the heads that read queries, and those that read the output of attention; empty
+    /// unless absorbed.
+    pub(super) fn absorbed(&self) -> (&[Packed], &[Packed]) {
+        match &self.up {
+            LatentUp::Expanded(_) => (&[], &[]),
+            LatentUp::Absorbed { keys, values } => (keys, values),
+        }
     }
 }
 
@@ -291,9 +316,12 @@ impl<'a> Loader<'a> {
             Qkv::of(self.stacks(&views)?)
         } else if file.has(layer, T::AttnQkv) {
             Qkv::of(vec![self.matrix(&get(T::AttnQkv)?)?])
-        } else if file.has(layer, T::LatentQ) {
-            let (q, kv) = (get(T::LatentQ)?, get(T::LatentKv)?);
-            Qkv::of(vec![self.matrix(&q)?, self.matrix(&kv)?])
+        } else if file.has(layer, T::LatentKv) {
+            let q = match file.has(layer, T::LatentQ) {
+                true => get(T::LatentQ)?,
+                false => get(T::AttnQ)?,
+            };
+            Qkv::of(vec![self.matrix(&q)?, self.matrix(&get(T::LatentKv)?)?])
         } else {
             let q = matrices(file.spec(), &get(T::AttnQ)?, T::AttnQ);
             // The gates of all heads come last.
@@ -302,13 +330,8 @@ impl<'a> Loader<'a> {
             views.extend(q.iter().skip(1).step_by(2).filter(|_| q.len() > 1));
             Qkv::of(self.stacks(&views)?)
         };
-        let latent = match file.has(layer, T::LatentQ) {
-            true => Some(Latent {
-                q_norm: self.vector(&get(T::LatentQNorm)?)?,
-                kv_norm: self.vector(&get(T::LatentKvNorm)?)?,
-                q: self.matrix(&get(T::LatentQUp)?)?,
-                kv: self.matrix(&get(T::LatentKvUp)?)?,
-            }),
+        let latent = match file.has(layer, T::LatentKv) {
+            true => Some(self.latent(layer)?),
             false => None,
         };
         if file.has(layer, T::AttnQBias) {
@@ -341,6 +364,37 @@ impl<'a> Loader<'a> {
             bytes: self.bytes - before,
             slot: 0,
             state: 0,
+        })
+    }
+
+    fn latent(&mut self, layer: u32) -> Result<Latent, LoadError> {
+        use LayerTensor as T;
+        let file = self.file;
+        let get = |tensor| file.layer_tensor(layer, tensor);
+        let queries = match file.has(layer, T::LatentQ) {
+            true => Some((
+                self.vector(&get(T::LatentQNorm)?)?,
+                self.matrix(&get(T::LatentQUp)?)?,
+            )),
+            false => None,
+        };
+        let kv_norm = self.vector(&get(T::LatentKvNorm)?)?;
+        let mut heads = |tensor| {
+            let views = matrices(file.spec(), &get(tensor)?, tensor);
+            let heads = views.iter().map(|view| self.matrix(view));
+            heads.collect::<Result<Vec<_>, LoadError>>()
+        };
+        let up = match file.has(layer, T::LatentKeyUp) {
+            true => LatentUp::Absorbed {
+                keys: heads(T::LatentKeyUp)?,
+                values: heads(T::LatentValueUp)?,
+            },
+            false => LatentUp::Expanded(self.matrix(&get(T::LatentKvUp)?)?),
+        };
+        Ok(Latent {
+            queries,
+            kv_norm,
+            up,
         })
     }
 
@@ -552,6 +606,7 @@ fn matrices<'a>(
         T::ExpertGate | T::ExpertUp | T::ExpertDown => {
             spec.experts.map_or(1, |experts| experts.count as usize)
         }
+        T::LatentKeyUp | T::LatentValueUp => spec.heads as usize,
         T::FfnGateUp => 2,
         // The queries of a head, then its gates.
         T::AttnQ if spec.attention.output_gate => 2 * spec.heads as usize,

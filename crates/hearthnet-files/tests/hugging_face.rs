@@ -25,7 +25,7 @@ use tempfile::TempDir;
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
-const FAMILIES: &str = "gemma2 gemma3 glm4 glm4moe gptoss granite llama31 minicpm3 mistral mistral3 \
+const FAMILIES: &str = "deepseek2 deepseek3 gemma2 gemma3 glm4 glm47flash glm4moe gptoss granite llama31 minicpm3 mistral mistral3 \
     mistralyarn mixtral olmoe phi3 phi3long qwen2 qwen3 qwen35 qwen35moe qwen3moe qwen3next \
     qwen3yarn seedoss smollm3";
 
@@ -281,6 +281,7 @@ fn quantising_during_and_after_the_import_is_the_same() {
         "gemma2",
         "gptoss",
         "minicpm3",
+        "deepseek3",
         "types-bf16",
         "types-mxfp4",
     ] {

@@ -12,6 +12,8 @@ use hearthnet_files::{Manifest, ModelError, ModelFile};
 #[derive(Default)]
 pub(crate) struct Changes<'a> {
     pub(crate) metadata: BTreeMap<&'a str, Value<'a>>,
+    /// Keys that are left out.
+    pub(crate) without: &'a [&'a str],
     pub(crate) kinds: Option<&'a [bool]>,
     pub(crate) tensors: BTreeMap<&'a str, &'a [u64]>,
 }
@@ -28,6 +30,9 @@ pub(crate) fn changed_model(name: &str, changes: &Changes<'_>) -> Result<ModelFi
     let from = Gguf::open(&folder.join(format!("{name}.gguf"))).unwrap();
     let mut writer = Writer::new();
     for (key, value) in from.metadata() {
+        if changes.without.contains(&key) {
+            continue;
+        }
         match (changes.metadata.get(key), changes.kinds) {
             (Some(value), _) => writer.set(key, *value).unwrap(),
             (None, Some(kinds)) if key == KINDS => {
@@ -157,6 +162,7 @@ fn blocks_for_multi_token_prediction_belong_to_the_model_and_are_not_layers() {
         .into(),
         kinds: Some(&[true, true, true, false, true, false]),
         tensors: names.into(),
+        ..Changes::default()
     };
     let file = changed(&changes).unwrap();
     assert_eq!((file.spec().layers, file.spec().prediction), (5, 1));

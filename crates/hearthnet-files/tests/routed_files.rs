@@ -2,6 +2,8 @@
 //! blocks that nothing uses.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::collections::BTreeMap;
+
 use hearthnet_files::gguf::Value;
 use hearthnet_files::spec::{Feed, GroupSpec, LeadingSpec, SharedExpertSpec};
 use hearthnet_files::{Manifest, ModelError};
@@ -171,4 +173,80 @@ fn blocks_for_multi_token_prediction_may_have_tables_of_their_own() {
         .insert("blk.3.nextn.embed_tokens.weight", &[32, 63]);
     let told = error("glm4moe", &changes);
     assert!(told.contains("blk.3.nextn.embed_tokens.weight"), "{told}");
+}
+
+#[test]
+fn latent_sizes_that_disagree_with_tensors_are_refused_by_name() {
+    for (key, value, told) in [
+        ("attention.kv_lora_rank", 32, "attention.key_length"),
+        ("attention.q_lora_rank", 64, "attn_q_a.weight"),
+        ("attention.q_lora_rank", 0, "attn_q.weight"),
+        ("attention.key_length_mla", 48, "attn_q_b.weight"),
+        ("attention.value_length_mla", 16, "attn_v_b.weight"),
+        ("attention.value_length_mla", 1 << 24, "value_length_mla"),
+        ("attention.key_length_mla", 8, "rope.dimension_count"),
+        ("attention.head_count_kv", 4, "must be 1"),
+    ] {
+        let full = format!("deepseek2.{key}");
+        let told_of = error("deepseek3", &set(&full, Value::U32(value)));
+        assert!(told_of.contains(told), "{key} = {value}: {told_of}");
+    }
+    for (name, dims) in [
+        ("blk.0.attn_k_b.weight", &[32, 64, 3][..]),
+        ("blk.1.attn_k_b.weight", &[64, 32, 4]),
+        ("blk.2.attn_v_b.weight", &[]),
+        ("blk.2.attn_kv_b.weight", &[64, 256]),
+    ] {
+        let changes = Changes {
+            tensors: [(name, dims)].into(),
+            ..Changes::default()
+        };
+        let error = error("deepseek3", &changes);
+        assert!(error.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn older_files_hold_keys_and_values_of_each_head_in_one_matrix() {
+    let mut tensors: BTreeMap<&str, &[u64]> = BTreeMap::new();
+    for layer in [
+        [
+            "blk.0.attn_k_b.weight",
+            "blk.0.attn_v_b.weight",
+            "blk.0.attn_kv_b.weight",
+        ],
+        [
+            "blk.1.attn_k_b.weight",
+            "blk.1.attn_v_b.weight",
+            "blk.1.attn_kv_b.weight",
+        ],
+        [
+            "blk.2.attn_k_b.weight",
+            "blk.2.attn_v_b.weight",
+            "blk.2.attn_kv_b.weight",
+        ],
+    ] {
+        let [keys, values, both] = layer;
+        tensors.extend([(keys, &[][..]), (values, &[]), (both, &[64, 256])]);
+    }
+    let changes = Changes {
+        metadata: [
+            ("deepseek2.attention.head_count_kv", Value::U32(4)),
+            ("deepseek2.attention.key_length", Value::U32(40)),
+            ("deepseek2.attention.value_length", Value::U32(32)),
+        ]
+        .into(),
+        tensors,
+        without: &[
+            "deepseek2.attention.key_length_mla",
+            "deepseek2.attention.value_length_mla",
+        ],
+        ..Changes::default()
+    };
+    for name in ["deepseek2", "deepseek3"] {
+        let file = changed_model(name, &changes).unwrap();
+        let latent = file.spec().attention.latent.unwrap();
+        assert!(!latent.absorbed && latent.values == 32);
+        assert_eq!((file.spec().key_width(), file.spec().kv_width()), (40, 160));
+    }
 }

@@ -329,9 +329,16 @@ impl fmt::Display for Inspection {
         }
         let text = format!("{heads} query, {kv_heads} key/value, {head_dim} wide");
         row("heads", text)?;
-        if let Some(LatentSpec { queries, keys, .. }) = spec.attention.latent {
-            let text = format!("queries of rank {queries}, keys and values of rank {keys}");
-            row("latent", text)?;
+        if let Some(latent) = spec.attention.latent {
+            let LatentSpec { queries, keys, .. } = latent;
+            let queries = queries.map(|rank| format!("queries of rank {rank}, "));
+            let cached = if latent.absorbed {
+                ", cached as they are"
+            } else {
+                ""
+            };
+            let text = format!("keys and values of rank {keys}{cached}");
+            row("latent", queries.unwrap_or_default() + &text)?;
         }
         row("vocabulary", format!("{} tokens", spec.vocab))?;
         row("context", format!("{} positions", spec.context))?;

@@ -84,6 +84,10 @@ fn special_features_of_families_are_shown() {
         "qwen3moe" => "experts       5 per layer, 3 per token";
         "qwen3moe" => "parameters    47648, 35360 per token";
         "minicpm3" => "latent        queries of rank 32, keys and values of rank 32";
+        "deepseek3" => "latent        queries of rank 32, keys and values of rank 64, cached as \
+            they are";
+        "deepseek2" => "latent        keys and values of rank 64, cached as they are";
+        "deepseek2" => "kv cache      288 bytes per position and layer, 216.0 KiB for a full context";
         "llama31" => "parameters    26792";
         "qwen35" => "layers        5, 4 of them recurrent";
         "qwen35" => "states        22.0 KiB of recurrent layers, and checkpoints";

@@ -333,10 +333,10 @@ mod tests {
         };
         let grouped = ExpertSpec { groups, ..sigmoid };
         let [both, rest] = [each(softmax), each(sigmoid)];
-        for (of, experts) in [(&both[..], [0, 2]), (&rest, [1, 3]), (&[grouped], [1, 0])] {
+        for (of, experts) in [(&both[..], [0, 2]), (&rest, [1, 2]), (&[grouped], [2, 3])] {
             for of in of {
                 let mut scores = [1.5, -0.25, 1.5, 0.75];
-                let correction = [0.0, 0.5, -0.25, 0.125];
+                let correction = [-0.25, 0.5, 0.0, 0.125];
                 let correction = of.correction.then_some(&correction[..]);
                 let mut routes = [Route::default(); 2];
                 choose(Kernels::best(), &mut scores, of, correction, &mut routes);

@@ -195,7 +195,15 @@ pub(super) const GPT_OSS: Family = Family {
 pub(super) const MINICPM3: Family = Family {
     architecture: "minicpm3",
     rope: RopeKind::Halves,
-    layer: &[LATENT_ATTENTION, FEED_NORM, DENSE],
+    layer: &[
+        LATENT_NORM,
+        LATENT_QUERIES,
+        LATENT_KEYS,
+        LATENT_UP,
+        LATENT_OUTPUT,
+        FEED_NORM,
+        DENSE,
+    ],
     reads: "attention.q_lora_rank attention.kv_lora_rank",
     latent_norm_eps: Some(1e-6),
     embedding_scale: Some(12.0),
@@ -315,5 +323,43 @@ pub(super) const GLM4_MOE: Family = Family {
     qk_norm_if_stored: true,
     correction: Presence::Always,
     yarn: Yarn::Whole,
+    ..Family::BASE
+};
+
+/// DeepSeek-V2 and V3, and models of their shape (V2-Lite, Moonlight, GLM-4.7-Flash): latent
+/// attention, dense first blocks, then experts beside one that all rows go through. V2 chooses
+/// experts by a softmax, V3 and GLM-4.7 by sigmoids with a correction. Sources: "DeepSeek-V2" (arXiv
+/// 2405.04434), "DeepSeek-V3 Technical Report" (2412.19437), and the model card of GLM-4.7-Flash.
+///
+/// YaRN's correction multiplies the scores. The epsilon of the norms in attention is that of the
+/// published code and of `transformers`; llama.cpp uses the epsilon of the other norms. The score of
+/// a group of experts of V2 is that of its best expert, as in that code; llama.cpp adds its two best.
+/// Trained in bf16.
+pub(super) const DEEPSEEK2: Family = Family {
+    architecture: "deepseek2",
+    boundary: BoundaryDtype::Bf16,
+    layer: &[
+        LATENT_NORM,
+        LATENT_QUERIES,
+        LATENT_PLAIN_QUERIES,
+        LATENT_KEYS,
+        LATENT_UP,
+        LATENT_ABSORBED,
+        LATENT_OUTPUT,
+        FEED_NORM,
+        DENSE,
+        EXPERTS,
+        ROUTER_CORRECTION,
+        SHARED_EXPERT,
+    ],
+    reads: "attention.q_lora_rank attention.kv_lora_rank attention.key_length_mla \
+        attention.value_length_mla rope.scaling.yarn_log_multiplier expert_count \
+        expert_used_count expert_feed_forward_length expert_shared_count \
+        leading_dense_block_count expert_gating_func expert_weights_norm expert_weights_scale \
+        expert_group_count expert_group_used_count nextn_predict_layers",
+    latent_norm_eps: Some(1e-6),
+    correction: Presence::IfStored,
+    yarn: Yarn::Whole,
+    yarn_scales_scores: true,
     ..Family::BASE
 };

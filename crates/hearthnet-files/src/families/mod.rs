@@ -52,6 +52,7 @@ pub const ALL: &[&Family] = &[
     &known::QWEN3_NEXT,
     &known::SEED_OSS,
     &known::GLM4_MOE,
+    &known::DEEPSEEK2,
 ];
 
 /// Metadata key with which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).

@@ -13,6 +13,11 @@ use crate::spec::{
     TemperatureSpec, WindowSpec, YarnSpec,
 };
 
+/// Widths of keys and values of a head in absorbed latent attention.
+const KEY_LENGTH: &str = "attention.key_length_mla";
+const VALUE_LENGTH: &str = "attention.value_length_mla";
+const YARN_CORRECTION: &str = "rope.scaling.yarn_log_multiplier";
+
 impl Family {
     /// The hyperparameters of a file of this family.
     ///
@@ -30,7 +35,8 @@ impl Family {
             .ok_or_else(|| keys.bad("nextn_predict_layers", "must be below block_count"))?;
         let width = keys.required_integer("embedding_length")?;
         let heads = keys.required_integer("attention.head_count")?;
-        let head_dim = match keys.integer("attention.key_length")? {
+        let absorbed = keys.integer(KEY_LENGTH)?;
+        let head_dim = match absorbed.or(keys.integer("attention.key_length")?) {
             Some(head_dim) => head_dim,
             None if heads > 0 && width.is_multiple_of(heads) => width / heads,
             None => return Err(keys.bad("attention.head_count", "must divide embedding_length")),
@@ -48,6 +54,11 @@ impl Family {
             Some(_) => keys.integer("expert_feed_forward_length")?,
             None => None,
         };
+        let rope = self.rope(&keys, head_dim)?;
+        let mut attention = self.attention(&keys, (layers, width, heads))?;
+        if attention.scale.is_none() {
+            attention.scale = self.corrected_scale(&keys, &rope, head_dim)?;
+        }
         let spec = ModelSpec {
             architecture: self.architecture.to_owned(),
             layers,
@@ -62,7 +73,7 @@ impl Family {
             vocab: vocab(gguf, &keys)?,
             context: keys.required_integer("context_length")?,
             norm_eps: keys.required_number("attention.layer_norm_rms_epsilon")? as f32,
-            rope: self.rope(&keys, head_dim)?,
+            rope,
             boundary: match gguf.str(BOUNDARY_KEY)? {
                 None => self.boundary,
                 Some(name) => name.parse().map_err(|_| ModelError::Hyperparameter {
@@ -71,7 +82,7 @@ impl Family {
                 })?,
             },
             tied_embedding: gguf.tensor(OUTPUT).is_none(),
-            attention: self.attention(&keys, (layers, width, heads))?,
+            attention,
             activation: self.activation,
             experts,
             post_norms: self.lists(LayerTensor::AttnPostNorm),
@@ -87,8 +98,15 @@ impl Family {
                 },
             },
         };
-        spec.check()
-            .map_err(|error| keys.bad(key_of(error.field), error.reason))?;
+        spec.check().map_err(|error| {
+            let key = match error.field {
+                "head_dim" if absorbed.is_some() => KEY_LENGTH,
+                "attention.latent.values" if absorbed.is_some() => VALUE_LENGTH,
+                field => key_of(field),
+            };
+            keys.bad(key, error.reason)
+        })?;
+        check_absorbed(&keys, &spec)?;
         check_kinds(&keys, &spec)?;
         Ok(spec)
     }
@@ -145,13 +163,38 @@ impl Family {
         let Some(norm_eps) = self.latent_norm_eps else {
             return Ok(None);
         };
-        let values = keys.integer("attention.value_length")?;
+        let absorbed = keys.integer(KEY_LENGTH)?.is_some();
+        let values = match absorbed {
+            true => Some(keys.required_integer(VALUE_LENGTH)?),
+            false => keys.integer("attention.value_length")?,
+        };
+        let rank = "attention.q_lora_rank";
         Ok(Some(LatentSpec {
-            queries: keys.required_integer("attention.q_lora_rank")?,
+            queries: match self.lists(LayerTensor::AttnQ) {
+                true => keys.integer(rank)?.filter(|rank| *rank > 0),
+                false => Some(keys.required_integer(rank)?),
+            },
             keys: keys.required_integer("attention.kv_lora_rank")?,
             values: values.unwrap_or(width.checked_div(heads).unwrap_or(0)),
             norm_eps,
+            absorbed,
         }))
+    }
+
+    /// Factor of the scores with YaRN's correction, if the family has it and the file asks for it.
+    fn corrected_scale(
+        &self,
+        keys: &Keys<'_>,
+        rope: &RopeSpec,
+        head_dim: u32,
+    ) -> Result<Option<f32>, ModelError> {
+        let Some(RopeScaling::Yarn(yarn)) = rope.scaling.filter(|_| self.yarn_scales_scores) else {
+            return Ok(None);
+        };
+        let growth = keys.number(YARN_CORRECTION)?.unwrap_or(0.0);
+        let factor = 1.0 + growth * libm::log(yarn.factor);
+        let scale = factor * factor / f64::from(head_dim).sqrt();
+        Ok(Some(scale as f32).filter(|_| growth != 0.0))
     }
 
     fn scales(&self, keys: &Keys<'_>, width: u32, layers: u32) -> Result<ScaleSpec, ModelError> {
@@ -327,8 +370,11 @@ impl Family {
 
     fn yarn(&self, keys: &Keys<'_>) -> Result<YarnSpec, ModelError> {
         let factor = keys.required_number("rope.scaling.factor")?;
-        let undo = keys.number("rope.scaling.yarn_log_multiplier")?;
-        let usual = YarnSpec::usual_amplitude(factor, undo.unwrap_or(0.0));
+        let undo = keys.number(YARN_CORRECTION)?.unwrap_or(0.0);
+        let usual = match self.yarn_scales_scores && undo != 0.0 {
+            true => 1.0,
+            false => YarnSpec::usual_amplitude(factor, undo),
+        };
         Ok(YarnSpec {
             factor,
             original: keys.required_integer(ORIGINAL_CONTEXT)?,
@@ -341,6 +387,31 @@ impl Family {
                 .unwrap_or(usual),
         })
     }
+}
+
+/// Compares the widths of the cache that a file states for absorbed latent attention with those that
+/// follow.
+fn check_absorbed(keys: &Keys<'_>, spec: &ModelSpec) -> Result<(), ModelError> {
+    let Some(latent) = spec.attention.latent.filter(|latent| latent.absorbed) else {
+        return Ok(());
+    };
+    for (key, width, reason) in [
+        (
+            "attention.key_length",
+            spec.key_width(),
+            "must be the sum of attention.kv_lora_rank and rope.dimension_count",
+        ),
+        (
+            "attention.value_length",
+            latent.keys,
+            "must equal attention.kv_lora_rank",
+        ),
+    ] {
+        if keys.integer(key)?.is_some_and(|stated| stated != width) {
+            return Err(keys.bad(key, reason));
+        }
+    }
+    Ok(())
 }
 
 /// Compares the kinds of blocks that a file lists with those that its family derives.

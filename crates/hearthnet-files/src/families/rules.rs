@@ -76,26 +76,72 @@ pub(super) const ATTENTION: Group = group(
     ],
 );
 
-pub(super) const LATENT_ATTENTION: Group = group(
+/// Norm before latent attention. The further tensors follow in the groups `LATENT_*`.
+pub(super) const LATENT_NORM: Group = group(
     |block| matches!(block.mixer, Mixer::Latent(_)),
+    &[rule(T::AttnNorm, "attn_norm.weight", &[Width])],
+);
+
+pub(super) const LATENT_QUERIES: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(latent) if latent.queries.is_some()),
     &[
-        rule(T::AttnNorm, "attn_norm.weight", &[Width]),
         rule(T::LatentQ, "attn_q_a.weight", &[Width, LatentQueries]),
         rule(T::LatentQNorm, "attn_q_a_norm.weight", &[LatentQueries]),
         rule(T::LatentQUp, "attn_q_b.weight", &[LatentQueries, Queries]),
+    ],
+);
+
+/// [`LATENT_QUERIES`] without a low-rank row.
+pub(super) const LATENT_PLAIN_QUERIES: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(latent) if latent.queries.is_none()),
+    &[rule(T::AttnQ, "attn_q.weight", &[Width, Queries])],
+);
+
+pub(super) const LATENT_KEYS: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(_)),
+    &[
         rule(
             T::LatentKv,
             "attn_kv_a_mqa.weight",
             &[Width, LatentKeysAndRotary],
         ),
         rule(T::LatentKvNorm, "attn_kv_a_norm.weight", &[LatentKeys]),
-        rule(
-            T::LatentKvUp,
-            "attn_kv_b.weight",
-            &[LatentKeys, KeysAndValues],
-        ),
-        rule(T::AttnOutput, "attn_output.weight", &[Attended, Width]),
     ],
+);
+
+pub(super) const LATENT_UP: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(latent) if !latent.absorbed),
+    &[rule(
+        T::LatentKvUp,
+        "attn_kv_b.weight",
+        &[LatentKeys, KeysAndValues],
+    )],
+);
+
+/// [`LATENT_UP`] in absorbed form.
+pub(super) const LATENT_ABSORBED: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(latent) if latent.absorbed),
+    &[
+        rule(
+            T::LatentKeyUp,
+            "attn_k_b.weight",
+            &[KeysWithoutRotary, LatentKeys, Heads],
+        ),
+        rule(
+            T::LatentValueUp,
+            "attn_v_b.weight",
+            &[LatentKeys, LatentValues, Heads],
+        ),
+    ],
+);
+
+pub(super) const LATENT_OUTPUT: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(_)),
+    &[rule(
+        T::AttnOutput,
+        "attn_output.weight",
+        &[Attended, Width],
+    )],
 );
 
 /// [`ATTENTION`] with queries, keys and values in one matrix.

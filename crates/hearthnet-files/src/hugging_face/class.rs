@@ -23,6 +23,8 @@ pub(super) struct Class {
     pub(super) ropes: &'static [&'static str],
     /// Whether YaRN's ramp begins and ends at fractional pairs (`truncate` is false).
     pub(super) yarn_exact: bool,
+    /// Whether YaRN's correction multiplies the scores of attention.
+    pub(super) yarn_scales_scores: bool,
     /// Whether LongRoPE is never stretched: the context is that of the original training.
     pub(super) long_rope_plain: bool,
     /// Names of a block's tensors: in the model file, and in the directory behind `layers.N.`. Both
@@ -143,6 +145,10 @@ pub(super) enum Kind {
     Always(u32),
     /// Optional boolean.
     Flag,
+    /// Optional boolean, written if it is true.
+    FlagIfTrue,
+    /// Optional name of the function that makes weights of the scores of experts.
+    Gating,
 }
 
 pub(super) const fn key(from: &'static str, to: &'static str, kind: Kind) -> Key {

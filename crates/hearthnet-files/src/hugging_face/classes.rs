@@ -65,6 +65,7 @@ const BASE: Class = Class {
     ignored: "",
     ropes: &["linear", "yarn"],
     yarn_exact: false,
+    yarn_scales_scores: false,
     long_rope_plain: false,
     names: &[ATTENTION, FEED_FORWARD],
     prefixes: &[("model.", "")],
@@ -577,6 +578,103 @@ const GLM4_MOE: Class = Class {
     ..BASE
 };
 
+const DEEPSEEK2: Class = Class {
+    name: "DeepseekV2ForCausalLM",
+    model_types: &["deepseek_v2"],
+    architecture: "deepseek2",
+    keys: &[
+        &[
+            integer("num_hidden_layers", "block_count"),
+            integer("max_position_embeddings", "context_length"),
+            integer("hidden_size", "embedding_length"),
+            integer("intermediate_size", "feed_forward_length"),
+            integer("num_attention_heads", "attention.head_count"),
+            // The cache has one key for all heads.
+            key(
+                "num_key_value_heads",
+                "attention.head_count_kv",
+                Kind::Always(1),
+            ),
+            float_or("rms_norm_eps", "attention.layer_norm_rms_epsilon", 1e-6),
+            optional("q_lora_rank", "attention.q_lora_rank"),
+            integer("kv_lora_rank", "attention.kv_lora_rank"),
+            integer("kv_lora_rank", "attention.value_length"),
+            integer("qk_rope_head_dim", "rope.dimension_count"),
+            Key {
+                other: Some("qk_rope_head_dim"),
+                ..key("kv_lora_rank", "attention.key_length", Kind::Sum)
+            },
+            Key {
+                other: Some("qk_rope_head_dim"),
+                ..key("qk_nope_head_dim", "attention.key_length_mla", Kind::Sum)
+            },
+            integer("v_head_dim", "attention.value_length_mla"),
+            key("norm_topk_prob", "expert_weights_norm", Kind::FlagIfTrue),
+            key("scoring_func", "expert_gating_func", Kind::Gating),
+        ],
+        ROUTED_EXPERTS,
+        EXPERT_SIZE,
+    ],
+    requirements: &[
+        SILU,
+        NO_BIAS,
+        &[
+            // Another choice of groups, or none in spite of `n_group`.
+            optional_value(
+                "topk_method",
+                &[Text("group_limited_greedy"), Text("greedy")],
+            ),
+            // `transformers` ignores it in this class.
+            off("norm_topk_prob"),
+            optional_value("scoring_func", &[Text("softmax")]),
+            optional_value("moe_layer_freq", &[Number(1.0)]),
+        ],
+    ],
+    // Implied by the sizes of its parts, and settings of training.
+    ignored: "aux_loss_alpha ep_size head_dim qk_head_dim seq_aux",
+    ropes: &["yarn"],
+    yarn_scales_scores: true,
+    names: &[LATENT, ATTENTION, SHARED_EXPERTS, MLP_EXPERTS, FEED_FORWARD],
+    vocab_size: true,
+    rope_base: RopeBase::Or(10_000.0),
+    ..BASE
+};
+
+const DEEPSEEK3: Class = Class {
+    name: "DeepseekV3ForCausalLM",
+    model_types: &["deepseek_v3"],
+    requirements: &[
+        SILU,
+        NO_BIAS,
+        &[
+            on("rope_interleave"),
+            optional_value("topk_method", &[Text("noaux_tc")]),
+            optional_value("scoring_func", &[Text("sigmoid")]),
+            optional_value("moe_layer_freq", &[Number(1.0)]),
+        ],
+    ],
+    names: &[
+        LATENT,
+        ATTENTION,
+        SHARED_EXPERTS,
+        CORRECTION,
+        MLP_EXPERTS,
+        FEED_FORWARD,
+    ],
+    prediction: "num_nextn_predict_layers",
+    correction: true,
+    ..DEEPSEEK2
+};
+
+/// GLM-4.7-Flash.
+const GLM4_MOE_LITE: Class = Class {
+    name: "Glm4MoeLiteForCausalLM",
+    model_types: &["glm4_moe_lite"],
+    special: GLM_SPECIAL,
+    pre: GLM4.pre,
+    ..DEEPSEEK3
+};
+
 /// Every supported class.
 pub(super) const ALL: &[&Class] = &[
     &LLAMA,
@@ -604,4 +702,7 @@ pub(super) const ALL: &[&Class] = &[
     &QWEN3_NEXT,
     &SEED_OSS,
     &GLM4_MOE,
+    &DEEPSEEK2,
+    &DEEPSEEK3,
+    &GLM4_MOE_LITE,
 ];

@@ -174,6 +174,9 @@ impl<'a> Finder<'a> {
             let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
             return self.stacked(&theirs, lengths, Pick::of_experts(name));
         }
+        if let Some(source) = self.absorbed(name, lengths, spec)? {
+            return Ok(source);
+        }
         let (lengths, experts) = match *lengths {
             // The matrices of all experts, which the directory has one by one.
             [row, rows, experts] => (vec![row, rows], experts as u32),
@@ -246,6 +249,40 @@ impl<'a> Finder<'a> {
             )
         });
         Ok(Some(parts.collect()))
+    }
+
+    /// Up-projections of absorbed latent attention, which the directory has head by head in one
+    /// matrix: keys, then values. Those of the keys are transposed.
+    fn absorbed(
+        &mut self,
+        name: &str,
+        lengths: &[u64],
+        spec: &ModelSpec,
+    ) -> Result<Option<Source>, ImportError> {
+        let latent = spec.attention.latent.filter(|latent| latent.absorbed);
+        let rule = name.rsplit_once(".attn_").map(|(_, rule)| rule);
+        let (Some(latent), Some(rule @ ("k_b.weight" | "v_b.weight"))) = (latent, rule) else {
+            return Ok(None);
+        };
+        let theirs = self.name_of(name, 0).ok_or_else(|| missing(name))?;
+        let [row, rows, heads] = *lengths else {
+            return Err(missing(name));
+        };
+        let values = u64::from(latent.values);
+        let keys = u64::from(spec.head_dim.saturating_sub(spec.rope.dims));
+        let (row, first, rows, change) = match rule {
+            "k_b.weight" => (rows, 0, row, Change::Columns(Pick::ALL)),
+            _ => (row, keys, rows, Change::Nothing),
+        };
+        let each = keys + values;
+        let (stored, dtype) = self.find(&theirs, &[row, each.saturating_mul(heads)])?;
+        let parts = (0..heads).map(|head| {
+            let from = head * each + first;
+            let rows = from..from + rows;
+            (delta::part(&stored, dtype, row, &rows), dtype)
+        });
+        let parts = parts.collect();
+        Ok(Some(Source::Rows { parts, change }))
     }
 
     /// Tensor of a gated delta rule.

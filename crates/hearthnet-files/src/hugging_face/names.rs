@@ -92,6 +92,8 @@ pub(super) const LATENT: Names = &[
     ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
     ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
     ("attn_kv_b", "self_attn.kv_b_proj"),
+    ("attn_k_b", "self_attn.kv_b_proj"),
+    ("attn_v_b", "self_attn.kv_b_proj"),
 ];
 
 /// Tensor name prefixes in models with a vision tower.

@@ -137,6 +137,11 @@ pub enum LayerTensor {
     /// Up-projection to the part of the keys without RoPE, and values, head by head:
     /// `[latent.keys, heads * (head_dim - rope.dims + latent.values)]`.
     LatentKvUp,
+    /// Transposed up-projection to the part of the keys without RoPE, head by head, in absorbed
+    /// latent attention: `[head_dim - rope.dims, latent.keys, heads]`.
+    LatentKeyUp,
+    /// Up-projection to values, head by head: `[latent.keys, latent.values, heads]`.
+    LatentValueUp,
     /// RMSNorm of the queries: `[head_dim]`, or `[heads * head_dim]`.
     AttnQNorm,
     /// RMSNorm of the keys: `[head_dim]`, or `[kv_heads * head_dim]`.
@@ -253,6 +258,10 @@ pub enum Dim {
     LatentKeysAndRotary,
     /// Part of the keys without RoPE, and values, of all heads in latent attention.
     KeysAndValues,
+    /// Part of the keys of a head without RoPE.
+    KeysWithoutRotary,
+    /// [`LatentSpec::values`]
+    LatentValues,
     /// Values over which queries are normalised: see [`QkNorm`].
     QueryNorm,
     KeyNorm,
@@ -285,7 +294,10 @@ impl Dim {
         let (heads, rotary) = (u64::from(spec.heads), u64::from(spec.rope.dims));
         let (queries, keys, values) = match block.mixer {
             Mixer::Attention | Mixer::Delta(_) => (0, 0, spec.head_dim),
-            Mixer::Latent(latent) => (latent.queries, latent.keys, latent.values),
+            Mixer::Latent(latent) => {
+                let queries = latent.queries.unwrap_or(0);
+                (queries, latent.keys, latent.values)
+            }
         };
         let of_delta = |size: fn(&DeltaSpec) -> u32| match &block.mixer {
             Mixer::Delta(delta) => size(delta).into(),
@@ -307,6 +319,8 @@ impl Dim {
                 let nope = u64::from(spec.head_dim).saturating_sub(rotary);
                 heads * (nope + u64::from(values))
             }
+            Self::KeysWithoutRotary => u64::from(spec.head_dim).saturating_sub(rotary),
+            Self::LatentValues => values.into(),
             Self::Heads => heads,
             Self::Ffn => block.ffn.into(),
             Self::Vocab => spec.vocab.into(),

@@ -169,19 +169,32 @@ impl ModelSpec {
             .map_or(Ok(()), |experts| experts.check(self.layers))
     }
 
-    /// Latent attention requires a key head per query head, and heads with a part without RoPE.
+    /// Latent attention requires a key head per query head, or a single one if absorbed, and heads
+    /// with a part without RoPE.
     fn check_latent(&self) -> Result<(), SpecError> {
         let Some(latent) = &self.attention.latent else {
             return Ok(());
         };
         let values = "attention.latent.values";
-        size("attention.latent.queries", latent.queries)?;
+        size("attention.latent.queries", latent.queries.unwrap_or(1))?;
         size("attention.latent.keys", latent.keys)?;
         size(values, latent.values)?;
-        let each = self.kv_heads == self.heads;
-        ensure(each, "kv_heads", "must be the number of heads")?;
-        let reason = "must not be above the head's width";
-        ensure(latent.values <= self.head_dim, values, reason)?;
+        match latent.absorbed {
+            true => {
+                ensure(self.kv_heads == 1, "kv_heads", "must be 1")?;
+                let reason = "must be at most 16777216 divided by the number of heads";
+                let fits =
+                    |width: u32| self.heads.checked_mul(width).is_some_and(|w| w <= MAX_SIZE);
+                ensure(fits(self.key_width()), "attention.latent.keys", reason)?;
+                ensure(fits(latent.values), values, reason)?;
+            }
+            false => {
+                let each = self.kv_heads == self.heads;
+                ensure(each, "kv_heads", "must be the number of heads")?;
+                let reason = "must not be above the head's width";
+                ensure(latent.values <= self.head_dim, values, reason)?;
+            }
+        }
         let part = self.rope.dims < self.head_dim;
         ensure(part, "rope.dims", "must be below the head's width")?;
         epsilon("attention.latent.norm_eps", latent.norm_eps)
@@ -198,10 +211,18 @@ impl ModelSpec {
         self.heads.saturating_mul(self.head_dim)
     }
 
+    /// Width of a key in the cache, in values.
+    pub fn key_width(&self) -> u32 {
+        match self.attention.latent {
+            Some(latent) if latent.absorbed => latent.keys.saturating_add(self.rope.dims),
+            _ => self.head_dim,
+        }
+    }
+
     /// Width of all key (or value) heads together, in values. (In latent attention values are
     /// padded to the width of keys.)
     pub fn kv_width(&self) -> u32 {
-        self.kv_heads.saturating_mul(self.head_dim)
+        self.kv_heads.saturating_mul(self.key_width())
     }
 
     /// Bytes of keys and values of one position in one layer, stored as f16.

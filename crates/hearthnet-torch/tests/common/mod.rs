@@ -30,7 +30,15 @@ pub(crate) fn load(
 }
 
 /// Families that this engine refuses: they have recurrent layers, or shared experts.
-pub(crate) const REFUSED: [&str; 4] = ["qwen35", "qwen35moe", "qwen3next", "glm4moe"];
+pub(crate) const REFUSED: [&str; 7] = [
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "glm4moe",
+    "deepseek2",
+    "deepseek3",
+    "glm47flash",
+];
 
 /// The small models made by `transformers` for the exact engine's tests.
 pub(crate) fn families() -> Vec<String> {

@@ -69,7 +69,7 @@ LATENT = dict(GROUPED_EXPERTS, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_hea
 
 
 # Added to the seed if another draw keeps greedy choices further apart.
-SEEDS = {"mistralyarn": 3, "qwen3yarn": 3, "phi3long": 3, "qwen3": 3, "qwen3moe": 2}
+SEEDS = {"mistralyarn": 3, "qwen3yarn": 3, "phi3long": 3, "qwen3": 3, "qwen3moe": 2, "deepseek3": 3}
 
 
 def rope(theta=10000.0, **more):
