@@ -15,6 +15,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod ggml;
+mod latent;
 mod quantised;
 
 use std::collections::BTreeMap;
