@@ -11,11 +11,12 @@ use crate::engine::{Backend, Batch, EngineOn, WeightBytes};
 use crate::error::{EngineError, LoadError};
 use crate::forward::{self, EngineContext, Overflow, Scratch};
 use crate::kernels::Kernels;
+use crate::layer::Layer;
 use crate::memory::Memory;
 use crate::options::EngineOptions;
 use crate::sequences::Table;
 use crate::thread_pool::ThreadPool;
-use crate::weights::{Layer, Loader};
+use crate::weights::Loader;
 
 /// Exact engine: contiguous range of a model's layers, and the sequences that run through them.
 ///

@@ -36,6 +36,7 @@ mod forward;
 mod head;
 pub mod kernels;
 mod kv;
+mod layer;
 mod memory;
 mod options;
 mod rope_tables;

@@ -8,7 +8,7 @@ use super::stages::{LayerRun, Part};
 use super::tiles::{EngineContext, Tile, Widths};
 use super::tiling::Segment;
 use crate::kernels::{ActForm, Attention, AttentionScratch, PAGE};
-use crate::weights::{LatentUp, Layer, Qkv};
+use crate::layer::{LatentUp, Layer, Qkv};
 
 /// With the safety contract of all steps (see `stages`).
 #[allow(unsafe_code)]

@@ -9,7 +9,7 @@ use super::stages::LayerRun;
 use super::tiles::{Tile, Widths};
 use super::tiling::share;
 use crate::kernels::{Act, ActForm, Output, TileMut, grow};
-use crate::weights::{Expert, Ffn, Router, SharedExpert};
+use crate::layer::{Expert, Ffn, Router, SharedExpert};
 
 #[derive(Default)]
 pub(super) struct ExpertScratch {

@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::stages::{LayerRun, Part};
 use super::tiles::{EngineContext, Tile, Widths};
 use crate::kernels::{Act, ActForm, Packed, RopeTable};
-use crate::weights::{LatentUp, Layer};
+use crate::layer::{LatentUp, Layer};
 
 /// With the safety contract of all steps (see `stages`).
 #[allow(unsafe_code)]

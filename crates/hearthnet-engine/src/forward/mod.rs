@@ -40,10 +40,10 @@ use std::ops::Range;
 use parking_lot::Mutex;
 
 use crate::kernels::AttentionScratch;
+use crate::layer::FeedForward;
 use crate::memory::Views;
 use crate::sequence::Span;
 use crate::thread_pool::PoolThread;
-use crate::weights::FeedForward;
 use delta::DeltaScratch;
 use experts::ExpertScratch;
 use moe::MoeBuffers;

@@ -13,7 +13,7 @@ use super::moe::Pairs;
 use super::tiles::{EngineContext, Tile, Widths};
 use super::tiling::Segment;
 use crate::kernels::{Act, ActForm, Output, Packed, SharedMut};
-use crate::weights::{FeedForward, Latent, LatentUp, Layer};
+use crate::layer::{FeedForward, Latent, LatentUp, Layer};
 
 /// Pass of some rows of the batch over the layers.
 pub(super) struct LayerRun<'a> {
@@ -175,7 +175,7 @@ impl LayerRun<'_> {
                     self.end_attention(layer, tile);
                     self.ffn_norm(layer, tile);
                     if let FeedForward::Experts { router, shared, .. } = feed_forward {
-                        self.route(router, shared.as_ref(), tile);
+                        self.route(router, shared.as_deref(), tile);
                     }
                 }
                 (Stage::GateUp, FeedForward::Dense { down, .. }) => {

@@ -7,9 +7,9 @@ use hearthnet_files::spec::{LatentSpec, ModelSpec};
 use super::tiling::Segment;
 use crate::kernels::{Act, Kernels, SharedMut, grow};
 use crate::kv::Geometry;
+use crate::layer::{Delta, FeedForward, Ffn, Layer};
 use crate::rope_tables::RopeTables;
 use crate::thread_pool::ThreadPool;
-use crate::weights::{Delta, FeedForward, Ffn, Layer};
 
 /// Everything that stays the same for all rows of a batch.
 pub(crate) struct EngineContext<'a> {

@@ -9,83 +9,11 @@ use super::class::{
     Class, Key, Kind, RopeBase, RopeDims, SpacePrefix, float, float_or, integer, integer_or, key,
     optional, optional_float,
 };
+use super::class_base::*;
 use super::names::*;
-use crate::schema::Scalar::{Bool, EmptyList, Number, Text};
-use crate::schema::{Requirement, off, on, optional_value, require};
-
-/// Window of classes that use it only if `use_sliding_window` is true.
-const UNUSED_WINDOW: &str = "sliding_window";
-
-/// Keys of every class.
-const SIZES: &[Key] = &[
-    integer("num_hidden_layers", "block_count"),
-    integer("max_position_embeddings", "context_length"),
-    integer("hidden_size", "embedding_length"),
-    integer("intermediate_size", "feed_forward_length"),
-    integer("num_attention_heads", "attention.head_count"),
-    optional("num_key_value_heads", "attention.head_count_kv"),
-    float("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
-];
-const HEADS: &[Key] = &[
-    optional("head_dim", "attention.key_length"),
-    optional("head_dim", "attention.value_length"),
-];
-const EXPERTS: &[Key] = &[
-    Key {
-        other: Some("num_experts"),
-        ..integer("num_local_experts", "expert_count")
-    },
-    integer("num_experts_per_tok", "expert_used_count"),
-];
-const EXPERT_SIZE: &[Key] = &[integer(
-    "moe_intermediate_size",
-    "expert_feed_forward_length",
-)];
-const WINDOW: &[Key] = &[optional("sliding_window", "attention.sliding_window")];
-
-const SILU: &[Requirement] = &[require("hidden_act", &[Text("silu")])];
-const NO_BIAS: &[Requirement] = &[off("attention_bias"), off("mlp_bias")];
-const GELU: &[Requirement] = &[
-    off("attention_bias"),
-    optional_value("hidden_activation", &[Text("gelu_pytorch_tanh")]),
-    // Older name of the same key; if both are present, the other one counts.
-    optional_value("hidden_act", &[Text("gelu_pytorch_tanh"), Text("gelu")]),
-    off("use_bidirectional_attention"),
-];
-const NO_WINDOW: &[Requirement] = &[off("use_sliding_window")];
-
-/// Common base of the classes: a Llama without reordered rows.
-const BASE: Class = Class {
-    name: "",
-    model_types: &[],
-    architecture: "llama",
-    image_axes: None,
-    keys: &[SIZES, HEADS],
-    requirements: &[SILU, NO_BIAS, NO_WINDOW],
-    ignored: "",
-    ropes: &["linear", "yarn"],
-    yarn_exact: false,
-    yarn_scales_scores: false,
-    long_rope_plain: false,
-    names: &[ATTENTION, FEED_FORWARD],
-    prefixes: &[("model.", "")],
-    others: &[],
-    prediction: "",
-    correction: false,
-    tied: false,
-    always_tied: false,
-    permuted: false,
-    stacked_experts: false,
-    stacked_rows: false,
-    norms_around_zero: false,
-    vocab_size: false,
-    rope_dims: RopeDims::Omitted,
-    rope_base: RopeBase::Required,
-    space_prefix: SpacePrefix::Omitted,
-    plain_added: false,
-    special: &[],
-    pre: &[],
-};
+use super::routed_classes::{DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE};
+use crate::schema::Scalar::{Bool, EmptyList, Number};
+use crate::schema::{off, on, optional_value, require};
 
 /// Classes that the converter treats as Llama.
 const LLAMA: Class = Class {
@@ -309,7 +237,7 @@ const GLM4: Class = Class {
         ("unk", "<|endoftext|>"),
         ("bos", "<|endoftext|>"),
     ],
-    pre: &[("llama-bpe", "glm4"), ("dbrx", "chatglm-bpe")],
+    pre: GLM_PRE,
     ..BASE
 };
 
@@ -520,159 +448,6 @@ const SEED_OSS: Class = Class {
     ignored: "residual_dropout",
     names: &[MIDDLE_NORM, ATTENTION, FEED_FORWARD],
     ..BASE
-};
-
-/// Experts in groups, behind dense blocks.
-const ROUTED_EXPERTS: &[Key] = &[
-    integer("n_routed_experts", "expert_count"),
-    integer("num_experts_per_tok", "expert_used_count"),
-    optional("n_group", "expert_group_count"),
-    optional("topk_group", "expert_group_used_count"),
-    optional("first_k_dense_replace", "leading_dense_block_count"),
-    integer("n_shared_experts", "expert_shared_count"),
-    optional_float("routed_scaling_factor", "expert_weights_scale"),
-];
-const GLM_SPECIAL: &[(&str, &str)] = &[
-    ("bos", "[gMASK]"),
-    ("eot", "<|user|>"),
-    ("unk", "<|endoftext|>"),
-    ("eom", "<|observation|>"),
-];
-
-const GLM4_MOE: Class = Class {
-    name: "Glm4MoeForCausalLM",
-    model_types: &["glm4_moe"],
-    architecture: "glm4moe",
-    keys: &[
-        SIZES,
-        HEADS,
-        ROUTED_EXPERTS,
-        EXPERT_SIZE,
-        &[
-            key("n_routed_experts", "expert_gating_func", Kind::Always(2)),
-            key("norm_topk_prob", "expert_weights_norm", Kind::Flag),
-        ],
-    ],
-    // The tensors decide whether there are biases and norms of queries and keys.
-    requirements: &[
-        SILU,
-        NO_WINDOW,
-        &[
-            optional_value("attention_bias", &[Bool(false), Bool(true)]),
-            optional_value("use_qk_norm", &[Bool(false), Bool(true)]),
-        ],
-    ],
-    names: &[
-        MIDDLE_NORM,
-        ATTENTION,
-        SHARED_EXPERTS,
-        CORRECTION,
-        MLP_EXPERTS,
-        FEED_FORWARD,
-    ],
-    prediction: "num_nextn_predict_layers",
-    correction: true,
-    rope_dims: RopeDims::Half,
-    special: GLM_SPECIAL,
-    pre: GLM4.pre,
-    ..BASE
-};
-
-const DEEPSEEK2: Class = Class {
-    name: "DeepseekV2ForCausalLM",
-    model_types: &["deepseek_v2"],
-    architecture: "deepseek2",
-    keys: &[
-        &[
-            integer("num_hidden_layers", "block_count"),
-            integer("max_position_embeddings", "context_length"),
-            integer("hidden_size", "embedding_length"),
-            integer("intermediate_size", "feed_forward_length"),
-            integer("num_attention_heads", "attention.head_count"),
-            // The cache has one key for all heads.
-            key(
-                "num_key_value_heads",
-                "attention.head_count_kv",
-                Kind::Always(1),
-            ),
-            float_or("rms_norm_eps", "attention.layer_norm_rms_epsilon", 1e-6),
-            optional("q_lora_rank", "attention.q_lora_rank"),
-            integer("kv_lora_rank", "attention.kv_lora_rank"),
-            integer("kv_lora_rank", "attention.value_length"),
-            integer("qk_rope_head_dim", "rope.dimension_count"),
-            Key {
-                other: Some("qk_rope_head_dim"),
-                ..key("kv_lora_rank", "attention.key_length", Kind::Sum)
-            },
-            Key {
-                other: Some("qk_rope_head_dim"),
-                ..key("qk_nope_head_dim", "attention.key_length_mla", Kind::Sum)
-            },
-            integer("v_head_dim", "attention.value_length_mla"),
-            key("norm_topk_prob", "expert_weights_norm", Kind::FlagIfTrue),
-            key("scoring_func", "expert_gating_func", Kind::Gating),
-        ],
-        ROUTED_EXPERTS,
-        EXPERT_SIZE,
-    ],
-    requirements: &[
-        SILU,
-        NO_BIAS,
-        &[
-            // Another choice of groups, or none in spite of `n_group`.
-            optional_value(
-                "topk_method",
-                &[Text("group_limited_greedy"), Text("greedy")],
-            ),
-            // `transformers` ignores it in this class.
-            off("norm_topk_prob"),
-            optional_value("scoring_func", &[Text("softmax")]),
-            optional_value("moe_layer_freq", &[Number(1.0)]),
-        ],
-    ],
-    // Implied by the sizes of its parts, and settings of training.
-    ignored: "aux_loss_alpha ep_size head_dim qk_head_dim seq_aux",
-    ropes: &["yarn"],
-    yarn_scales_scores: true,
-    names: &[LATENT, ATTENTION, SHARED_EXPERTS, MLP_EXPERTS, FEED_FORWARD],
-    vocab_size: true,
-    rope_base: RopeBase::Or(10_000.0),
-    ..BASE
-};
-
-const DEEPSEEK3: Class = Class {
-    name: "DeepseekV3ForCausalLM",
-    model_types: &["deepseek_v3"],
-    requirements: &[
-        SILU,
-        NO_BIAS,
-        &[
-            on("rope_interleave"),
-            optional_value("topk_method", &[Text("noaux_tc")]),
-            optional_value("scoring_func", &[Text("sigmoid")]),
-            optional_value("moe_layer_freq", &[Number(1.0)]),
-        ],
-    ],
-    names: &[
-        LATENT,
-        ATTENTION,
-        SHARED_EXPERTS,
-        CORRECTION,
-        MLP_EXPERTS,
-        FEED_FORWARD,
-    ],
-    prediction: "num_nextn_predict_layers",
-    correction: true,
-    ..DEEPSEEK2
-};
-
-/// GLM-4.7-Flash.
-const GLM4_MOE_LITE: Class = Class {
-    name: "Glm4MoeLiteForCausalLM",
-    model_types: &["glm4_moe_lite"],
-    special: GLM_SPECIAL,
-    pre: GLM4.pre,
-    ..DEEPSEEK3
 };
 
 /// Every supported class.
