@@ -17,8 +17,8 @@ use crate::layer::{LatentUp, Layer};
 /// With the safety contract of all steps (see `stages`).
 #[allow(unsafe_code)]
 impl LayerRun<'_> {
-    /// Reads `latent`; writes `act` (low-rank rows of queries), and the input of the up-projection to
-    /// keys and values. If absorbed, normalises the low-rank rows of keys and values in their place.
+    /// Reads `latent`; writes `act` (low-rank rows of queries), and the input of the up-projection
+    /// to keys and values. If absorbed, normalises the low-rank rows of keys and values in place.
     pub(super) unsafe fn norm_latent(&self, layer: &Layer, tile: Tile<'_>) {
         let EngineContext { spec, kernels, .. } = *self.context;
         let (Some(latent), Some(of), Some(widths)) =

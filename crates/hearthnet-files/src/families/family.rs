@@ -50,8 +50,8 @@ pub struct Family {
     /// Whether a file may have [`ROPE_FACTORS_SHORT`] and [`ROPE_FACTORS_LONG`].
     pub long_rope: bool,
     pub yarn: Yarn,
-    /// Whether YaRN's correction, if a file has one, multiplies the scores of attention, and cosines
-    /// and sines stay as they are.
+    /// Whether YaRN's correction, if a file has one, multiplies the scores of attention, while
+    /// cosines and sines stay as they are.
     pub yarn_scales_scores: bool,
     /// Layer counts of the models whose scores are scaled by `1 / sqrt(width / heads)` instead of
     /// `1 / sqrt(head_dim)`. Files do not state it; llama.cpp uses the layer count, too.

@@ -297,8 +297,8 @@ pub(super) const QWEN3_NEXT: Family = Family {
     ..QWEN35_MOE
 };
 
-/// GLM-4.5 and 4.6 (GLM-4-MoE): dense first blocks, then experts that are chosen by sigmoids with a
-/// correction, beside one that all rows go through; RoPE on half of each head. The largest model
+/// GLM-4.5 and 4.6 (GLM-4-MoE): dense first blocks, then experts that are chosen by sigmoids with
+/// a correction, beside one that all rows go through; RoPE on half of each head. The largest model
 /// normalises queries and keys. Source: "GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation
 /// Models" (arXiv 2508.06471). Trained in bf16.
 pub(super) const GLM4_MOE: Family = Family {
@@ -328,13 +328,14 @@ pub(super) const GLM4_MOE: Family = Family {
 
 /// DeepSeek-V2 and V3, and models of their shape (V2-Lite, Moonlight, GLM-4.7-Flash): latent
 /// attention, dense first blocks, then experts beside one that all rows go through. V2 chooses
-/// experts by a softmax, V3 and GLM-4.7 by sigmoids with a correction. Sources: "DeepSeek-V2" (arXiv
-/// 2405.04434), "DeepSeek-V3 Technical Report" (2412.19437), and the model card of GLM-4.7-Flash.
+/// experts by a softmax, V3 and GLM-4.7 by sigmoids with a correction. Sources: "DeepSeek-V2"
+/// (arXiv 2405.04434), "DeepSeek-V3 Technical Report" (2412.19437), and the model card of
+/// GLM-4.7-Flash.
 ///
 /// YaRN's correction multiplies the scores. The epsilon of the norms in attention is that of the
-/// published code and of `transformers`; llama.cpp uses the epsilon of the other norms. The score of
-/// a group of experts of V2 is that of its best expert, as in that code; llama.cpp adds its two best.
-/// Trained in bf16.
+/// published code and of `transformers`; llama.cpp uses the epsilon of the other norms. The score
+/// of a group of experts of V2 is that of its best expert, as in that code; llama.cpp adds its two
+/// best. Trained in bf16.
 pub(super) const DEEPSEEK2: Family = Family {
     architecture: "deepseek2",
     boundary: BoundaryDtype::Bf16,

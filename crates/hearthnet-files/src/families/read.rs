@@ -389,8 +389,8 @@ impl Family {
     }
 }
 
-/// Compares the widths of the cache that a file states for absorbed latent attention with those that
-/// follow.
+/// Compares the widths of the cache that a file states for absorbed latent attention with those
+/// that follow.
 fn check_absorbed(keys: &Keys<'_>, spec: &ModelSpec) -> Result<(), ModelError> {
     let Some(latent) = spec.attention.latent.filter(|latent| latent.absorbed) else {
         return Ok(());

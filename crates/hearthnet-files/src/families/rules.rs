@@ -294,7 +294,10 @@ pub(super) const ROUTER_CORRECTION: Group = group(
 
 /// Score of [`SHARED_EXPERT`].
 pub(super) const SHARED_SCORE: Group = group(
-    |block| matches!(block.feed, Feed::Experts(experts) if experts.shared.is_some_and(|s| !s.plain)),
+    |block| match block.feed {
+        Feed::Experts(experts) => experts.shared.is_some_and(|shared| !shared.plain),
+        Feed::Dense => false,
+    },
     &[rule(
         T::SharedScore,
         "ffn_gate_inp_shexp.weight",
