@@ -11,11 +11,12 @@ use crate::engine::{Backend, Batch, EngineOn, WeightBytes};
 use crate::error::{EngineError, LoadError};
 use crate::forward::{self, EngineContext, Overflow, Scratch};
 use crate::kernels::Kernels;
+use crate::layer::Layer;
 use crate::memory::Memory;
 use crate::options::EngineOptions;
 use crate::sequences::Table;
 use crate::thread_pool::ThreadPool;
-use crate::weights::{Layer, Loader};
+use crate::weights::Loader;
 
 /// Exact engine: contiguous range of a model's layers, and the sequences that run through them.
 ///
@@ -128,7 +129,7 @@ impl fmt::Debug for Cpu {
 
 /// Checks a requirement of the kernels that [`ModelSpec::check`] does not cover.
 pub(crate) fn check(spec: &ModelSpec) -> Result<(), LoadError> {
-    let dim = spec.head_dim;
+    let dim = spec.key_width();
     match dim.is_multiple_of(8) {
         true => Ok(()),
         false => Err(LoadError::Unsupported(format!(

@@ -38,6 +38,7 @@ mod forward;
 mod head;
 pub mod kernels;
 mod kv;
+mod layer;
 mod memory;
 mod options;
 pub mod pooling;

@@ -3,196 +3,14 @@
 use std::ops::Range;
 
 use hearthnet_files::blocks::{WeightType, all_finite};
-use hearthnet_files::spec::{
-    Activation, BlockSpec, DeltaSpec, LayerTensor, Mixer, ModelSpec, Rotation,
-};
+use hearthnet_files::spec::{Activation, BlockSpec, DeltaSpec, LayerTensor, Mixer, ModelSpec};
 use hearthnet_files::{ModelError, ModelFile, TensorType, TensorView};
 
 use super::error::LoadError;
-use crate::kernels::{ActForm, Arena, LANES, Matrix, PackError, Packed};
-
-#[derive(Debug)]
-pub(super) struct Layer {
-    pub(super) attn_norm: Vec<f32>,
-    /// Matrices that read the normalised residual stream. With latent attention, their outputs are
-    /// the low-rank rows.
-    pub(super) qkv: Qkv,
-    pub(super) latent: Option<Latent>,
-    /// Gated delta rule instead of attention. `qkv` then gives the inputs of the convolution, the
-    /// gate of the output, and the scores of each head; `attn_output` is the output projection.
-    pub(super) delta: Option<Delta>,
-    /// Norms of queries and of keys.
-    pub(super) qk_norm: Option<(Vec<f32>, Vec<f32>)>,
-    pub(super) rotation: Rotation,
-    /// Sliding window in positions; `None` for all positions.
-    pub(super) window: Option<usize>,
-    /// Attention sink of each query head.
-    pub(super) sinks: Option<Vec<f32>>,
-    pub(super) attn_output: Packed,
-    pub(super) attn_output_bias: Option<Vec<f32>>,
-    pub(super) attn_post_norm: Option<Vec<f32>>,
-    pub(super) ffn_norm: Vec<f32>,
-    pub(super) feed_forward: FeedForward,
-    pub(super) ffn_post_norm: Option<Vec<f32>>,
-    /// Bytes of memory of all weights.
-    pub(super) bytes: usize,
-    /// Number of the engine's layers before this one that have keys and values.
-    pub(super) slot: usize,
-    /// First value of the layer in the state of a sequence.
-    pub(super) state: usize,
-}
-
-#[derive(Debug)]
-pub(super) enum FeedForward {
-    Dense {
-        ffn: Ffn,
-        down: Packed,
-    },
-    Experts {
-        router: Router,
-        /// All experts, which have equal sizes.
-        experts: Vec<Expert>,
-        bytes: usize,
-        shared: Option<SharedExpert>,
-    },
-}
-
-/// Expert that all rows go through.
-#[derive(Debug)]
-pub(super) struct SharedExpert {
-    /// Matrix of one row.
-    pub(super) score: Packed,
-    pub(super) ffn: Ffn,
-    pub(super) down: Packed,
-}
-
-/// Weights of a gated delta rule, beside its matrices.
-#[derive(Debug)]
-pub(super) struct Delta {
-    pub(super) spec: DeltaSpec,
-    /// `[positions][channels]`, oldest position first.
-    pub(super) convolution: Vec<f32>,
-    pub(super) decay: Vec<f32>,
-    pub(super) decay_bias: Vec<f32>,
-    pub(super) norm: Vec<f32>,
-    /// For each value head, the columns of its scores of correction and decay.
-    pub(super) scores: Vec<(usize, usize)>,
-}
-
-/// Matrix that scores the experts of a layer.
-#[derive(Debug)]
-pub(super) struct Router {
-    pub(super) matrix: Packed,
-    pub(super) bias: Option<Vec<f32>>,
-}
-
-#[derive(Debug)]
-pub(super) struct Expert {
-    pub(super) ffn: Ffn,
-    pub(super) down: Packed,
-    pub(super) bias: Option<ExpertBias>,
-}
-
-#[derive(Debug)]
-pub(super) struct ExpertBias {
-    pub(super) gate: Vec<f32>,
-    pub(super) up: Vec<f32>,
-    pub(super) down: Vec<f32>,
-}
-
-/// Query, key and value matrices. Their outputs form one row.
-#[derive(Debug)]
-pub(super) struct Qkv {
-    /// A fused matrix if types and shapes allow it, otherwise three (latent attention: two).
-    pub(super) parts: Vec<Packed>,
-    pub(super) form: ActForm,
-    pub(super) bias: Option<Vec<f32>>,
-}
-
-/// Norms and up-projections of the low-rank rows of latent attention.
-#[derive(Debug)]
-pub(super) struct Latent {
-    pub(super) q_norm: Vec<f32>,
-    pub(super) kv_norm: Vec<f32>,
-    /// Up-projection to queries.
-    pub(super) q: Packed,
-    /// Up-projection to keys and values.
-    pub(super) kv: Packed,
-}
-
-#[derive(Debug)]
-pub(super) enum Ffn {
-    /// Interleaved panels, so that the kernel applies the gate in the same pass.
-    Fused(Packed),
-    /// Separate matrices, for cases that the fused kernel does not cover (see [`Loader::ffn`]).
-    Split { gate: Packed, up: Packed },
-}
-
-impl Qkv {
-    fn of(parts: Vec<Packed>) -> Self {
-        let form = ActForm::of(&parts);
-        Self {
-            parts,
-            form,
-            bias: None,
-        }
-    }
-
-    pub(super) fn panels(&self) -> usize {
-        self.parts.iter().map(Packed::panels).sum()
-    }
-}
-
-impl Delta {
-    /// Values of a row from `qkv`: inputs of the convolution, gate, scores.
-    pub(super) fn row(spec: &DeltaSpec) -> usize {
-        (spec.channels() + spec.values() + 2 * spec.value_heads) as usize
-    }
-}
-
-impl Latent {
-    pub(super) fn panels(&self) -> usize {
-        self.q.panels() + self.kv.panels()
-    }
-}
-
-impl Ffn {
-    pub(super) fn form(&self) -> ActForm {
-        match self {
-            Self::Fused(both) => ActForm::of([both]),
-            Self::Split { gate, up } => ActForm::of([gate, up]),
-        }
-    }
-
-    /// Panels of each of the two matrices.
-    pub(super) fn panels(&self) -> usize {
-        self.gate().panels()
-    }
-
-    pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
-        self.gate().columns(panels)
-    }
-
-    fn gate(&self) -> &Packed {
-        match self {
-            Self::Fused(both) => both,
-            Self::Split { gate, .. } => gate,
-        }
-    }
-}
-
-impl Layer {
-    /// Bytes of weights that one row reads, if it is routed to `used` experts.
-    pub(super) fn token_bytes(&self, used: usize) -> usize {
-        match &self.feed_forward {
-            FeedForward::Dense { .. } => self.bytes,
-            FeedForward::Experts { experts, bytes, .. } => {
-                let idle = experts.len().saturating_sub(used);
-                self.bytes - bytes / experts.len().max(1) * idle
-            }
-        }
-    }
-}
+use crate::kernels::{Arena, LANES, Matrix, PackError, Packed};
+use crate::layer::{
+    Delta, Expert, ExpertBias, FeedForward, Ffn, Latent, LatentUp, Layer, Qkv, Router, SharedExpert,
+};
 
 /// Repacks tensors of a file into an arena of the right size, and releases the file's memory pages.
 pub(super) struct Loader<'a> {
@@ -289,9 +107,12 @@ impl<'a> Loader<'a> {
             Qkv::of(self.stacks(&views)?)
         } else if file.has(layer, T::AttnQkv) {
             Qkv::of(vec![self.matrix(&get(T::AttnQkv)?)?])
-        } else if file.has(layer, T::LatentQ) {
-            let (q, kv) = (get(T::LatentQ)?, get(T::LatentKv)?);
-            Qkv::of(vec![self.matrix(&q)?, self.matrix(&kv)?])
+        } else if file.has(layer, T::LatentKv) {
+            let q = match file.has(layer, T::LatentQ) {
+                true => get(T::LatentQ)?,
+                false => get(T::AttnQ)?,
+            };
+            Qkv::of(vec![self.matrix(&q)?, self.matrix(&get(T::LatentKv)?)?])
         } else {
             let q = matrices(file.spec(), &get(T::AttnQ)?, T::AttnQ);
             // The gates of all heads come last.
@@ -300,13 +121,8 @@ impl<'a> Loader<'a> {
             views.extend(q.iter().skip(1).step_by(2).filter(|_| q.len() > 1));
             Qkv::of(self.stacks(&views)?)
         };
-        let latent = match file.has(layer, T::LatentQ) {
-            true => Some(Latent {
-                q_norm: self.vector(&get(T::LatentQNorm)?)?,
-                kv_norm: self.vector(&get(T::LatentKvNorm)?)?,
-                q: self.matrix(&get(T::LatentQUp)?)?,
-                kv: self.matrix(&get(T::LatentKvUp)?)?,
-            }),
+        let latent = match file.has(layer, T::LatentKv) {
+            true => Some(self.latent(layer)?),
             false => None,
         };
         if file.has(layer, T::AttnQBias) {
@@ -339,6 +155,37 @@ impl<'a> Loader<'a> {
             bytes: self.bytes - before,
             slot: 0,
             state: 0,
+        })
+    }
+
+    fn latent(&mut self, layer: u32) -> Result<Latent, LoadError> {
+        use LayerTensor as T;
+        let file = self.file;
+        let get = |tensor| file.layer_tensor(layer, tensor);
+        let queries = match file.has(layer, T::LatentQ) {
+            true => Some((
+                self.vector(&get(T::LatentQNorm)?)?,
+                self.matrix(&get(T::LatentQUp)?)?,
+            )),
+            false => None,
+        };
+        let kv_norm = self.vector(&get(T::LatentKvNorm)?)?;
+        let mut heads = |tensor| {
+            let views = matrices(file.spec(), &get(tensor)?, tensor);
+            let heads = views.iter().map(|view| self.matrix(view));
+            heads.collect::<Result<Vec<_>, LoadError>>()
+        };
+        let up = match file.has(layer, T::LatentKeyUp) {
+            true => LatentUp::Absorbed {
+                keys: heads(T::LatentKeyUp)?,
+                values: heads(T::LatentValueUp)?,
+            },
+            false => LatentUp::Expanded(self.matrix(&get(T::LatentKvUp)?)?),
+        };
+        Ok(Latent {
+            queries,
+            kv_norm,
+            up,
         })
     }
 
@@ -402,6 +249,7 @@ impl<'a> Loader<'a> {
         let router = Router {
             matrix: self.matrix(&get(T::Router)?)?,
             bias: self.optional(layer, T::RouterBias)?,
+            correction: self.optional(layer, T::RouterCorrection)?,
         };
         let split = |tensor| Ok::<_, LoadError>(matrices(file.spec(), &get(tensor)?, tensor));
         let (gates, ups) = (split(T::ExpertGate)?, split(T::ExpertUp)?);
@@ -418,11 +266,14 @@ impl<'a> Loader<'a> {
         }
         let bytes = self.bytes - before;
         let shared = match file.has(layer, T::SharedGate) {
-            true => Some(SharedExpert {
-                score: self.matrix(&get(T::SharedScore)?)?,
+            true => Some(Box::new(SharedExpert {
+                score: match file.has(layer, T::SharedScore) {
+                    true => Some(self.matrix(&get(T::SharedScore)?)?),
+                    false => None,
+                },
                 ffn: self.ffn(&get(T::SharedGate)?, &get(T::SharedUp)?)?,
                 down: self.matrix(&get(T::SharedDown)?)?,
-            }),
+            })),
             false => None,
         };
         Ok(FeedForward::Experts {
@@ -546,6 +397,7 @@ fn matrices<'a>(
         T::ExpertGate | T::ExpertUp | T::ExpertDown => {
             spec.experts.map_or(1, |experts| experts.count as usize)
         }
+        T::LatentKeyUp | T::LatentValueUp => spec.heads as usize,
         T::FfnGateUp => 2,
         // The queries of a head, then its gates.
         T::AttnQ if spec.attention.output_gate => 2 * spec.heads as usize,

@@ -13,5 +13,6 @@ mod model_refusals;
 mod part;
 mod real_model_file;
 mod recurrent_files;
+mod routed_files;
 mod split;
 mod weights_identity;

@@ -25,9 +25,9 @@ use tempfile::TempDir;
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
-const FAMILIES: &str = "gemma2 gemma3 glm4 gptoss granite llama31 minicpm3 mistral mistral3 \
-    mistralyarn mixtral olmoe phi3 phi3long qwen2 qwen3 qwen35 qwen35moe qwen3moe qwen3next \
-    qwen3yarn smollm3";
+const FAMILIES: &str = "deepseek2 deepseek3 gemma2 gemma3 glm4 glm47flash glm4moe gptoss granite \
+    llama31 minicpm3 mistral mistral3 mistralyarn mixtral olmoe phi3 phi3long qwen2 qwen3 qwen35 \
+    qwen35moe qwen3moe qwen3next qwen3yarn seedoss smollm3";
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -281,6 +281,7 @@ fn quantising_during_and_after_the_import_is_the_same() {
         "gemma2",
         "gptoss",
         "minicpm3",
+        "deepseek3",
         "types-bf16",
         "types-mxfp4",
     ] {
@@ -631,6 +632,27 @@ fn assert_tower_is_left_out(name: &str, tower: &str, whole: impl FnOnce(Json) ->
         parts.insert(tower.to_owned(), ("F16".to_owned(), vec![1], vec![0, 0]));
     });
     assert_same_model(directory.path(), name);
+}
+
+#[test]
+fn blocks_for_multi_token_prediction_are_left_out() {
+    let directory = copy("glm4moe");
+    // As GLM-4.5 is published: a block more than the model has layers.
+    change_parts(directory.path(), |parts| {
+        let last = parts.iter().filter(|(name, _)| name.contains(".layers.2."));
+        let mut more: Parts = last
+            .map(|(name, part)| (name.replace(".layers.2.", ".layers.3."), part.clone()))
+            .collect();
+        let half = ("F16".to_owned(), vec![1], vec![0, 0]);
+        more.insert("model.layers.3.eh_proj.weight".to_owned(), half);
+        parts.extend(more);
+    });
+    assert_same_model(directory.path(), "glm4moe");
+    edit(directory.path(), "config.json", |config| {
+        config["num_nextn_predict_layers"] = json!(0);
+    });
+    let foreign = write(directory.path(), None).unwrap_err();
+    assert_matches!(foreign, ImportError::ForeignTensor { .. });
 }
 
 #[test]

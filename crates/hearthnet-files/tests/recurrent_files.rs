@@ -10,23 +10,29 @@ use hearthnet_files::{Manifest, ModelError, ModelFile};
 
 /// Changes to a file: metadata, and the lengths of tensors (no lengths remove one).
 #[derive(Default)]
-struct Changes<'a> {
-    metadata: BTreeMap<&'a str, Value<'a>>,
-    kinds: Option<&'a [bool]>,
-    tensors: BTreeMap<&'a str, &'a [u64]>,
+pub(crate) struct Changes<'a> {
+    pub(crate) metadata: BTreeMap<&'a str, Value<'a>>,
+    /// Keys that are left out.
+    pub(crate) without: &'a [&'a str],
+    pub(crate) kinds: Option<&'a [bool]>,
+    pub(crate) tensors: BTreeMap<&'a str, &'a [u64]>,
 }
 
 const KINDS: &str = "qwen35.attention.recurrent_layers";
 
-/// The tiny model with changes. Changed tensors are zeros in F32.
 fn changed(changes: &Changes<'_>) -> Result<ModelFile, ModelError> {
-    let path = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/tests/data/families/qwen35.gguf"
-    );
-    let from = Gguf::open(Path::new(path)).unwrap();
+    changed_model("qwen35", changes)
+}
+
+/// A tiny model with changes. Changed tensors are zeros in F32.
+pub(crate) fn changed_model(name: &str, changes: &Changes<'_>) -> Result<ModelFile, ModelError> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/families");
+    let from = Gguf::open(&folder.join(format!("{name}.gguf"))).unwrap();
     let mut writer = Writer::new();
     for (key, value) in from.metadata() {
+        if changes.without.contains(&key) {
+            continue;
+        }
         match (changes.metadata.get(key), changes.kinds) {
             (Some(value), _) => writer.set(key, *value).unwrap(),
             (None, Some(kinds)) if key == KINDS => {
@@ -61,7 +67,7 @@ fn changed(changes: &Changes<'_>) -> Result<ModelFile, ModelError> {
     ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap())
 }
 
-fn set<'a>(key: &'a str, value: Value<'a>) -> Changes<'a> {
+pub(crate) fn set<'a>(key: &'a str, value: Value<'a>) -> Changes<'a> {
     Changes {
         metadata: [(key, value)].into(),
         ..Changes::default()
@@ -156,6 +162,7 @@ fn blocks_for_multi_token_prediction_belong_to_the_model_and_are_not_layers() {
         .into(),
         kinds: Some(&[true, true, true, false, true, false]),
         tensors: names.into(),
+        ..Changes::default()
     };
     let file = changed(&changes).unwrap();
     assert_eq!((file.spec().layers, file.spec().prediction), (5, 1));

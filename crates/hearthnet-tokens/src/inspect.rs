@@ -7,7 +7,7 @@ use hearthnet_files::ModelFile;
 use hearthnet_files::convert::file_type_name;
 use hearthnet_files::gguf::{Gguf, TensorInfo, TypeUse, type_uses};
 use hearthnet_files::manifest::{TextId, WeightsId};
-use hearthnet_files::spec::{LatentSpec, ModelSpec, RopeScaling, YarnSpec};
+use hearthnet_files::spec::{LatentSpec, LeadingSpec, ModelSpec, RopeScaling, YarnSpec};
 use hearthnet_text::sanitize;
 use serde::Serialize;
 
@@ -316,13 +316,29 @@ impl fmt::Display for Inspection {
                 None => String::new(),
             };
             let text = format!("{} per layer, {} per token", experts.count, experts.used);
-            row("experts", text + &shared)?;
+            let groups = match experts.groups {
+                Some(groups) => format!(", from {} of {} groups", groups.used, groups.count),
+                None => String::new(),
+            };
+            let leading = match experts.leading {
+                None => String::new(),
+                Some(LeadingSpec { blocks: 1, .. }) => "; none in the first layer".to_owned(),
+                Some(LeadingSpec { blocks, .. }) => format!("; none in the first {blocks} layers"),
+            };
+            row("experts", text + &groups + &shared + &leading)?;
         }
         let text = format!("{heads} query, {kv_heads} key/value, {head_dim} wide");
         row("heads", text)?;
-        if let Some(LatentSpec { queries, keys, .. }) = spec.attention.latent {
-            let text = format!("queries of rank {queries}, keys and values of rank {keys}");
-            row("latent", text)?;
+        if let Some(latent) = spec.attention.latent {
+            let LatentSpec { queries, keys, .. } = latent;
+            let queries = queries.map(|rank| format!("queries of rank {rank}, "));
+            let cached = if latent.absorbed {
+                ", cached as they are"
+            } else {
+                ""
+            };
+            let text = format!("keys and values of rank {keys}{cached}");
+            row("latent", queries.unwrap_or_default() + &text)?;
         }
         row("vocabulary", format!("{} tokens", spec.vocab))?;
         row("context", format!("{} positions", spec.context))?;

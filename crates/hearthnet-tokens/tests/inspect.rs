@@ -84,10 +84,16 @@ fn special_features_of_families_are_shown() {
         "qwen3moe" => "experts       5 per layer, 3 per token";
         "qwen3moe" => "parameters    47648, 35360 per token";
         "minicpm3" => "latent        queries of rank 32, keys and values of rank 32";
+        "deepseek3" => "latent        queries of rank 32, keys and values of rank 64, cached as \
+            they are";
+        "deepseek2" => "latent        keys and values of rank 64, cached as they are";
+        "deepseek2" => "kv cache      288 bytes per position and layer, 216.0 KiB for a full context";
         "llama31" => "parameters    26792";
         "qwen35" => "layers        5, 4 of them recurrent";
         "qwen35" => "states        22.0 KiB of recurrent layers, and checkpoints";
         "qwen35moe" => "experts       5 per layer, 3 per token, and a shared one 64 wide";
+        "glm4moe" => "experts       8 per layer, 3 per token, from 2 of 4 groups, and a shared one \
+            32 wide; none in the first layer";
     } {
         let (text, _) = described(name);
         assert!(text.lines().any(|l| l == line), "{line} in\n{text}");

@@ -64,10 +64,21 @@ pub fn load(
 /// Refuses features that this engine does not compute.
 fn check(spec: &ModelSpec) -> Result<(), LoadError> {
     let shared = spec.experts.is_some_and(|experts| experts.shared.is_some());
+    let routed = spec.experts.is_some_and(|experts| {
+        experts.sigmoid || experts.groups.is_some() || experts.scale.is_some()
+    });
+    let latent = spec.attention.latent;
+    let latent = latent.is_some_and(|latent| latent.absorbed || latent.queries.is_none());
+    let leading = spec
+        .experts
+        .is_some_and(|experts| experts.leading.is_some());
     let missing = [
         (spec.delta.is_some(), "recurrent layers"),
         (spec.attention.output_gate, "gates of attention"),
+        (latent, "this form of latent attention"),
         (shared, "shared experts"),
+        (routed, "this way of choosing experts"),
+        (leading, "layers without experts before layers with experts"),
     ];
     match missing.iter().find(|(present, _)| *present) {
         None => Ok(()),

@@ -64,6 +64,11 @@ fn spec(used: u32, normalise: bool) -> ExpertSpec {
         normalise,
         bias: false,
         shared: None,
+        leading: None,
+        sigmoid: false,
+        correction: false,
+        groups: None,
+        scale: None,
     }
 }
 

@@ -3,13 +3,12 @@
 use std::ops::Range;
 
 use hearthnet_files::BoundaryDtype;
-use hearthnet_files::spec::LatentSpec;
 
-use super::stages::LayerRun;
+use super::stages::{LayerRun, Part};
 use super::tiles::{EngineContext, Tile, Widths};
 use super::tiling::Segment;
-use crate::kernels::{ActForm, Attention, AttentionScratch, PAGE, RopeTable};
-use crate::weights::{Layer, Qkv};
+use crate::kernels::{ActForm, Attention, AttentionScratch, PAGE};
+use crate::layer::{LatentUp, Layer, Qkv};
 
 /// With the safety contract of all steps (see `stages`).
 #[allow(unsafe_code)]
@@ -17,94 +16,26 @@ impl LayerRun<'_> {
     /// Reads `act`, writes the columns of `panels` in `qkv`, or in `latent` with latent attention.
     /// Panels are counted over all parts.
     pub(super) unsafe fn qkv(&self, layer: &Layer, panels: Range<usize>, tile: Tile<'_>) {
-        let (out, width) = match layer.latent {
-            Some(_) => (tile.buffers.latent, self.widths.latent),
-            None => (tile.rows.qkv, self.widths.qkv),
+        let (out, width) = match self.widths.latent {
+            Some(latent) if layer.latent.is_some() => (tile.buffers.latent, latent.row),
+            _ => (tile.rows.qkv, self.widths.qkv),
         };
         // SAFETY: no unit of the phase writes `act`.
         let act = unsafe { tile.buffers.read_act() };
-        let parts = layer.qkv.parts.iter().map(|part| (part, act));
-        // SAFETY: the columns of `panels` are the unit's.
-        unsafe { self.side_by_side(parts, panels, tile.rows.count, out, width) };
-    }
-
-    /// Reads `latent`, writes `act` (low-rank rows of queries) and `latent_kv`.
-    pub(super) unsafe fn norm_latent(&self, layer: &Layer, tile: Tile<'_>) {
-        let EngineContext { spec, kernels, .. } = *self.context;
-        let (Some(latent), Some(LatentSpec { norm_eps, .. })) =
-            (&layer.latent, spec.attention.latent)
-        else {
-            return;
-        };
-        let (width, buffers) = (self.widths.latent, tile.buffers);
-        // SAFETY: the unit owns `act` and `latent_kv`, and no unit writes `latent`.
-        let (low_rank, act, kv_act) = unsafe {
-            (
-                buffers.latent.slice(0..tile.rows.count * width),
-                buffers.act(),
-                &mut buffers.latent_kv.slice_mut(0..1)[0],
-            )
-        };
-        let (q, kv) = (latent.q_norm.len(), latent.kv_norm.len());
-        let part = |columns: Range<usize>| -> Vec<f32> {
-            let rows = low_rank.chunks_exact(width);
-            rows.flat_map(|row| &row[columns.clone()])
-                .copied()
-                .collect()
-        };
-        let form = ActForm::of([&latent.q]);
-        kernels.norm_prepare(&part(0..q), &latent.q_norm, norm_eps, form, act);
-        let form = ActForm::of([&latent.kv]);
-        kernels.norm_prepare(&part(q..q + kv), &latent.kv_norm, norm_eps, form, kv_act);
-    }
-
-    /// Reads `act` and `latent_kv`, writes the columns of `panels` in `qkv`: queries, then keys
-    /// and values alternating by head.
-    pub(super) unsafe fn expand_latent(&self, layer: &Layer, panels: Range<usize>, tile: Tile<'_>) {
-        let Some(latent) = &layer.latent else {
-            return;
-        };
-        let Tile { rows, buffers } = tile;
-        // SAFETY: no unit of the phase writes the activations.
-        let (act, kv_act) = unsafe { (buffers.read_act(), &buffers.latent_kv.slice(0..1)[0]) };
-        let parts = [(&latent.q, act), (&latent.kv, kv_act)].into_iter();
-        // SAFETY: the columns of `panels` in `qkv` are the unit's.
-        unsafe { self.side_by_side(parts, panels, rows.count, rows.qkv, self.widths.qkv) };
-    }
-
-    /// Completes a row of `qkv` written by [`Self::expand_latent`]: queries, keys, and values
-    /// padded to the width of keys. `rotary` is the rotary part of the keys, common to all heads.
-    fn finish_latent_row(
-        &self,
-        latent: &LatentSpec,
-        table: Option<&RopeTable>,
-        position: usize,
-        row: &mut [f32],
-        rotary: &mut [f32],
-    ) {
-        let EngineContext { spec, kernels, .. } = *self.context;
-        let Widths { q, kv, .. } = self.widths;
-        let (d, values) = (spec.head_dim as usize, latent.values as usize);
-        let nope = d - rotary.len();
-        let (queries, rest) = row.split_at_mut(q);
-        if let Some(table) = table {
-            kernels.rope(table, position, rotary, rotary.len());
-            for head in queries.chunks_exact_mut(d) {
-                let dims = rotary.len();
-                kernels.rope(table, position, &mut head[nope..], dims);
+        let mut end = 0;
+        let parts = layer.qkv.parts.iter().map(|matrix| {
+            let column = end;
+            end += matrix.rows();
+            Part {
+                matrix,
+                act,
+                out,
+                width,
+                column,
             }
-        }
-        let both = rest[..kv / d * (nope + values)].to_vec();
-        let (to_keys, to_values) = rest.split_at_mut(kv);
-        let heads = to_keys
-            .chunks_exact_mut(d)
-            .zip(to_values.chunks_exact_mut(d));
-        for ((to_key, to_value), from) in heads.zip(both.chunks_exact(nope + values)) {
-            to_key[..nope].copy_from_slice(&from[..nope]);
-            to_key[nope..].copy_from_slice(rotary);
-            to_value[..values].copy_from_slice(&from[nope..]);
-            to_value[values..].fill(0.0);
-        }
+        });
+        // SAFETY: the columns of `panels` are the unit's.
+        unsafe { self.side_by_side(parts, panels, tile.rows.count) };
     }
 
     /// Completes queries, keys and values in `qkv` (biases, norms, RoPE; for latent attention
@@ -141,12 +72,13 @@ impl LayerRun<'_> {
                     kernels.rms_norm_in_place(&mut values[..q], q_norm, spec.norm_eps);
                     kernels.rms_norm_in_place(&mut values[q..q + kv], k_norm, spec.norm_eps);
                 }
-                if let Some(latent) = &spec.attention.latent {
-                    let (width, dims) = (self.widths.latent, spec.rope.dims as usize);
-                    let rotary = (row + 1) * width - dims..(row + 1) * width;
+                if let Some(latent) = self.widths.latent {
                     // SAFETY: the unit owns the row of `latent`.
-                    let rotary = unsafe { tile.buffers.latent.slice_mut(rotary) };
-                    self.finish_latent_row(latent, table, position, values, rotary);
+                    let low_rank = unsafe {
+                        let columns = row * latent.row..(row + 1) * latent.row;
+                        tile.buffers.latent.slice_mut(columns)
+                    };
+                    self.finish_latent_row(table, position, values, low_rank);
                 } else if let Some(table) = table {
                     kernels.rope(table, position, &mut values[..q + kv], d);
                 }
@@ -230,7 +162,7 @@ impl LayerRun<'_> {
             heads: heads.len(),
             scale: match spec.attention.scale {
                 Some(scale) => scale,
-                None => 1.0 / (d as f32).sqrt(),
+                None => 1.0 / (spec.head_dim as f32).sqrt(),
             },
             softcap: spec.attention.softcap,
             sinks: sinks.map(|sinks| &sinks[heads]),
@@ -259,6 +191,11 @@ impl LayerRun<'_> {
         if let Some(delta) = &layer.delta {
             // SAFETY: by the contract of all steps.
             unsafe { self.quantise_delta(layer, delta, tile) };
+            return;
+        }
+        if let Some(LatentUp::Absorbed { values, .. }) = layer.latent.as_ref().map(|l| &l.up) {
+            // SAFETY: by the contract of all steps.
+            unsafe { self.quantise_latent(values, tile) };
             return;
         }
         let mut width = self.widths.q;

@@ -11,8 +11,8 @@ use hearthnet_files::spec::{Activation, DeltaSpec};
 use super::stages::LayerRun;
 use super::tiles::Tile;
 use crate::kernels::{ActForm, Convolution, DeltaRows, SharedMut, grow, softplus};
+use crate::layer::{Delta, Layer};
 use crate::state::INTERVAL;
-use crate::weights::{Delta, Layer};
 
 /// States of a sequence during a batch. `None` are zeros.
 pub(crate) struct SequenceState<'a> {

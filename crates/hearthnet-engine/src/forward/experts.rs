@@ -9,7 +9,7 @@ use super::stages::LayerRun;
 use super::tiles::{Tile, Widths};
 use super::tiling::share;
 use crate::kernels::{Act, ActForm, Output, TileMut, grow};
-use crate::weights::{Expert, Ffn, Router, SharedExpert};
+use crate::layer::{Expert, Ffn, Router, SharedExpert};
 
 #[derive(Default)]
 pub(super) struct ExpertScratch {
@@ -30,7 +30,9 @@ impl LayerRun<'_> {
         tile: Tile<'_>,
     ) {
         let (kernels, widths, pairs) = (self.context.kernels, &self.widths, self.pairs);
-        let normalise = self.context.spec.experts.is_some_and(|e| e.normalise);
+        let Some(spec) = &self.context.spec.experts else {
+            return;
+        };
         let Tile { rows, buffers } = tile;
         let (count, experts, used) = (rows.count, widths.experts, widths.used);
         // SAFETY: no unit writes `act`; the unit owns the tile's rows and their routes.
@@ -40,12 +42,22 @@ impl LayerRun<'_> {
             pairs.normed.slice_mut(normed).copy_from_slice(act.plain());
             if let Some(shared) = shared {
                 let weights = pairs.shared_weights.part(rows.first..rows.first + count);
-                let out = weights.tile_mut(count, 1, 0..1);
-                kernels.matmul(&shared.score, 0..1, act, Output::Store, out);
-                kernels.sigmoid(weights.slice_mut(0..count));
+                match &shared.score {
+                    Some(score) => {
+                        let out = weights.tile_mut(count, 1, 0..1);
+                        kernels.matmul(score, 0..1, act, Output::Store, out);
+                        kernels.sigmoid(weights.slice_mut(0..count));
+                    }
+                    // The output is added as it is.
+                    None => weights.slice_mut(0..count).fill(1.0),
+                }
             }
             let out = buffers.scores.tile_mut(count, experts, 0..experts);
-            let Router { matrix, bias } = router;
+            let Router {
+                matrix,
+                bias,
+                correction,
+            } = router;
             kernels.matmul(matrix, 0..matrix.panels(), act, Output::Store, out);
             let scores = buffers.scores.slice_mut(0..count * experts);
             let routes = rows.first * used..(rows.first + count) * used;
@@ -55,7 +67,7 @@ impl LayerRun<'_> {
                 if let Some(bias) = bias {
                     kernels.add_round(scores, bias, BoundaryDtype::F32);
                 }
-                choose(kernels, scores, normalise, routes);
+                choose(kernels, scores, spec, correction.as_deref(), routes);
             }
         }
     }

@@ -7,7 +7,7 @@ use hearthnet_files::BoundaryDtype;
 use super::stages::LayerRun;
 use super::tiles::{EngineContext, Tile};
 use crate::kernels::{Act, ActForm, Output, Packed, TileMut};
-use crate::weights::{ExpertBias, Ffn};
+use crate::layer::{ExpertBias, Ffn};
 
 /// With the safety contract of all steps (see `stages`).
 #[allow(unsafe_code)]

@@ -19,8 +19,8 @@
 //! A layer with a recurrence (gated delta rule) has a phase for it instead of attention: it needs
 //! the rows of a sequence one after another, and is split by heads: see [`delta`].
 //!
-//! With latent attention (MLA), QKV gives low-rank rows, and a further phase computes queries,
-//! keys and values from them. A mixture of experts regroups the rows across tiles: see [`moe`].
+//! With latent attention (MLA), QKV gives low-rank rows, and further phases expand or absorb them:
+//! see [`latent`]. A mixture of experts regroups the rows across tiles: see [`moe`].
 //!
 //! Both passes compute a row with the same kernels in the same order, so the result depends neither
 //! on the pass, nor on the tiles, nor on which thread does the work: see [`stages`].
@@ -29,6 +29,7 @@ mod attention;
 mod delta;
 mod experts;
 mod feed_forward;
+mod latent;
 mod moe;
 mod stages;
 mod tiles;
@@ -39,10 +40,10 @@ use std::ops::Range;
 use parking_lot::Mutex;
 
 use crate::kernels::AttentionScratch;
+use crate::layer::FeedForward;
 use crate::memory::Views;
 use crate::sequence::Span;
 use crate::thread_pool::PoolThread;
-use crate::weights::FeedForward;
 use delta::DeltaScratch;
 use experts::ExpertScratch;
 use moe::MoeBuffers;

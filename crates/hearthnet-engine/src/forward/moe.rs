@@ -18,8 +18,12 @@
 //! that of a later layer. So the number of units of a phase is a bound that depends on the pass
 //! only, and a thread reads the plan only while it holds a unit.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::ops::Range;
+
+use hearthnet_files::BoundaryDtype;
+use hearthnet_files::spec::{ExpertSpec, GroupSpec};
 
 use super::tiles::{Widths, shared};
 use super::tiling::{PREFILL_TILE, UNITS};
@@ -196,28 +200,78 @@ fn next_best(scores: &[f32], last: Option<(f32, usize)>) -> Option<(f32, usize)>
     best
 }
 
-/// Fills `routes` with the best experts of a row. Overwrites `scores`. If `normalise`, weights are
-/// a softmax over the chosen experts and add up to 1; otherwise a softmax over all experts.
-pub(super) fn choose(kernels: Kernels, scores: &mut [f32], normalise: bool, routes: &mut [Route]) {
+/// Fills `routes` with the best experts of a row, and their weights. Overwrites `scores`.
+pub(super) fn choose(
+    kernels: Kernels,
+    scores: &mut [f32],
+    spec: &ExpertSpec,
+    correction: Option<&[f32]>,
+    routes: &mut [Route],
+) {
+    if spec.sigmoid {
+        kernels.sigmoid(scores);
+    }
+    let mut ranked = Cow::Borrowed(&*scores);
+    if let Some(correction) = correction {
+        kernels.add_round(ranked.to_mut(), correction, BoundaryDtype::F32);
+    }
+    if let Some(groups) = &spec.groups {
+        keep_groups(ranked.to_mut(), groups, spec.sigmoid);
+    }
     let mut last = None;
-    let mut top = 0.0;
-    for (rank, route) in routes.iter_mut().enumerate() {
-        last = next_best(scores, last);
-        let (score, expert) = last.unwrap_or_default();
-        if rank == 0 {
-            top = score;
-        }
+    for route in routes.iter_mut() {
+        last = next_best(&ranked, last);
+        let (_, expert) = last.unwrap_or_default();
         route.expert = expert as u32;
     }
-    scores.iter_mut().for_each(|score| *score -= top);
-    kernels.exp(scores);
-    let exp = |route: &Route| scores[route.expert as usize];
-    let sum = match normalise {
-        true => routes.iter().fold(0.0, |sum, route| sum + exp(route)),
-        false => fold16(scores),
+    if !spec.sigmoid {
+        let best = routes.first().map_or(0, |route| route.expert as usize);
+        let top = scores[best];
+        scores.iter_mut().for_each(|score| *score -= top);
+        kernels.exp(scores);
+    }
+    let own = |route: &Route| scores[route.expert as usize];
+    let sum = match (spec.normalise, spec.sigmoid) {
+        (true, false) => routes.iter().fold(0.0, |sum, route| sum + own(route)),
+        (true, true) => routes.iter().fold(0.0, |sum, route| sum + own(route)) + LEAST_SUM,
+        (false, false) => fold16(scores),
+        (false, true) => 1.0,
     };
     for route in routes {
-        route.weight = exp(route) / sum;
+        route.weight = own(route) / sum;
+        if let Some(scale) = spec.scale {
+            route.weight *= scale;
+        }
+    }
+}
+
+/// Added to the sum of sigmoids, as in the published models.
+const LEAST_SUM: f32 = 1e-20;
+
+/// Makes NaN, which ranks last, of the scores outside the best groups. The score of a group is that
+/// of its best expert; or, of sigmoids, the sum of those of its two best experts.
+fn keep_groups(scores: &mut [f32], groups: &GroupSpec, of_two: bool) {
+    let each = scores.len() / groups.count as usize;
+    let best = |group: &[f32]| {
+        let first = next_best(group, None);
+        let (score, _) = first.unwrap_or_default();
+        match of_two {
+            true => score + next_best(group, first).unwrap_or_default().0,
+            false => score,
+        }
+    };
+    let of_groups: Vec<f32> = scores.chunks_exact(each).map(best).collect();
+    let mut kept = vec![false; of_groups.len()];
+    let mut last = None;
+    for _ in 0..groups.used {
+        last = next_best(&of_groups, last);
+        let (_, group) = last.unwrap_or_default();
+        kept[group] = true;
+    }
+    for (group, kept) in scores.chunks_exact_mut(each).zip(kept) {
+        if !kept {
+            group.fill(f32::NAN);
+        }
     }
 }
 
@@ -251,16 +305,55 @@ mod tests {
             "/../../specs/canonical-arithmetic.md"
         ));
         let spec = spec.unwrap();
-        for normalise in [true, false] {
-            let mut scores = [1.5, -0.25, 1.5, 0.75];
-            let mut routes = [Route::default(); 2];
-            choose(Kernels::best(), &mut scores, normalise, &mut routes);
-            let [first, second] = routes;
-            assert_eq!((first.expert, second.expert), (0, 2));
-            assert_eq!(first.weight.to_bits(), second.weight.to_bits());
-            let bits = format!("`{:08x}`", first.weight.to_bits());
-            assert!(spec.contains(&format!("{bits}, {bits}")), "{bits}");
+        let softmax = ExpertSpec {
+            count: 4,
+            used: 2,
+            normalise: true,
+            bias: false,
+            shared: None,
+            leading: None,
+            sigmoid: false,
+            correction: false,
+            groups: None,
+            scale: None,
+        };
+        let sigmoid = ExpertSpec {
+            sigmoid: true,
+            correction: true,
+            scale: Some(2.5),
+            ..softmax
+        };
+        let groups = Some(GroupSpec { count: 2, used: 1 });
+        let each = |spec: ExpertSpec| {
+            let not = ExpertSpec {
+                normalise: false,
+                ..spec
+            };
+            [spec, not]
+        };
+        let grouped = ExpertSpec { groups, ..sigmoid };
+        let [both, rest] = [each(softmax), each(sigmoid)];
+        for (of, experts) in [(&both[..], [0, 2]), (&rest, [1, 2]), (&[grouped], [2, 3])] {
+            for of in of {
+                let mut scores = [1.5, -0.25, 1.5, 0.75];
+                let correction = [-0.25, 0.5, 0.0, 0.125];
+                let correction = of.correction.then_some(&correction[..]);
+                let mut routes = [Route::default(); 2];
+                choose(Kernels::best(), &mut scores, of, correction, &mut routes);
+                assert_eq!(routes.map(|route| route.expert), experts, "{of:?}");
+                let [first, second] = routes.map(|r| format!("`{:08x}`", r.weight.to_bits()));
+                assert!(
+                    spec.contains(&format!("{first}, {second}")),
+                    "{of:?}: {first}"
+                );
+            }
         }
+        // A softmax is limited to the group with the best expert, here the first of two equal ones.
+        let grouped = ExpertSpec { groups, ..softmax };
+        let mut scores = [1.5, -0.25, 1.5, 0.75];
+        let mut routes = [Route::default(); 2];
+        choose(Kernels::best(), &mut scores, &grouped, None, &mut routes);
+        assert_eq!(routes.map(|route| route.expert), [0, 1]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::moe::Pairs;
 use super::tiles::{EngineContext, Tile, Widths};
 use super::tiling::Segment;
 use crate::kernels::{Act, ActForm, Output, Packed, SharedMut};
-use crate::weights::{FeedForward, Layer};
+use crate::layer::{FeedForward, Latent, LatentUp, Layer};
 
 /// Pass of some rows of the batch over the layers.
 pub(super) struct LayerRun<'a> {
@@ -38,6 +38,10 @@ pub(super) enum Stage {
     Qkv,
     /// Up-projections of the low-rank rows of latent attention.
     Latent,
+    /// Matrices of each head that absorb the up-projection to keys into the queries.
+    Absorb,
+    /// Up-projections of the output of attention to the values of each head.
+    Values,
     /// Output matrix of attention.
     Output,
     /// Dense feed-forward layer.
@@ -51,29 +55,60 @@ pub(super) enum Stage {
 impl Stage {
     /// Stages before attention.
     pub(super) fn before_attention(layer: &Layer) -> &'static [Self] {
-        match layer.latent {
-            Some(_) => &[Self::Qkv, Self::Latent],
+        match layer
+            .latent
+            .as_ref()
+            .map(|latent| (&latent.up, &latent.queries))
+        {
             None => &[Self::Qkv],
+            Some((LatentUp::Expanded(_), _)) => &[Self::Qkv, Self::Latent],
+            Some((LatentUp::Absorbed { .. }, Some(_))) => &[Self::Qkv, Self::Latent, Self::Absorb],
+            Some((LatentUp::Absorbed { .. }, None)) => &[Self::Qkv, Self::Absorb],
         }
     }
 
     /// Stages between the attention of a layer, and its end or its experts.
     pub(super) fn after_attention(layer: &Layer) -> &'static [Self] {
-        match &layer.feed_forward {
-            FeedForward::Dense { .. } => &[Self::Output, Self::GateUp, Self::Down],
-            FeedForward::Experts { shared: None, .. } => &[Self::Output],
-            FeedForward::Experts { .. } => &[Self::Output, Self::SharedGateUp, Self::SharedDown],
+        let stages: &[Self] = match &layer.feed_forward {
+            FeedForward::Dense { .. } => &[Self::Values, Self::Output, Self::GateUp, Self::Down],
+            FeedForward::Experts { shared: None, .. } => &[Self::Values, Self::Output],
+            FeedForward::Experts { .. } => &[
+                Self::Values,
+                Self::Output,
+                Self::SharedGateUp,
+                Self::SharedDown,
+            ],
+        };
+        match layer.latent.as_ref().map(|latent| &latent.up) {
+            Some(LatentUp::Absorbed { .. }) => stages,
+            Some(LatentUp::Expanded(_)) | None => &stages[1..],
         }
     }
+}
+
+/// Matrix of a stage, with its input and the place of its output.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'m> {
+    pub(super) matrix: &'m Packed,
+    pub(super) act: &'m Act,
+    pub(super) out: SharedMut<'m, f32>,
+    /// Values in a row of `out`.
+    pub(super) width: usize,
+    /// Column of the first output.
+    pub(super) column: usize,
 }
 
 #[allow(unsafe_code)]
 impl LayerRun<'_> {
     pub(super) fn panels(&self, index: usize, stage: Stage) -> usize {
         let layer = &self.context.layers[index];
+        let heads =
+            |heads: Option<&[Packed]>| heads.into_iter().flatten().map(Packed::panels).sum();
         match (stage, &layer.feed_forward) {
             (Stage::Qkv, _) => layer.qkv.panels(),
-            (Stage::Latent, _) => layer.latent.as_ref().map_or(0, |latent| latent.panels()),
+            (Stage::Latent, _) => layer.latent.as_ref().map_or(0, Latent::panels),
+            (Stage::Absorb, _) => heads(layer.latent.as_ref().map(|latent| latent.absorbed().0)),
+            (Stage::Values, _) => heads(layer.latent.as_ref().map(|latent| latent.absorbed().1)),
             (Stage::Output, _) => layer.attn_output.panels(),
             (Stage::GateUp, FeedForward::Dense { ffn, .. }) => ffn.panels(),
             (Stage::Down, FeedForward::Dense { down, .. }) => down.panels(),
@@ -100,12 +135,14 @@ impl LayerRun<'_> {
             match (stage, &layer.feed_forward) {
                 (Stage::Qkv, _) => self.qkv(layer, panels, tile),
                 (Stage::Latent, _) => self.expand_latent(layer, panels, tile),
+                (Stage::Absorb, _) => self.absorb(layer, panels, tile),
+                (Stage::Values, _) => self.values(layer, panels, tile),
                 // The residual stream is rounded to the boundary dtype at the end of a block only.
                 (Stage::Output, _) => {
                     self.add(&layer.attn_output, panels, BoundaryDtype::F32, tile);
                 }
                 (Stage::GateUp, FeedForward::Dense { ffn, .. }) => {
-                    self.ffn(ffn, self.widths.ffn, panels, tile);
+                    self.ffn(ffn, self.widths.dense, panels, tile);
                 }
                 (Stage::Down, FeedForward::Dense { down, .. }) => {
                     self.add(down, panels, self.context.spec.boundary, tile);
@@ -131,16 +168,18 @@ impl LayerRun<'_> {
                 (Stage::Qkv, _) if layer.latent.is_some() => self.norm_latent(layer, tile),
                 // The recurrence needs all rows of a sequence.
                 (Stage::Qkv, _) if layer.delta.is_some() => {}
-                (Stage::Qkv | Stage::Latent, _) => self.store_kv(index, tile),
+                (Stage::Latent, _) => self.end_latent(index, tile),
+                (Stage::Qkv | Stage::Absorb, _) => self.store_kv(index, tile),
+                (Stage::Values, _) => self.quantise_values(layer, tile),
                 (Stage::Output, feed_forward) => {
                     self.end_attention(layer, tile);
                     self.ffn_norm(layer, tile);
                     if let FeedForward::Experts { router, shared, .. } = feed_forward {
-                        self.route(router, shared.as_ref(), tile);
+                        self.route(router, shared.as_deref(), tile);
                     }
                 }
                 (Stage::GateUp, FeedForward::Dense { down, .. }) => {
-                    self.quantise_h(down, self.widths.ffn, tile);
+                    self.quantise_h(down, self.widths.dense, tile);
                 }
                 (Stage::Down, _) => self.end_block(index, tile),
                 (Stage::SharedGateUp, FeedForward::Experts { shared, .. }) => {
@@ -195,7 +234,7 @@ impl LayerRun<'_> {
         let form = match &layer.feed_forward {
             FeedForward::Dense { ffn, .. } => ffn.form(),
             FeedForward::Experts { router, shared, .. } => {
-                let score = shared.as_ref().map(|shared| &shared.score);
+                let score = shared.as_ref().and_then(|shared| shared.score.as_ref());
                 let ffn = shared.as_ref().map(|shared| shared.ffn.form());
                 let scores = ActForm::of(score.into_iter().chain([&router.matrix]));
                 ActForm {
@@ -216,32 +255,28 @@ impl LayerRun<'_> {
         self.context.kernels.norm_prepare(x, weight, eps, form, act);
     }
 
-    /// Writes the columns of `panels` in `out`, which has rows of `width` values. Panels are
-    /// counted over all matrices of `parts`, each paired with its activations.
+    /// Writes the columns of `panels` in the outputs of `parts`. Panels are counted over all parts.
     pub(super) unsafe fn side_by_side<'m>(
         &self,
-        parts: impl Iterator<Item = (&'m Packed, &'m Act)>,
+        parts: impl Iterator<Item = Part<'m>>,
         panels: Range<usize>,
         rows: usize,
-        out: SharedMut<'_, f32>,
-        width: usize,
     ) {
-        let (mut before, mut column) = (0, 0);
-        for (part, act) in parts {
-            let end = before + part.panels();
+        let mut before = 0;
+        for part in parts {
+            let end = before + part.matrix.panels();
             let own = panels.start.max(before)..panels.end.min(end);
             if own.start < own.end {
                 let own = own.start - before..own.end - before;
-                let columns = part.columns(&own);
-                let columns = column + columns.start..column + columns.end;
+                let columns = part.matrix.columns(&own);
+                let columns = part.column + columns.start..part.column + columns.end;
                 // SAFETY: the columns of `panels` are the unit's.
-                let out = unsafe { out.tile_mut(rows, width, columns) };
+                let out = unsafe { part.out.tile_mut(rows, part.width, columns) };
                 self.context
                     .kernels
-                    .matmul(part, own, act, Output::Store, out);
+                    .matmul(part.matrix, own, part.act, Output::Store, out);
             }
             before = end;
-            column += part.rows();
         }
     }
 

@@ -1,13 +1,15 @@
 //! Tiles of rows, and the buffers for their intermediate values.
 
-use hearthnet_files::spec::ModelSpec;
+use std::ops::Range;
+
+use hearthnet_files::spec::{LatentSpec, ModelSpec};
 
 use super::tiling::Segment;
 use crate::kernels::{Act, Kernels, SharedMut, grow};
 use crate::kv::Geometry;
+use crate::layer::{Delta, FeedForward, Ffn, Layer};
 use crate::rope_tables::RopeTables;
 use crate::thread_pool::ThreadPool;
-use crate::weights::{Delta, FeedForward, Ffn, Layer};
 
 /// Everything that stays the same for all rows of a batch.
 pub(crate) struct EngineContext<'a> {
@@ -30,6 +32,7 @@ impl EngineContext<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Widths {
     pub(super) x: usize,
+    /// Queries of all heads, as attention reads them.
     pub(super) q: usize,
     pub(super) kv: usize,
     /// Outputs of the first matrices of a layer: queries, keys, values and gates; or those of a
@@ -37,9 +40,11 @@ pub(super) struct Widths {
     pub(super) qkv: usize,
     /// Inputs of the output projection.
     pub(super) attn: usize,
-    /// Width of all low-rank rows of latent attention, or 0.
-    pub(super) latent: usize,
+    pub(super) latent: Option<LatentWidths>,
+    /// Width of an expert, or 0.
     pub(super) ffn: usize,
+    /// Width of the feed-forward layers without experts, or 0.
+    pub(super) dense: usize,
     /// Width of the shared expert, or 0.
     pub(super) shared: usize,
     pub(super) experts: usize,
@@ -55,7 +60,8 @@ pub(super) struct Widths {
 impl Widths {
     pub(super) fn of(context: &EngineContext<'_>) -> Self {
         let spec = context.spec;
-        let (q, kv) = (spec.query_width() as usize, spec.kv_width() as usize);
+        let (q, kv) = (spec.heads * spec.key_width(), spec.kv_width());
+        let (q, kv) = (q as usize, kv as usize);
         let split = |layer: &Layer| match &layer.feed_forward {
             FeedForward::Dense { ffn, .. } => matches!(ffn, Ffn::Split { .. }),
             FeedForward::Experts { shared, .. } => {
@@ -71,10 +77,15 @@ impl Widths {
             kv,
             qkv: (q + 2 * kv + gates).max(delta.map_or(0, Delta::row)),
             attn: q.max(delta.map_or(0, |delta| delta.values() as usize)),
-            latent: spec.attention.latent.map_or(0, |latent| {
-                (latent.queries + latent.keys + spec.rope.dims) as usize
-            }),
-            ffn: spec.ffn as usize,
+            latent: spec
+                .attention
+                .latent
+                .map(|latent| LatentWidths::of(spec, &latent)),
+            ffn: spec.experts.map_or(0, |_| spec.ffn as usize),
+            dense: match spec.experts {
+                None => spec.ffn as usize,
+                Some(experts) => experts.leading.map_or(0, |leading| leading.ffn as usize),
+            },
             shared: spec
                 .experts
                 .and_then(|experts| experts.shared)
@@ -86,6 +97,68 @@ impl Widths {
                 || spec.scales.residual.is_some()
                 || spec.attention.output_bias,
         }
+    }
+}
+
+/// Columns of a row of [`Buffers::latent`].
+#[derive(Clone, Copy)]
+pub(super) struct LatentWidths {
+    pub(super) row: usize,
+    /// Low-rank row of the queries; the queries themselves if there is none.
+    first: usize,
+    keys: usize,
+    rotary: usize,
+    /// Queries of all heads.
+    queries: usize,
+    has_rank: bool,
+    /// Outputs of all heads; they replace the row after attention.
+    pub(super) attended: usize,
+    /// Heads with activations of their own.
+    heads: usize,
+}
+
+impl LatentWidths {
+    fn of(spec: &ModelSpec, latent: &LatentSpec) -> Self {
+        let queries = spec.query_width() as usize;
+        let first = latent.queries.map_or(queries, |rank| rank as usize);
+        let (keys, rotary) = (latent.keys as usize, spec.rope.dims as usize);
+        let up = latent.queries.map_or(0, |_| queries);
+        let attended = (spec.heads * latent.values) as usize;
+        Self {
+            row: (first + keys + rotary + up).max(attended),
+            first,
+            keys,
+            rotary,
+            queries,
+            has_rank: latent.queries.is_some(),
+            attended,
+            heads: if latent.absorbed {
+                spec.heads as usize
+            } else {
+                1
+            },
+        }
+    }
+
+    /// Low-rank row of the queries, or the queries.
+    pub(super) fn first(&self) -> Range<usize> {
+        0..self.first
+    }
+
+    /// Low-rank row of keys and values.
+    pub(super) fn keys(&self) -> Range<usize> {
+        self.first..self.first + self.keys
+    }
+
+    /// Rotary part of the keys.
+    pub(super) fn rotary(&self) -> Range<usize> {
+        let start = self.keys().end;
+        start..start + self.rotary
+    }
+
+    pub(super) fn queries(&self) -> Range<usize> {
+        let start = if self.has_rank { self.rotary().end } else { 0 };
+        start..start + self.queries
     }
 }
 
@@ -111,9 +184,11 @@ pub(super) struct Tile<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Buffers<'a> {
     pub(super) act: SharedMut<'a, Act>,
+    /// Rows of latent attention: see [`LatentWidths`].
     pub(super) latent: SharedMut<'a, f32>,
-    /// Normalised low-rank rows of keys and values. (Those of queries are in `act`.)
-    pub(super) latent_kv: SharedMut<'a, Act>,
+    /// Normalised low-rank rows of keys and values. (Those of queries are in `act`.) If absorbed:
+    /// input of the matrices of each head.
+    pub(super) latent_acts: SharedMut<'a, Act>,
     pub(super) attn: SharedMut<'a, f32>,
     pub(super) h: SharedMut<'a, f32>,
     pub(super) up: SharedMut<'a, f32>,
@@ -127,7 +202,7 @@ pub(super) struct Buffers<'a> {
 pub(super) struct TileBuffers {
     act: Act,
     latent: Vec<f32>,
-    latent_kv: Act,
+    latent_acts: Vec<Act>,
     attn: Vec<f32>,
     h: Vec<f32>,
     up: Vec<f32>,
@@ -138,13 +213,19 @@ pub(super) struct TileBuffers {
 impl TileBuffers {
     pub(super) fn buffers(&mut self, widths: &Widths, rows: usize) -> Buffers<'_> {
         let only = |wanted: bool, width: usize| if wanted { rows * width } else { 0 };
-        let dense = widths.experts == 0;
-        let branch = only(widths.branches || !dense, widths.x);
-        let h = if dense { widths.ffn } else { widths.shared };
+        let acts = widths.latent.map_or(0, |latent| latent.heads);
+        if self.latent_acts.len() < acts {
+            self.latent_acts.resize_with(acts, Act::default);
+        }
+        let branch = only(widths.branches || widths.experts > 0, widths.x);
+        let h = widths.dense.max(widths.shared);
         Buffers {
             act: SharedMut::new(std::slice::from_mut(&mut self.act)),
-            latent: shared(&mut self.latent, rows * widths.latent),
-            latent_kv: SharedMut::new(std::slice::from_mut(&mut self.latent_kv)),
+            latent: shared(
+                &mut self.latent,
+                rows * widths.latent.map_or(0, |latent| latent.row),
+            ),
+            latent_acts: SharedMut::new(&mut self.latent_acts),
             attn: shared(&mut self.attn, rows * widths.attn),
             h: shared(&mut self.h, rows * h),
             up: shared(&mut self.up, only(widths.split_ffn, h)),

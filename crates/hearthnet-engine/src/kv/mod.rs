@@ -32,6 +32,7 @@ pub(crate) struct Geometry {
     /// Layers that have keys and values.
     pub(crate) layers: usize,
     pub(crate) kv_heads: usize,
+    /// Width of a key, and of a value.
     pub(crate) head_dim: usize,
 }
 
@@ -40,7 +41,7 @@ impl Geometry {
         Self {
             layers: layers.filter(|&layer| spec.block(layer).has_keys()).count(),
             kv_heads: spec.kv_heads as usize,
-            head_dim: spec.head_dim as usize,
+            head_dim: spec.key_width() as usize,
         }
     }
 

@@ -15,6 +15,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod ggml;
+mod latent;
 mod quantised;
 mod vectors;
 
@@ -310,6 +311,40 @@ fn specs_describe_each_family() {
         ..json(r#"{"embedding": 12.0, "logits": 0.125}"#)
     };
     assert_eq!(minicpm3.scales, scales);
+    for (name, queries, ffn) in [
+        ("deepseek2", None, 64),
+        ("deepseek3", Some(32), 32),
+        ("glm47flash", Some(32), 32),
+    ] {
+        let found = spec(name);
+        let latent = found.attention.latent.unwrap();
+        assert_eq!(
+            (latent.queries, latent.keys, latent.values),
+            (queries, 64, 32)
+        );
+        assert!(latent.absorbed && found.boundary == BoundaryDtype::Bf16);
+        let widths = (
+            found.heads,
+            found.kv_heads,
+            found.head_dim,
+            found.key_width(),
+        );
+        assert_eq!(widths, (4, 1, 40, 72));
+        let experts = found.experts.unwrap();
+        assert_eq!(experts.sigmoid, name != "deepseek2", "{name}");
+        assert_eq!(experts.shared.unwrap().ffn, ffn, "{name}");
+    }
+    // YaRN's correction is in the scores.
+    for (name, correction) in [("deepseek2", 0.0707), ("deepseek3", 0.1)] {
+        let found = spec(name);
+        assert!(matches!(
+            found.rope.scaling,
+            Some(RopeScaling::Yarn(yarn)) if yarn.amplitude == 1.0
+        ));
+        let factor = 1.0 + correction * 4f32.ln();
+        let expected = factor * factor / 40f32.sqrt();
+        assert!((found.attention.scale.unwrap() - expected).abs() < 1e-6);
+    }
     let gptoss = spec("gptoss");
     assert_eq!((gptoss.window(0), gptoss.window(1)), (Some(7), None));
     assert_eq!(gptoss.activation, Activation::Clamped);
@@ -479,6 +514,15 @@ fn unsupported_keys_of_a_family_are_refused_by_name() {
         ("mistral3", "attention.temperature_scale", F32(-0.1)),
         ("mistral3", "attention.temperature_length", U32(8192)),
         ("minicpm3", "attention.head_count_kv", U32(2)),
+        ("deepseek2", "attention.head_count_kv", U32(4)),
+        ("deepseek2", "attention.key_length", U32(64)),
+        ("deepseek2", "attention.value_length", U32(32)),
+        ("deepseek2", "attention.kv_lora_rank", U32(0)),
+        ("deepseek2", "attention.value_length_mla", U32(0)),
+        ("deepseek2", "rope.dimension_count", U32(40)),
+        ("deepseek2", "expert_group_count", U32(3)),
+        ("deepseek3", "expert_used_count", U32(9)),
+        ("deepseek3", "expert_gating_func", U32(1)),
         ("minicpm3", "attention.kv_lora_rank", U32(0)),
         ("minicpm3", "attention.value_length", U32(17)),
         ("minicpm3", "rope.dimension_count", U32(16)),

@@ -32,7 +32,16 @@ const TYPES: [(TensorType, f64, f64); 7] = [
 ];
 
 /// Families whose quantised forms have not been run through llama.cpp.
-const NOT_COMPARED: [&str; 3] = ["qwen35", "qwen35moe", "qwen3next"];
+const NOT_COMPARED: [&str; 8] = [
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "seedoss",
+    "glm4moe",
+    "deepseek2",
+    "deepseek3",
+    "glm47flash",
+];
 
 /// Tolerance in standard errors: of the mean difference from llama.cpp, and of the number of
 /// positions at which the engine is further away, compared with a fair coin.

@@ -1,8 +1,8 @@
 //! Description of a family, and the tensors of its models.
 
 use super::rules::{
-    EMBEDDING, Group, OUTPUT, OUTPUT_NORM, PREDICTION, ROPE_FACTORS, ROPE_FACTORS_LONG,
-    ROPE_FACTORS_SHORT, Rule,
+    EMBEDDING, Group, OUTPUT, OUTPUT_NORM, PREDICTION, PREDICTION_EMBEDDING, PREDICTION_OUTPUT,
+    ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, Rule,
 };
 use crate::boundary::BoundaryDtype;
 use crate::spec::{Activation, BlockSpec, LayerTensor, ModelSpec, QkNorm, RopeKind, RopeScaling};
@@ -24,6 +24,8 @@ pub struct Family {
     /// Whether queries, keys and values have biases.
     pub qkv_bias: Presence,
     pub qk_norm: Option<QkNorm>,
+    /// Whether only the files that have its tensors have [`Self::qk_norm`].
+    pub qk_norm_if_stored: bool,
     /// Activation of the feed-forward gate.
     pub activation: Activation,
     /// Epsilon of the norms in latent attention; `None` for ordinary attention.
@@ -38,13 +40,19 @@ pub struct Family {
     pub logits_by_width: Option<f32>,
     /// Whether the embedding is multiplied by `sqrt(width)`.
     pub scaled_embedding: bool,
-    /// Whether the weights of a row's experts add up to 1.
+    /// Default of [`ExpertSpec::normalise`](crate::spec::ExpertSpec::normalise) for files without
+    /// the key.
     pub experts_normalised: bool,
+    /// [`ExpertSpec::correction`](crate::spec::ExpertSpec::correction)
+    pub correction: Presence,
     /// Whether a file may have [`ROPE_FACTORS`].
     pub rope_factors: bool,
     /// Whether a file may have [`ROPE_FACTORS_SHORT`] and [`ROPE_FACTORS_LONG`].
     pub long_rope: bool,
     pub yarn: Yarn,
+    /// Whether YaRN's correction, if a file has one, multiplies the scores of attention, while
+    /// cosines and sines stay as they are.
+    pub yarn_scales_scores: bool,
     /// Layer counts of the models whose scores are scaled by `1 / sqrt(width / heads)` instead of
     /// `1 / sqrt(head_dim)`. Files do not state it; llama.cpp uses the layer count, too.
     pub scaled_by_width: &'static [u32],
@@ -100,6 +108,7 @@ impl Family {
         reads: "",
         qkv_bias: Presence::Never,
         qk_norm: None,
+        qk_norm_if_stored: false,
         activation: Activation::Silu,
         latent_norm_eps: None,
         embedding_scale: None,
@@ -107,9 +116,11 @@ impl Family {
         logits_by_width: None,
         scaled_embedding: false,
         experts_normalised: false,
+        correction: Presence::Never,
         rope_factors: false,
         long_rope: false,
         yarn: Yarn::Never,
+        yarn_scales_scores: false,
         scaled_by_width: &[],
         rope_skip_every: None,
         rope_local_theta: None,
@@ -147,7 +158,11 @@ impl Family {
         let blocks = spec.layers.saturating_add(spec.prediction);
         outer.chain((0..blocks).flat_map(move |layer| {
             let block = spec.block(layer);
-            let more = if layer < spec.layers { &[] } else { PREDICTION };
+            let more = [&PREDICTION, &PREDICTION_EMBEDDING, &PREDICTION_OUTPUT];
+            let more = more
+                .into_iter()
+                .filter(move |group| (group.present)(&block));
+            let more = more.flat_map(|group| group.rules);
             self.rules(block).chain(more).map(move |rule| {
                 let lengths = rule.dims.iter().map(|dim| dim.of(&block));
                 (rule.full_name(layer), lengths.collect::<Vec<_>>())

@@ -2,7 +2,7 @@
 
 use super::family::{Family, Yarn};
 use crate::error::ModelError;
-use crate::gguf::{Gguf, MetadataError};
+use crate::gguf::{Gguf, MetadataError, Value};
 use crate::pooling::POOLING_KEY;
 use crate::schema::{Lookup, Requirement, Scalar, off, on, one, zero};
 
@@ -56,6 +56,12 @@ const OTHERS: &[(&str, &str)] = &[
     ("delta.key_width", "ssm.state_size"),
     ("delta.value_width", "ssm.inner_size"),
     ("experts.shared.ffn", "expert_shared_feed_forward_length"),
+    ("experts.leading.blocks", "leading_dense_block_count"),
+    ("experts.leading.ffn", "feed_forward_length"),
+    ("experts.sigmoid", "expert_gating_func"),
+    ("experts.scale", "expert_weights_scale"),
+    ("experts.groups.count", "expert_group_count"),
+    ("experts.groups.used", "expert_group_used_count"),
     ("scales.embedding", "embedding_scale"),
     ("scales.residual", "residual_scale"),
     ("scales.logits", "logit_scale"),
@@ -148,6 +154,17 @@ impl Keys<'_> {
         ModelError::Hyperparameter {
             key: self.full(key),
             reason,
+        }
+    }
+
+    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        match self.gguf.get(&self.full(key)).filter(|_| self.reads(key)) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(flag)),
+            Some(_) => Err(ModelError::Hyperparameter {
+                key: self.full(key),
+                reason: "must be true or false",
+            }),
         }
     }
 

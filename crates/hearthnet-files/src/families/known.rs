@@ -32,6 +32,16 @@ pub(super) const QWEN2: Family = Family {
     ..Family::BASE
 };
 
+/// Seed-OSS: Qwen2 with another name of the norm before the feed-forward layer. Source: the model
+/// card of Seed-OSS-36B (ByteDance, 2025). Trained in bf16.
+pub(super) const SEED_OSS: Family = Family {
+    architecture: "seed_oss",
+    boundary: BoundaryDtype::Bf16,
+    layer: &[ATTENTION, QKV_BIAS, MIDDLE_NORM, DENSE],
+    qkv_bias: Presence::IfStored,
+    ..QWEN2
+};
+
 /// Qwen3: every head of queries and keys is normalised before RoPE; no biases. Source: "Qwen3
 /// Technical Report" (arXiv 2505.09388).
 pub(super) const QWEN3: Family = Family {
@@ -185,7 +195,15 @@ pub(super) const GPT_OSS: Family = Family {
 pub(super) const MINICPM3: Family = Family {
     architecture: "minicpm3",
     rope: RopeKind::Halves,
-    layer: &[LATENT_ATTENTION, FEED_NORM, DENSE],
+    layer: &[
+        LATENT_NORM,
+        LATENT_QUERIES,
+        LATENT_KEYS,
+        LATENT_UP,
+        LATENT_OUTPUT,
+        FEED_NORM,
+        DENSE,
+    ],
     reads: "attention.q_lora_rank attention.kv_lora_rank",
     latent_norm_eps: Some(1e-6),
     embedding_scale: Some(12.0),
@@ -247,6 +265,7 @@ pub(super) const QWEN35_MOE: Family = Family {
         MIDDLE_NORM,
         DENSE,
         EXPERTS,
+        SHARED_SCORE,
         SHARED_EXPERT,
     ],
     reads: "full_attention_interval ssm.conv_kernel ssm.state_size ssm.group_count \
@@ -268,6 +287,7 @@ pub(super) const QWEN3_NEXT: Family = Family {
         MIDDLE_NORM,
         DENSE,
         EXPERTS,
+        SHARED_SCORE,
         SHARED_EXPERT,
     ],
     delta: Some(DeltaFamily {
@@ -275,4 +295,72 @@ pub(super) const QWEN3_NEXT: Family = Family {
         norm_eps: 1e-6,
     }),
     ..QWEN35_MOE
+};
+
+/// GLM-4.5 and 4.6 (GLM-4-MoE): dense first blocks, then experts that are chosen by sigmoids with
+/// a correction, beside one that all rows go through; RoPE on half of each head. The largest model
+/// normalises queries and keys. Source: "GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation
+/// Models" (arXiv 2508.06471). Trained in bf16.
+pub(super) const GLM4_MOE: Family = Family {
+    architecture: "glm4moe",
+    rope: RopeKind::Halves,
+    boundary: BoundaryDtype::Bf16,
+    layer: &[
+        ATTENTION,
+        QKV_BIAS,
+        QK_NORM,
+        MIDDLE_NORM,
+        DENSE,
+        EXPERTS,
+        ROUTER_CORRECTION,
+        SHARED_EXPERT,
+    ],
+    reads: "expert_count expert_used_count expert_feed_forward_length expert_shared_count \
+        leading_dense_block_count expert_gating_func expert_weights_norm expert_weights_scale \
+        expert_group_count expert_group_used_count nextn_predict_layers",
+    qkv_bias: Presence::IfStored,
+    qk_norm: Some(QkNorm::Head),
+    qk_norm_if_stored: true,
+    correction: Presence::Always,
+    yarn: Yarn::Whole,
+    ..Family::BASE
+};
+
+/// DeepSeek-V2 and V3, and models of their shape (V2-Lite, Moonlight, GLM-4.7-Flash): latent
+/// attention, dense first blocks, then experts beside one that all rows go through. V2 chooses
+/// experts by a softmax, V3 and GLM-4.7 by sigmoids with a correction. Sources: "DeepSeek-V2"
+/// (arXiv 2405.04434), "DeepSeek-V3 Technical Report" (2412.19437), and the model card of
+/// GLM-4.7-Flash.
+///
+/// YaRN's correction multiplies the scores. The epsilon of the norms in attention is that of the
+/// published code and of `transformers`; llama.cpp uses the epsilon of the other norms. The score
+/// of a group of experts of V2 is that of its best expert, as in that code; llama.cpp adds its two
+/// best. Trained in bf16.
+pub(super) const DEEPSEEK2: Family = Family {
+    architecture: "deepseek2",
+    boundary: BoundaryDtype::Bf16,
+    layer: &[
+        LATENT_NORM,
+        LATENT_QUERIES,
+        LATENT_PLAIN_QUERIES,
+        LATENT_KEYS,
+        LATENT_UP,
+        LATENT_ABSORBED,
+        LATENT_OUTPUT,
+        FEED_NORM,
+        DENSE,
+        EXPERTS,
+        ROUTER_CORRECTION,
+        SHARED_EXPERT,
+    ],
+    reads: "attention.q_lora_rank attention.kv_lora_rank attention.key_length_mla \
+        attention.value_length_mla rope.scaling.yarn_log_multiplier expert_count \
+        expert_used_count expert_feed_forward_length expert_shared_count \
+        leading_dense_block_count expert_gating_func expert_weights_norm expert_weights_scale \
+        expert_group_count expert_group_used_count nextn_predict_layers",
+    latent_norm_eps: Some(1e-6),
+    correction: Presence::IfStored,
+    yarn: Yarn::Whole,
+    yarn_scales_scores: true,
+    ..Family::BASE
 };

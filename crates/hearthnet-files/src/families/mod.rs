@@ -24,8 +24,8 @@ mod rules;
 pub(crate) use family::shared_tensors;
 pub use family::{DeltaFamily, Family, Presence, Yarn};
 pub use rules::{
-    CONVOLUTION, EMBEDDING, Group, OUTPUT, OUTPUT_NORM, ROPE_FACTORS, ROPE_FACTORS_LONG,
-    ROPE_FACTORS_SHORT, ROUTER, Rule,
+    CONVOLUTION, CORRECTION, EMBEDDING, Group, OUTPUT, OUTPUT_NORM, ROPE_FACTORS,
+    ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROUTER, Rule,
 };
 
 use crate::error::ModelError;
@@ -50,6 +50,9 @@ pub const ALL: &[&Family] = &[
     &known::QWEN35,
     &known::QWEN35_MOE,
     &known::QWEN3_NEXT,
+    &known::SEED_OSS,
+    &known::GLM4_MOE,
+    &known::DEEPSEEK2,
 ];
 
 /// Metadata key with which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).

@@ -3,14 +3,20 @@
 use super::BOUNDARY_KEY;
 use super::family::{Family, Presence, Yarn};
 use super::keys::{Keys, ORIGINAL_CONTEXT, RECURRENT, key_of};
-use super::rules::{EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
+use super::rules::{CORRECTION, EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, Value};
 use crate::schema::Lookup as _;
 use crate::spec::{
-    AttentionSpec, DeltaSpec, ExpertSpec, LatentSpec, LayerTensor, ModelSpec, RopeScaling,
-    RopeSpec, ScaleSpec, SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
+    AttentionSpec, DeltaSpec, ExpertSpec, GroupSpec, LatentSpec, LayerTensor, LeadingSpec,
+    MAX_SIZE, ModelSpec, PredictionTables, RopeScaling, RopeSpec, ScaleSpec, SharedExpertSpec,
+    TemperatureSpec, WindowSpec, YarnSpec,
 };
+
+/// Widths of keys and values of a head in absorbed latent attention.
+const KEY_LENGTH: &str = "attention.key_length_mla";
+const VALUE_LENGTH: &str = "attention.value_length_mla";
+const YARN_CORRECTION: &str = "rope.scaling.yarn_log_multiplier";
 
 impl Family {
     /// The hyperparameters of a file of this family.
@@ -29,7 +35,8 @@ impl Family {
             .ok_or_else(|| keys.bad("nextn_predict_layers", "must be below block_count"))?;
         let width = keys.required_integer("embedding_length")?;
         let heads = keys.required_integer("attention.head_count")?;
-        let head_dim = match keys.integer("attention.key_length")? {
+        let absorbed = keys.integer(KEY_LENGTH)?;
+        let head_dim = match absorbed.or(keys.integer("attention.key_length")?) {
             Some(head_dim) => head_dim,
             None if heads > 0 && width.is_multiple_of(heads) => width / heads,
             None => return Err(keys.bad("attention.head_count", "must divide embedding_length")),
@@ -41,11 +48,17 @@ impl Family {
         {
             return Err(keys.bad("attention.value_length", "must equal attention.key_length"));
         }
+        let has = |layer, rule: &str| gguf.tensor(&format!("blk.{layer}.{rule}")).is_some();
         let experts = self.experts(&keys)?;
         let expert_ffn = match experts {
             Some(_) => keys.integer("expert_feed_forward_length")?,
             None => None,
         };
+        let rope = self.rope(&keys, head_dim)?;
+        let mut attention = self.attention(&keys, (layers, width, heads))?;
+        if attention.scale.is_none() {
+            attention.scale = self.corrected_scale(&keys, &rope, head_dim)?;
+        }
         let spec = ModelSpec {
             architecture: self.architecture.to_owned(),
             layers,
@@ -60,7 +73,7 @@ impl Family {
             vocab: vocab(gguf, &keys)?,
             context: keys.required_integer("context_length")?,
             norm_eps: keys.required_number("attention.layer_norm_rms_epsilon")? as f32,
-            rope: self.rope(&keys, head_dim)?,
+            rope,
             boundary: match gguf.str(BOUNDARY_KEY)? {
                 None => self.boundary,
                 Some(name) => name.parse().map_err(|_| ModelError::Hyperparameter {
@@ -69,16 +82,31 @@ impl Family {
                 })?,
             },
             tied_embedding: gguf.tensor(OUTPUT).is_none(),
-            attention: self.attention(&keys, (layers, width, heads))?,
+            attention,
             activation: self.activation,
             experts,
             post_norms: self.lists(LayerTensor::AttnPostNorm),
             scales: self.scales(&keys, width, layers)?,
             delta: self.delta(&keys)?,
             prediction,
+            prediction_tables: match prediction {
+                0 => PredictionTables::default(),
+                // The check of the tensors requires that all of these blocks are alike.
+                _ => PredictionTables {
+                    embedding: has(layers, "nextn.embed_tokens.weight"),
+                    output: has(layers, "nextn.shared_head_head.weight"),
+                },
+            },
         };
-        spec.check()
-            .map_err(|error| keys.bad(key_of(error.field), error.reason))?;
+        spec.check().map_err(|error| {
+            let key = match error.field {
+                "head_dim" if absorbed.is_some() => KEY_LENGTH,
+                "attention.latent.values" if absorbed.is_some() => VALUE_LENGTH,
+                field => key_of(field),
+            };
+            keys.bad(key, error.reason)
+        })?;
+        check_absorbed(&keys, &spec)?;
         check_kinds(&keys, &spec)?;
         Ok(spec)
     }
@@ -102,7 +130,10 @@ impl Family {
                 // The check of the tensors requires all of them.
                 Presence::IfStored => keys.gguf.tensor("blk.0.attn_q.bias").is_some(),
             },
-            qk_norm: self.qk_norm,
+            qk_norm: self.qk_norm.filter(|_| {
+                let stored = || keys.gguf.tensor("blk.0.attn_q_norm.weight").is_some();
+                !self.qk_norm_if_stored || stored()
+            }),
             latent: self.latent(keys, width, heads)?,
             output_bias: self.lists(LayerTensor::AttnOutputBias),
             output_gate: self.output_gate,
@@ -132,13 +163,38 @@ impl Family {
         let Some(norm_eps) = self.latent_norm_eps else {
             return Ok(None);
         };
-        let values = keys.integer("attention.value_length")?;
+        let absorbed = keys.integer(KEY_LENGTH)?.is_some();
+        let values = match absorbed {
+            true => Some(keys.required_integer(VALUE_LENGTH)?),
+            false => keys.integer("attention.value_length")?,
+        };
+        let rank = "attention.q_lora_rank";
         Ok(Some(LatentSpec {
-            queries: keys.required_integer("attention.q_lora_rank")?,
+            queries: match self.lists(LayerTensor::AttnQ) {
+                true => keys.integer(rank)?.filter(|rank| *rank > 0),
+                false => Some(keys.required_integer(rank)?),
+            },
             keys: keys.required_integer("attention.kv_lora_rank")?,
             values: values.unwrap_or(width.checked_div(heads).unwrap_or(0)),
             norm_eps,
+            absorbed,
         }))
+    }
+
+    /// Factor of the scores with YaRN's correction, if the family has it and the file asks for it.
+    fn corrected_scale(
+        &self,
+        keys: &Keys<'_>,
+        rope: &RopeSpec,
+        head_dim: u32,
+    ) -> Result<Option<f32>, ModelError> {
+        let Some(RopeScaling::Yarn(yarn)) = rope.scaling.filter(|_| self.yarn_scales_scores) else {
+            return Ok(None);
+        };
+        let growth = keys.number(YARN_CORRECTION)?.unwrap_or(0.0);
+        let factor = 1.0 + growth * libm::log(yarn.factor);
+        let scale = factor * factor / f64::from(head_dim).sqrt();
+        Ok(Some(scale as f32).filter(|_| growth != 0.0))
     }
 
     fn scales(&self, keys: &Keys<'_>, width: u32, layers: u32) -> Result<ScaleSpec, ModelError> {
@@ -163,23 +219,76 @@ impl Family {
 
     fn experts(&self, keys: &Keys<'_>) -> Result<Option<ExpertSpec>, ModelError> {
         let count = keys.integer("expert_count")?.unwrap_or(0);
-        let used = keys.integer("expert_used_count")?;
-        match (count, used) {
-            (0, None | Some(0)) => Ok(None),
-            (0, Some(_)) => Err(keys.bad("expert_used_count", "must be 0 without experts")),
-            (_, None) => Err(keys.missing("expert_used_count")),
-            (count, Some(used)) => Ok(Some(ExpertSpec {
-                count,
-                used,
-                normalise: self.experts_normalised,
-                bias: self.lists(LayerTensor::RouterBias),
-                shared: match self.lists(LayerTensor::SharedGate) {
-                    true => Some(SharedExpertSpec {
-                        ffn: keys.required_integer("expert_shared_feed_forward_length")?,
-                    }),
-                    false => None,
-                },
-            })),
+        let used = match (count, keys.integer("expert_used_count")?) {
+            (0, None | Some(0)) => return Ok(None),
+            (0, Some(_)) => {
+                return Err(keys.bad("expert_used_count", "must be 0 without experts"));
+            }
+            (_, None) => return Err(keys.missing("expert_used_count")),
+            (_, Some(used)) => used,
+        };
+        let correction = match self.correction {
+            Presence::Never => false,
+            Presence::Always => true,
+            Presence::IfStored => {
+                let mut names = keys.gguf.tensors().iter().map(|info| &info.name);
+                names.any(|name| name.ends_with(CORRECTION))
+            }
+        };
+        let leading = keys.integer("leading_dense_block_count")?.unwrap_or(0);
+        let groups = keys.integer("expert_group_count")?.unwrap_or(0);
+        Ok(Some(ExpertSpec {
+            count,
+            used,
+            normalise: keys
+                .flag("expert_weights_norm")?
+                .unwrap_or(self.experts_normalised),
+            bias: self.lists(LayerTensor::RouterBias),
+            shared: self.shared_expert(keys)?,
+            leading: match leading {
+                0 => None,
+                blocks => Some(LeadingSpec {
+                    blocks,
+                    ffn: keys.required_integer("feed_forward_length")?,
+                }),
+            },
+            // llama.cpp's numbers. Files of GLM-4.7 omit the key.
+            sigmoid: match keys.integer("expert_gating_func")? {
+                None | Some(0) => correction,
+                Some(1) => false,
+                Some(2) => true,
+                Some(_) => return Err(keys.bad("expert_gating_func", "must be 1 or 2")),
+            },
+            correction,
+            groups: match groups {
+                0 | 1 => None,
+                count => Some(GroupSpec {
+                    count,
+                    used: keys.required_integer("expert_group_used_count")?,
+                }),
+            },
+            scale: keys
+                .float32("expert_weights_scale")?
+                .filter(|scale| ![0.0, 1.0].contains(scale)),
+        }))
+    }
+
+    fn shared_expert(&self, keys: &Keys<'_>) -> Result<Option<SharedExpertSpec>, ModelError> {
+        if !self.lists(LayerTensor::SharedGate) {
+            return Ok(None);
+        }
+        if self.lists(LayerTensor::SharedScore) {
+            let ffn = keys.required_integer("expert_shared_feed_forward_length")?;
+            return Ok(Some(SharedExpertSpec { ffn, plain: false }));
+        }
+        // Several experts that all rows go through are stored side by side, as one.
+        let each = keys.required_integer("expert_feed_forward_length")?;
+        let experts = keys.required_integer("expert_shared_count")?;
+        let ffn = each.checked_mul(experts).filter(|ffn| *ffn <= MAX_SIZE);
+        let reason = "must be at most 16777216 divided by expert_feed_forward_length";
+        match ffn.ok_or_else(|| keys.bad("expert_shared_count", reason))? {
+            0 => Ok(None),
+            ffn => Ok(Some(SharedExpertSpec { ffn, plain: true })),
         }
     }
 
@@ -261,8 +370,11 @@ impl Family {
 
     fn yarn(&self, keys: &Keys<'_>) -> Result<YarnSpec, ModelError> {
         let factor = keys.required_number("rope.scaling.factor")?;
-        let undo = keys.number("rope.scaling.yarn_log_multiplier")?;
-        let usual = YarnSpec::usual_amplitude(factor, undo.unwrap_or(0.0));
+        let undo = keys.number(YARN_CORRECTION)?.unwrap_or(0.0);
+        let usual = match self.yarn_scales_scores && undo != 0.0 {
+            true => 1.0,
+            false => YarnSpec::usual_amplitude(factor, undo),
+        };
         Ok(YarnSpec {
             factor,
             original: keys.required_integer(ORIGINAL_CONTEXT)?,
@@ -275,6 +387,31 @@ impl Family {
                 .unwrap_or(usual),
         })
     }
+}
+
+/// Compares the widths of the cache that a file states for absorbed latent attention with those
+/// that follow.
+fn check_absorbed(keys: &Keys<'_>, spec: &ModelSpec) -> Result<(), ModelError> {
+    let Some(latent) = spec.attention.latent.filter(|latent| latent.absorbed) else {
+        return Ok(());
+    };
+    for (key, width, reason) in [
+        (
+            "attention.key_length",
+            spec.key_width(),
+            "must be the sum of attention.kv_lora_rank and rope.dimension_count",
+        ),
+        (
+            "attention.value_length",
+            latent.keys,
+            "must equal attention.kv_lora_rank",
+        ),
+    ] {
+        if keys.integer(key)?.is_some_and(|stated| stated != width) {
+            return Err(keys.bad(key, reason));
+        }
+    }
+    Ok(())
 }
 
 /// Compares the kinds of blocks that a file lists with those that its family derives.

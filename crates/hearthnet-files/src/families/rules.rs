@@ -13,6 +13,8 @@ pub const OUTPUT: &str = "output.weight";
 
 /// Router matrix of a block, `[width, experts]`; the prefix is `blk.N.`.
 pub const ROUTER: &str = "ffn_gate_inp.weight";
+/// Values that correct the choice of experts of a block, `[experts]`; the prefix is `blk.N.`.
+pub const CORRECTION: &str = "exp_probs_b.bias";
 /// Weights of the convolution of a block, `[positions, channels]`; the prefix is `blk.N.`.
 pub const CONVOLUTION: &str = "ssm_conv1d.weight";
 /// Divisors of RoPE frequencies, `[pairs]`: see
@@ -74,26 +76,72 @@ pub(super) const ATTENTION: Group = group(
     ],
 );
 
-pub(super) const LATENT_ATTENTION: Group = group(
+/// Norm before latent attention. The further tensors follow in the groups `LATENT_*`.
+pub(super) const LATENT_NORM: Group = group(
     |block| matches!(block.mixer, Mixer::Latent(_)),
+    &[rule(T::AttnNorm, "attn_norm.weight", &[Width])],
+);
+
+pub(super) const LATENT_QUERIES: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(latent) if latent.queries.is_some()),
     &[
-        rule(T::AttnNorm, "attn_norm.weight", &[Width]),
         rule(T::LatentQ, "attn_q_a.weight", &[Width, LatentQueries]),
         rule(T::LatentQNorm, "attn_q_a_norm.weight", &[LatentQueries]),
         rule(T::LatentQUp, "attn_q_b.weight", &[LatentQueries, Queries]),
+    ],
+);
+
+/// [`LATENT_QUERIES`] without a low-rank row.
+pub(super) const LATENT_PLAIN_QUERIES: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(latent) if latent.queries.is_none()),
+    &[rule(T::AttnQ, "attn_q.weight", &[Width, Queries])],
+);
+
+pub(super) const LATENT_KEYS: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(_)),
+    &[
         rule(
             T::LatentKv,
             "attn_kv_a_mqa.weight",
             &[Width, LatentKeysAndRotary],
         ),
         rule(T::LatentKvNorm, "attn_kv_a_norm.weight", &[LatentKeys]),
-        rule(
-            T::LatentKvUp,
-            "attn_kv_b.weight",
-            &[LatentKeys, KeysAndValues],
-        ),
-        rule(T::AttnOutput, "attn_output.weight", &[Attended, Width]),
     ],
+);
+
+pub(super) const LATENT_UP: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(latent) if !latent.absorbed),
+    &[rule(
+        T::LatentKvUp,
+        "attn_kv_b.weight",
+        &[LatentKeys, KeysAndValues],
+    )],
+);
+
+/// [`LATENT_UP`] in absorbed form.
+pub(super) const LATENT_ABSORBED: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(latent) if latent.absorbed),
+    &[
+        rule(
+            T::LatentKeyUp,
+            "attn_k_b.weight",
+            &[KeysWithoutRotary, LatentKeys, Heads],
+        ),
+        rule(
+            T::LatentValueUp,
+            "attn_v_b.weight",
+            &[LatentKeys, LatentValues, Heads],
+        ),
+    ],
+);
+
+pub(super) const LATENT_OUTPUT: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(_)),
+    &[rule(
+        T::AttnOutput,
+        "attn_output.weight",
+        &[Attended, Width],
+    )],
 );
 
 /// [`ATTENTION`] with queries, keys and values in one matrix.
@@ -239,10 +287,27 @@ pub(super) const EXPERT_BIAS: Group = group(
     ],
 );
 
+pub(super) const ROUTER_CORRECTION: Group = group(
+    |block| matches!(block.feed, Feed::Experts(experts) if experts.correction),
+    &[rule(T::RouterCorrection, CORRECTION, &[Experts])],
+);
+
+/// Score of [`SHARED_EXPERT`].
+pub(super) const SHARED_SCORE: Group = group(
+    |block| match block.feed {
+        Feed::Experts(experts) => experts.shared.is_some_and(|shared| !shared.plain),
+        Feed::Dense => false,
+    },
+    &[rule(
+        T::SharedScore,
+        "ffn_gate_inp_shexp.weight",
+        &[Width, One],
+    )],
+);
+
 pub(super) const SHARED_EXPERT: Group = group(
     |block| matches!(block.feed, Feed::Experts(experts) if experts.shared.is_some()),
     &[
-        rule(T::SharedScore, "ffn_gate_inp_shexp.weight", &[Width, One]),
         rule(T::SharedGate, "ffn_gate_shexp.weight", &[Width, SharedFfn]),
         rule(T::SharedUp, "ffn_up_shexp.weight", &[Width, SharedFfn]),
         rule(T::SharedDown, "ffn_down_shexp.weight", &[SharedFfn, Width]),
@@ -259,17 +324,40 @@ pub(super) const POST_NORMS: Group = group(
 );
 
 /// Tensors of a block for multi-token prediction, beside those of a block with attention.
-pub(super) const PREDICTION: &[Rule] = &[
-    rule(
-        T::PredictionInput,
-        "nextn.eh_proj.weight",
-        &[TwoWidth, Width],
-    ),
-    rule(T::PredictionEmbeddingNorm, "nextn.enorm.weight", &[Width]),
-    rule(T::PredictionHiddenNorm, "nextn.hnorm.weight", &[Width]),
-    rule(
-        T::PredictionOutputNorm,
-        "nextn.shared_head_norm.weight",
-        &[Width],
-    ),
-];
+pub(super) const PREDICTION: Group = group(
+    |block| block.predicts,
+    &[
+        rule(
+            T::PredictionInput,
+            "nextn.eh_proj.weight",
+            &[TwoWidth, Width],
+        ),
+        rule(T::PredictionEmbeddingNorm, "nextn.enorm.weight", &[Width]),
+        rule(T::PredictionHiddenNorm, "nextn.hnorm.weight", &[Width]),
+        rule(
+            T::PredictionOutputNorm,
+            "nextn.shared_head_norm.weight",
+            &[Width],
+        ),
+    ],
+);
+
+/// See [`PredictionTables`](crate::spec::PredictionTables).
+pub(super) const PREDICTION_EMBEDDING: Group = group(
+    |block| block.predicts && block.model.prediction_tables.embedding,
+    &[rule(
+        T::PredictionEmbedding,
+        "nextn.embed_tokens.weight",
+        &[Width, Vocab],
+    )],
+);
+
+/// See [`PredictionTables`](crate::spec::PredictionTables).
+pub(super) const PREDICTION_OUTPUT: Group = group(
+    |block| block.predicts && block.model.prediction_tables.output,
+    &[rule(
+        T::PredictionOutput,
+        "nextn.shared_head_head.weight",
+        &[Width, Vocab],
+    )],
+);

@@ -23,6 +23,8 @@ pub(super) struct Class {
     pub(super) ropes: &'static [&'static str],
     /// Whether YaRN's ramp begins and ends at fractional pairs (`truncate` is false).
     pub(super) yarn_exact: bool,
+    /// Whether YaRN's correction multiplies the scores of attention.
+    pub(super) yarn_scales_scores: bool,
     /// Whether LongRoPE is never stretched: the context is that of the original training.
     pub(super) long_rope_plain: bool,
     /// Names of a block's tensors: in the model file, and in the directory behind `layers.N.`. Both
@@ -33,6 +35,11 @@ pub(super) struct Class {
     pub(super) prefixes: &'static [(&'static str, &'static str)],
     /// Name prefixes of tensors of other parts, such as a vision tower.
     pub(super) others: &'static [&'static str],
+    /// Key with the number of blocks for multi-token prediction behind the others; they are left
+    /// out. Empty: there are none.
+    pub(super) prediction: &'static str,
+    /// Whether the choice of experts has a correction.
+    pub(super) correction: bool,
     /// Default of `tie_word_embeddings`.
     pub(super) tied: bool,
     /// Whether there is never an output matrix, even if the file has one.
@@ -134,6 +141,14 @@ pub(super) enum Kind {
     FloatOr(f64),
     /// Optional float.
     OptionalFloat,
+    /// This integer, whatever the file has.
+    Always(u32),
+    /// Optional boolean.
+    Flag,
+    /// Optional boolean, written if it is true.
+    FlagIfTrue,
+    /// Optional name of the function that makes weights of the scores of experts.
+    Gating,
 }
 
 pub(super) const fn key(from: &'static str, to: &'static str, kind: Kind) -> Key {

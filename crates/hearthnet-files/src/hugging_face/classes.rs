@@ -9,80 +9,11 @@ use super::class::{
     Class, Key, Kind, RopeBase, RopeDims, SpacePrefix, float, float_or, integer, integer_or, key,
     optional, optional_float,
 };
+use super::class_base::*;
 use super::names::*;
-use crate::schema::Scalar::{Bool, EmptyList, Number, Text};
-use crate::schema::{Requirement, off, on, optional_value, require};
-
-/// Window of classes that use it only if `use_sliding_window` is true.
-const UNUSED_WINDOW: &str = "sliding_window";
-
-/// Keys of every class.
-const SIZES: &[Key] = &[
-    integer("num_hidden_layers", "block_count"),
-    integer("max_position_embeddings", "context_length"),
-    integer("hidden_size", "embedding_length"),
-    integer("intermediate_size", "feed_forward_length"),
-    integer("num_attention_heads", "attention.head_count"),
-    optional("num_key_value_heads", "attention.head_count_kv"),
-    float("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
-];
-const HEADS: &[Key] = &[
-    optional("head_dim", "attention.key_length"),
-    optional("head_dim", "attention.value_length"),
-];
-const EXPERTS: &[Key] = &[
-    Key {
-        other: Some("num_experts"),
-        ..integer("num_local_experts", "expert_count")
-    },
-    integer("num_experts_per_tok", "expert_used_count"),
-];
-const EXPERT_SIZE: &[Key] = &[integer(
-    "moe_intermediate_size",
-    "expert_feed_forward_length",
-)];
-const WINDOW: &[Key] = &[optional("sliding_window", "attention.sliding_window")];
-
-const SILU: &[Requirement] = &[require("hidden_act", &[Text("silu")])];
-const NO_BIAS: &[Requirement] = &[off("attention_bias"), off("mlp_bias")];
-const GELU: &[Requirement] = &[
-    off("attention_bias"),
-    optional_value("hidden_activation", &[Text("gelu_pytorch_tanh")]),
-    // Older name of the same key; if both are present, the other one counts.
-    optional_value("hidden_act", &[Text("gelu_pytorch_tanh"), Text("gelu")]),
-    off("use_bidirectional_attention"),
-];
-const NO_WINDOW: &[Requirement] = &[off("use_sliding_window")];
-
-/// Common base of the classes: a Llama without reordered rows.
-const BASE: Class = Class {
-    name: "",
-    model_types: &[],
-    architecture: "llama",
-    image_axes: None,
-    keys: &[SIZES, HEADS],
-    requirements: &[SILU, NO_BIAS, NO_WINDOW],
-    ignored: "",
-    ropes: &["linear", "yarn"],
-    yarn_exact: false,
-    long_rope_plain: false,
-    names: &[ATTENTION, FEED_FORWARD],
-    prefixes: &[("model.", "")],
-    others: &[],
-    tied: false,
-    always_tied: false,
-    permuted: false,
-    stacked_experts: false,
-    stacked_rows: false,
-    norms_around_zero: false,
-    vocab_size: false,
-    rope_dims: RopeDims::Omitted,
-    rope_base: RopeBase::Required,
-    space_prefix: SpacePrefix::Omitted,
-    plain_added: false,
-    special: &[],
-    pre: &[],
-};
+use super::routed_classes::{DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE};
+use crate::schema::Scalar::{Bool, EmptyList, Number};
+use crate::schema::{off, on, optional_value, require};
 
 /// Classes that the converter treats as Llama.
 const LLAMA: Class = Class {
@@ -306,7 +237,7 @@ const GLM4: Class = Class {
         ("unk", "<|endoftext|>"),
         ("bos", "<|endoftext|>"),
     ],
-    pre: &[("llama-bpe", "glm4"), ("dbrx", "chatglm-bpe")],
+    pre: GLM_PRE,
     ..BASE
 };
 
@@ -500,6 +431,25 @@ const QWEN3_NEXT: Class = Class {
     ..QWEN3_5_MOE
 };
 
+const SEED_OSS: Class = Class {
+    name: "SeedOssForCausalLM",
+    model_types: &["seed_oss"],
+    architecture: "seed_oss",
+    // The tensors decide whether there are biases.
+    requirements: &[
+        SILU,
+        NO_WINDOW,
+        &[
+            optional_value("attention_bias", &[Bool(false), Bool(true)]),
+            off("attention_out_bias"),
+            off("mlp_bias"),
+        ],
+    ],
+    ignored: "residual_dropout",
+    names: &[MIDDLE_NORM, ATTENTION, FEED_FORWARD],
+    ..BASE
+};
+
 /// Every supported class.
 pub(super) const ALL: &[&Class] = &[
     &LLAMA,
@@ -525,4 +475,9 @@ pub(super) const ALL: &[&Class] = &[
     &QWEN3_5_MOE,
     &QWEN3_5_MOE_VISION,
     &QWEN3_NEXT,
+    &SEED_OSS,
+    &GLM4_MOE,
+    &DEEPSEEK2,
+    &DEEPSEEK3,
+    &GLM4_MOE_LITE,
 ];

@@ -10,11 +10,12 @@ use crate::gguf::Value;
 use crate::gguf::writer::Writer;
 use crate::pooling::{POOLING_KEY, Pooling};
 use crate::schema::{Lookup as _, Requirement, off, on, zero};
-use crate::spec::{ModelSpec, Rotation};
+use crate::spec::{Feed, ModelSpec, Rotation};
 
 /// Keys read by code instead of a class's tables.
 const READ: &str = "
-    _sliding_window_pattern architectures layer_types model_type no_rope_layer_interval
+    _sliding_window_pattern architectures layer_types mlp_layer_types model_type
+    no_rope_layer_interval
     no_rope_layers original_max_position_embeddings partial_rotary_factor quantization_config
     query_pre_attn_scalar rope_local_base_freq rope_parameters rope_scaling rope_theta
     sliding_window_pattern text_config tie_word_embeddings v_head_dim vocab_size
@@ -161,6 +162,11 @@ impl Config {
         Ok(())
     }
 
+    /// Blocks for multi-token prediction.
+    pub(super) fn prediction(&self) -> Result<u32, ImportError> {
+        Ok(self.values.integer(self.class.prediction)?.unwrap_or(0))
+    }
+
     /// Whether some blocks have a recurrence.
     fn is_recurrent(&self) -> bool {
         let mut keys = self.class.keys.iter().copied().flatten();
@@ -180,7 +186,10 @@ impl Config {
             .find(|name| present(&self.values, name).is_some());
         let name = name.unwrap_or(first);
         let whole = |name| self.values.integer(name);
-        let number = self.values.number(name);
+        let number = match key.kind {
+            Kind::Flag | Kind::FlagIfTrue | Kind::Gating => Ok(None),
+            _ => self.values.number(name),
+        };
         let float = |number: f64| Value::F32(number as f32);
         let is_null = self.values.get(name).is_some_and(Json::is_null);
         Ok(match key.kind {
@@ -200,6 +209,20 @@ impl Config {
                     product = product.saturating_mul(required(name, whole(name)?)?);
                 }
                 Some(Value::U32(product))
+            }
+            Kind::Always(value) => Some(Value::U32(value)),
+            Kind::Flag | Kind::FlagIfTrue => {
+                let flag = typed(&self.values, name, "must be true or false", Json::as_bool)?;
+                let always = matches!(key.kind, Kind::Flag);
+                flag.filter(|flag| *flag || always).map(Value::Bool)
+            }
+            Kind::Gating => {
+                match present(&self.values, name).map(|value| (value, value.as_str())) {
+                    None => None,
+                    Some((_, Some("softmax"))) => Some(Value::U32(1)),
+                    Some((_, Some("sigmoid"))) => Some(Value::U32(2)),
+                    Some((value, _)) => return Err(bad(name, value, "must be softmax or sigmoid")),
+                }
             }
             Kind::Float => Some(float(required(first, number?)?)),
             // `null` disables the feature.
@@ -221,8 +244,15 @@ impl Config {
             Rotation::None => Json::from(0),
             _ => Json::from(1),
         };
-        let per_layer: [(&str, &dyn Fn(u32) -> Json); 2] =
-            [("layer_types", &kinds), ("no_rope_layers", &turns)];
+        let feeds = |layer| match spec.block(layer).feed {
+            Feed::Dense => Json::from("dense"),
+            Feed::Experts(_) => Json::from("sparse"),
+        };
+        let per_layer: [(&str, &dyn Fn(u32) -> Json); 3] = [
+            ("layer_types", &kinds),
+            ("no_rope_layers", &turns),
+            ("mlp_layer_types", &feeds),
+        ];
         for (key, expected) in per_layer {
             let Some(value) = present(&self.values, key) else {
                 continue;
@@ -234,6 +264,16 @@ impl Config {
             if !same {
                 return Err(bad(key, value, differs));
             }
+        }
+        let grouped = spec
+            .experts
+            .is_some_and(|experts| experts.groups.is_some() && !experts.sigmoid);
+        let method = present(&self.values, "topk_method")
+            .cloned()
+            .unwrap_or_default();
+        if grouped && method != "group_limited_greedy" {
+            let reason = "must be group_limited_greedy if n_group is above 1";
+            return Err(bad("topk_method", &method, reason));
         }
         let global = spec.attention.window.and_then(|w| w.global_every);
         let values = spec.attention.latent.as_ref().map(|l| l.values);
@@ -311,6 +351,7 @@ fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), Impor
         .collect();
     let rules = class.requirements.iter().copied().flatten().chain(NEUTRAL);
     known.extend(rules.map(|rule| rule.key));
+    known.push(class.prediction);
     let others = [IGNORED, READ, class.ignored].into_iter();
     known.extend(others.flat_map(str::split_whitespace));
     let reason = "this key is unknown, and may change the computation";

@@ -1,6 +1,7 @@
 //! Search for the tensors of a model in a directory.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use safetensors::Dtype;
 
@@ -21,6 +22,8 @@ pub(super) struct Finder<'a> {
     /// Name prefix of its tensors, and of the output matrix.
     prefix: (&'static str, &'static str),
     used: BTreeSet<String>,
+    /// Blocks for multi-token prediction.
+    left_out: Range<u32>,
 }
 
 impl<'a> Finder<'a> {
@@ -37,6 +40,7 @@ impl<'a> Finder<'a> {
             class,
             prefix,
             used: BTreeSet::new(),
+            left_out: 0..0,
         })
     }
 
@@ -111,13 +115,15 @@ impl<'a> Finder<'a> {
     }
 
     /// Every tensor of the model, in the order of [`Family::tensors`]. Other tensors in the
-    /// directory are an error.
+    /// directory are an error, unless they belong to the blocks for multi-token prediction.
     pub(super) fn plan(
         mut self,
         family: &'static Family,
         spec: &ModelSpec,
         computed: &[(&'static str, Vec<f32>)],
+        prediction: u32,
     ) -> Result<Vec<Planned>, ImportError> {
+        self.left_out = spec.layers..spec.layers.saturating_add(prediction);
         let mut planned = Vec::new();
         // A hostile layer count ends at the first missing layer.
         for (name, lengths) in family.tensors(spec) {
@@ -167,6 +173,9 @@ impl<'a> Finder<'a> {
         if self.class.stacked_experts && name.contains("_exps.") {
             let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
             return self.stacked(&theirs, lengths, Pick::of_experts(name));
+        }
+        if let Some(source) = self.absorbed(name, lengths, spec)? {
+            return Ok(source);
         }
         let (lengths, experts) = match *lengths {
             // The matrices of all experts, which the directory has one by one.
@@ -240,6 +249,40 @@ impl<'a> Finder<'a> {
             )
         });
         Ok(Some(parts.collect()))
+    }
+
+    /// Up-projections of absorbed latent attention, which the directory has head by head in one
+    /// matrix: keys, then values. Those of the keys are transposed.
+    fn absorbed(
+        &mut self,
+        name: &str,
+        lengths: &[u64],
+        spec: &ModelSpec,
+    ) -> Result<Option<Source>, ImportError> {
+        let latent = spec.attention.latent.filter(|latent| latent.absorbed);
+        let rule = name.rsplit_once(".attn_").map(|(_, rule)| rule);
+        let (Some(latent), Some(rule @ ("k_b.weight" | "v_b.weight"))) = (latent, rule) else {
+            return Ok(None);
+        };
+        let theirs = self.name_of(name, 0).ok_or_else(|| missing(name))?;
+        let [row, rows, heads] = *lengths else {
+            return Err(missing(name));
+        };
+        let values = u64::from(latent.values);
+        let keys = u64::from(spec.head_dim.saturating_sub(spec.rope.dims));
+        let (row, first, rows, change) = match rule {
+            "k_b.weight" => (rows, 0, row, Change::Columns(Pick::ALL)),
+            _ => (row, keys, rows, Change::Nothing),
+        };
+        let each = keys + values;
+        let (stored, dtype) = self.find(&theirs, &[row, each.saturating_mul(heads)])?;
+        let parts = (0..heads).map(|head| {
+            let from = head * each + first;
+            let rows = from..from + rows;
+            (delta::part(&stored, dtype, row, &rows), dtype)
+        });
+        let parts = parts.collect();
+        Ok(Some(Source::Rows { parts, change }))
     }
 
     /// Tensor of a gated delta rule.
@@ -316,6 +359,7 @@ impl<'a> Finder<'a> {
                 // Constants in old checkpoints.
                 || name.ends_with(".rotary_emb.inv_freq")
                 || self.class.others.iter().any(|other| name.starts_with(other))
+                || self.is_left_out(name)
         };
         match self.shards.names_of_tensors().find(|name| !belongs(name)) {
             None => Ok(()),
@@ -324,6 +368,14 @@ impl<'a> Finder<'a> {
                 class: self.class.name,
             }),
         }
+    }
+
+    fn is_left_out(&self, name: &str) -> bool {
+        let (model, _) = self.prefix;
+        let rest = name.strip_prefix(model);
+        let rest = rest.and_then(|rest| rest.strip_prefix("layers."));
+        let layer = rest.and_then(|rest| rest.split_once('.')?.0.parse().ok());
+        layer.is_some_and(|layer| self.left_out.contains(&layer))
     }
 
     /// Checks that the output matrix exists unless it is tied, and that a tied one equals the

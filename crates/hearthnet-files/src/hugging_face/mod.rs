@@ -12,6 +12,7 @@
 //! written a megabyte at a time, so a directory of any size needs little memory.
 
 mod class;
+mod class_base;
 mod classes;
 mod config;
 mod delta;
@@ -24,6 +25,7 @@ mod plan;
 mod planned;
 mod pooling;
 mod rope;
+mod routed_classes;
 mod sentencepiece;
 mod shards;
 mod tensors;

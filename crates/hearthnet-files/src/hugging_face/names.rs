@@ -37,6 +37,8 @@ pub(super) const GEMMA_NORMS: Names = &[
     ("ffn_norm", "pre_feedforward_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
+/// Norm before the feed-forward layer, in families that name it for its position.
+pub(super) const MIDDLE_NORM: Names = &[("post_attention_norm", "post_attention_layernorm")];
 pub(super) const GLM_NORMS: Names = &[
     ("post_attention_norm", "post_self_attn_layernorm"),
     ("post_ffw_norm", "post_mlp_layernorm"),
@@ -76,6 +78,13 @@ pub(super) const SHARED_EXPERT: Names = &[
     ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
     ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
+/// Several experts that all rows go through, side by side as one, without a score.
+pub(super) const SHARED_EXPERTS: Names = &[
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+];
+pub(super) const CORRECTION: Names = &[("exp_probs_b.bias", "mlp.gate.e_score_correction_bias")];
 pub(super) const LATENT: Names = &[
     ("attn_q_a", "self_attn.q_a_proj"),
     ("attn_q_a_norm", "self_attn.q_a_layernorm"),
@@ -83,6 +92,8 @@ pub(super) const LATENT: Names = &[
     ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
     ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
     ("attn_kv_b", "self_attn.kv_b_proj"),
+    ("attn_k_b", "self_attn.kv_b_proj"),
+    ("attn_v_b", "self_attn.kv_b_proj"),
 ];
 
 /// Tensor name prefixes in models with a vision tower.

@@ -7,7 +7,7 @@ use super::finder::Finder;
 use super::planned::Planned;
 use super::rope::Rope;
 use super::shards::Shards;
-use crate::families::{Family, OUTPUT};
+use crate::families::{CORRECTION, Family, OUTPUT};
 use crate::gguf::writer::{WriteError, Writer};
 use crate::gguf::{Gguf, TensorType, Value};
 
@@ -49,7 +49,7 @@ impl Plan {
         if compares_output {
             finder.check_output(&config)?;
         }
-        let tensors = finder.plan(family, &spec, &rope.tensors)?;
+        let tensors = finder.plan(family, &spec, &rope.tensors, config.prediction()?)?;
         Ok(Self {
             config,
             rope,
@@ -69,10 +69,12 @@ fn probe(config: &Config, rope: &Rope, finder: &Finder<'_>) -> Result<Gguf, Impo
         let key = format!("{}.vocab_size", config.class.architecture);
         writer.set(&key, Value::U32(config.vocab()?))?;
     }
-    let bias = "blk.0.attn_q.bias";
+    let (bias, norm) = ("blk.0.attn_q.bias", "blk.0.attn_q_norm.weight");
+    let corrected = config.class.correction;
     let names = (rope.tensors.iter().map(|(name, _)| *name))
         .chain(Some(OUTPUT).filter(|_| finder.has_output()))
-        .chain(Some(bias).filter(|_| finder.has(bias)));
+        .chain([bias, norm].into_iter().filter(|name| finder.has(name)))
+        .chain(Some(CORRECTION).filter(|_| corrected));
     let mut count = 0;
     for name in names {
         writer.tensor(name, &[1], TensorType::I8)?;
@@ -82,6 +84,6 @@ fn probe(config: &Config, rope: &Rope, finder: &Finder<'_>) -> Result<Gguf, Impo
     writer.write(&mut bytes, |_, out| {
         out.write_all(&[0]).map_err(WriteError::Io)
     })?;
-    debug_assert!(count <= 4);
+    debug_assert!(count <= 6);
     Gguf::from_bytes(bytes).map_err(|error| ImportError::Model(error.into()))
 }

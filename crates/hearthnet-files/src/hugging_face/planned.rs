@@ -57,6 +57,9 @@ pub(super) struct Pick {
 }
 
 impl Pick {
+    /// All rows.
+    pub(super) const ALL: Self = Self { index: 0, of: 1 };
+
     /// Rows of an expert tensor of the model file within the directory's stacked tensor.
     pub(super) fn of_experts(name: &str) -> Self {
         let (index, of) = match name.rsplit_once(".ffn_") {

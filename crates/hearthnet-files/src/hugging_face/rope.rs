@@ -51,6 +51,8 @@ const GROWTH: &[(&str, &str)] = &[
     ("llama_4_scaling_beta", "attention.temperature_scale"),
 ];
 const MSCALE: &str = "mscale";
+/// YaRN's correction of classes in which it multiplies the scores.
+const MSCALE_ALL: &str = "mscale_all_dim";
 
 impl Rope {
     /// Reads RoPE from a configuration whose other keys are known.
@@ -218,6 +220,17 @@ impl Rope {
                     let mscale = needs(MSCALE)?;
                     if mscale != 1.0 {
                         return Err(bad(MSCALE, &Json::from(mscale), "must be 1"));
+                    }
+                }
+                if class.yarn_scales_scores {
+                    known.extend([MSCALE, MSCALE_ALL]);
+                    let (own, all) = (rope.number(MSCALE)?, rope.number(MSCALE_ALL)?);
+                    if own != all {
+                        let reason = "must equal mscale_all_dim: model files cannot state it";
+                        return Err(bad(MSCALE, &Json::from(own), reason));
+                    }
+                    if let Some(all) = all {
+                        self.says("rope.scaling.yarn_log_multiplier", 0.1 * all);
                     }
                 }
                 known.push(TRUNCATE);

@@ -42,18 +42,25 @@ pub struct AttentionSpec {
 /// are up-projections of normalised low-rank rows. RoPE rotates only the last
 /// [`RopeSpec::dims`](super::RopeSpec::dims) values of a head. For keys, these are common to all
 /// heads and do not come from the low-rank row.
+///
+/// If `absorbed`, the cache holds one key for all heads, of the normalised low-rank row of keys and
+/// values, and the rotary part; the row is also the value. Queries are multiplied with the
+/// up-projection of the keys, and the output of each head with that of the values.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LatentSpec {
-    /// Width of the low-rank row of queries (`q_lora_rank`).
-    pub queries: u32,
+    /// Width of the low-rank row of queries (`q_lora_rank`); `None` if they have none.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub queries: Option<u32>,
     /// Width of the low-rank row of keys and values (`kv_lora_rank`).
     pub keys: u32,
     /// Width of a value head (`v_head_dim`), at most
-    /// [`ModelSpec::head_dim`](super::ModelSpec::head_dim).
+    /// [`ModelSpec::head_dim`](super::ModelSpec::head_dim) unless `absorbed`.
     pub values: u32,
     /// Added to the mean square in the norms of the low-rank rows.
     pub norm_eps: f32,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub absorbed: bool,
 }
 
 /// Factor of the queries at position `p`: `1 + scale * ln(1 + floor(p / positions))`. It increases

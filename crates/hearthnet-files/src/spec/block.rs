@@ -14,6 +14,10 @@ pub struct BlockSpec<'a> {
     pub model: &'a ModelSpec,
     pub mixer: Mixer,
     pub feed: Feed,
+    /// Width of the feed-forward layer, or of each expert, in values.
+    pub ffn: u32,
+    /// Whether the block is one for multi-token prediction.
+    pub predicts: bool,
     /// Sliding window: positions that a row attends to, its own included; `None` for all.
     pub window: Option<u32>,
     pub rotation: Rotation,
@@ -31,7 +35,7 @@ pub enum Mixer {
 }
 
 /// Part of a block that computes each row separately.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum Feed {
     Dense,
@@ -66,10 +70,15 @@ impl ModelSpec {
             .filter(|delta| !(layer + 1).is_multiple_of(delta.attention_every))
             .filter(|_| layer < self.layers);
         let attention = latent.map_or(Mixer::Attention, Mixer::Latent);
+        let leading = self.experts.and_then(|experts| experts.leading);
+        let leading = leading.filter(|leading| layer < leading.blocks);
+        let experts = self.experts.filter(|_| leading.is_none());
         BlockSpec {
             model: self,
             mixer: delta.map_or(attention, Mixer::Delta),
-            feed: self.experts.map_or(Feed::Dense, Feed::Experts),
+            feed: experts.map_or(Feed::Dense, Feed::Experts),
+            ffn: leading.map_or(self.ffn, |leading| leading.ffn),
+            predicts: layer >= self.layers,
             window: self.window(layer),
             rotation: self.rotation(layer),
         }
@@ -128,6 +137,11 @@ pub enum LayerTensor {
     /// Up-projection to the part of the keys without RoPE, and values, head by head:
     /// `[latent.keys, heads * (head_dim - rope.dims + latent.values)]`.
     LatentKvUp,
+    /// Transposed up-projection to the part of the keys without RoPE, head by head, in absorbed
+    /// latent attention: `[head_dim - rope.dims, latent.keys, heads]`.
+    LatentKeyUp,
+    /// Up-projection to values, head by head: `[latent.keys, latent.values, heads]`.
+    LatentValueUp,
     /// RMSNorm of the queries: `[head_dim]`, or `[heads * head_dim]`.
     AttnQNorm,
     /// RMSNorm of the keys: `[head_dim]`, or `[kv_heads * head_dim]`.
@@ -176,6 +190,8 @@ pub enum LayerTensor {
     Router,
     /// Bias of the scores: `[experts]`.
     RouterBias,
+    /// Values added to the sigmoids of the scores for the choice of experts: `[experts]`.
+    RouterCorrection,
     /// Gates of all experts, one after another: `[width, ffn, experts]`.
     ExpertGate,
     /// Biases of the gates: `[ffn, experts]`.
@@ -207,6 +223,10 @@ pub enum LayerTensor {
     PredictionHiddenNorm,
     /// RMSNorm before the output matrix: `[width]`.
     PredictionOutputNorm,
+    /// Embedding: `[width, vocab]`.
+    PredictionEmbedding,
+    /// Output matrix: `[width, vocab]`.
+    PredictionOutput,
 }
 
 /// Dimension of a tensor of a block.
@@ -216,6 +236,8 @@ pub enum Dim {
     /// [`ModelSpec::width`]
     Width,
     TwoWidth,
+    /// [`ModelSpec::vocab`]
+    Vocab,
     /// [`ModelSpec::query_width`]
     Queries,
     /// Queries and gates of all heads.
@@ -236,10 +258,14 @@ pub enum Dim {
     LatentKeysAndRotary,
     /// Part of the keys without RoPE, and values, of all heads in latent attention.
     KeysAndValues,
+    /// Part of the keys of a head without RoPE.
+    KeysWithoutRotary,
+    /// [`LatentSpec::values`]
+    LatentValues,
     /// Values over which queries are normalised: see [`QkNorm`].
     QueryNorm,
     KeyNorm,
-    /// [`ModelSpec::ffn`]
+    /// [`BlockSpec::ffn`]
     Ffn,
     TwoFfn,
     /// A single row.
@@ -268,7 +294,10 @@ impl Dim {
         let (heads, rotary) = (u64::from(spec.heads), u64::from(spec.rope.dims));
         let (queries, keys, values) = match block.mixer {
             Mixer::Attention | Mixer::Delta(_) => (0, 0, spec.head_dim),
-            Mixer::Latent(latent) => (latent.queries, latent.keys, latent.values),
+            Mixer::Latent(latent) => {
+                let queries = latent.queries.unwrap_or(0);
+                (queries, latent.keys, latent.values)
+            }
         };
         let of_delta = |size: fn(&DeltaSpec) -> u32| match &block.mixer {
             Mixer::Delta(delta) => size(delta).into(),
@@ -290,10 +319,13 @@ impl Dim {
                 let nope = u64::from(spec.head_dim).saturating_sub(rotary);
                 heads * (nope + u64::from(values))
             }
+            Self::KeysWithoutRotary => u64::from(spec.head_dim).saturating_sub(rotary),
+            Self::LatentValues => values.into(),
             Self::Heads => heads,
-            Self::Ffn => spec.ffn.into(),
+            Self::Ffn => block.ffn.into(),
+            Self::Vocab => spec.vocab.into(),
             Self::One => 1,
-            Self::TwoFfn => 2 * u64::from(spec.ffn),
+            Self::TwoFfn => 2 * u64::from(block.ffn),
             Self::Experts => match block.feed {
                 Feed::Dense => 0,
                 Feed::Experts(experts) => experts.count.into(),

@@ -5,11 +5,13 @@
 //! | a model | this file |
 //! | one block of a model, its tensors and their shapes | [`ModelSpec::block`], `block.rs` |
 //! | attention, position embedding | `attention.rs`, `rope.rs` |
+//! | mixtures of experts | `experts.rs` |
 //! | recurrences, and what a sequence keeps for them | `recurrent.rs` |
 
 mod attention;
 mod block;
 mod check;
+mod experts;
 mod recurrent;
 mod rope;
 
@@ -20,15 +22,14 @@ pub use attention::{AttentionSpec, LatentSpec, QkNorm, TemperatureSpec, WindowSp
 pub use block::{BlockSpec, Dim, Feed, LayerTensor, Mixer};
 pub use check::{MAX_SIZE, SpecError};
 use check::{base, ensure, epsilon, is_default, positive, size};
+pub use experts::{
+    ExpertSpec, GroupSpec, LeadingSpec, MAX_EXPERTS, MAX_EXPERTS_USED, SharedExpertSpec,
+};
 pub use recurrent::{DeltaSpec, MAX_CONVOLUTION, StateSize};
 pub use rope::{RopeKind, RopeScaling, RopeSpec, Rotation, YarnSpec};
 
 /// Limit of blocks for multi-token prediction; published models have one.
 pub const MAX_PREDICTION: u32 = 16;
-/// Limit of experts per layer; the largest models have some hundreds.
-pub const MAX_EXPERTS: u32 = 4096;
-/// Limit of experts per row; current models use 2 to 16.
-pub const MAX_EXPERTS_USED: u32 = 64;
 
 /// Hyperparameters of a model: together with the tensors, they determine its results.
 ///
@@ -66,7 +67,7 @@ pub struct ModelSpec {
     /// Activation of the feed-forward gate.
     #[serde(default, skip_serializing_if = "is_default")]
     pub activation: Activation,
-    /// Mixture of experts, each `ffn` values wide; `None` for a dense feed-forward layer.
+    /// Mixture of experts, each `ffn` values wide; `None` for dense feed-forward layers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub experts: Option<ExpertSpec>,
     /// Whether the outputs of attention and of the feed-forward layer are normalised before they
@@ -82,6 +83,19 @@ pub struct ModelSpec {
     /// nothing uses them.
     #[serde(default, skip_serializing_if = "is_default")]
     pub prediction: u32,
+    /// Matrices of their own that these blocks have.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub prediction_tables: PredictionTables,
+}
+
+/// Matrices of the vocabulary that each block for multi-token prediction has, beside the model's.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PredictionTables {
+    #[serde(skip_serializing_if = "is_default")]
+    pub embedding: bool,
+    #[serde(skip_serializing_if = "is_default")]
+    pub output: bool,
 }
 
 impl ModelSpec {
@@ -151,22 +165,36 @@ impl ModelSpec {
         )?;
         self.delta
             .map_or(Ok(()), |delta| delta.check(self.context))?;
-        self.experts.map_or(Ok(()), ExpertSpec::check)
+        self.experts
+            .map_or(Ok(()), |experts| experts.check(self.layers))
     }
 
-    /// Latent attention requires a key head per query head, and heads with a part without RoPE.
+    /// Latent attention requires a key head per query head, or a single one if absorbed, and heads
+    /// with a part without RoPE.
     fn check_latent(&self) -> Result<(), SpecError> {
         let Some(latent) = &self.attention.latent else {
             return Ok(());
         };
         let values = "attention.latent.values";
-        size("attention.latent.queries", latent.queries)?;
+        size("attention.latent.queries", latent.queries.unwrap_or(1))?;
         size("attention.latent.keys", latent.keys)?;
         size(values, latent.values)?;
-        let each = self.kv_heads == self.heads;
-        ensure(each, "kv_heads", "must be the number of heads")?;
-        let reason = "must not be above the head's width";
-        ensure(latent.values <= self.head_dim, values, reason)?;
+        match latent.absorbed {
+            true => {
+                ensure(self.kv_heads == 1, "kv_heads", "must be 1")?;
+                let reason = "must be at most 16777216 divided by the number of heads";
+                let fits =
+                    |width: u32| self.heads.checked_mul(width).is_some_and(|w| w <= MAX_SIZE);
+                ensure(fits(self.key_width()), "attention.latent.keys", reason)?;
+                ensure(fits(latent.values), values, reason)?;
+            }
+            false => {
+                let each = self.kv_heads == self.heads;
+                ensure(each, "kv_heads", "must be the number of heads")?;
+                let reason = "must not be above the head's width";
+                ensure(latent.values <= self.head_dim, values, reason)?;
+            }
+        }
         let part = self.rope.dims < self.head_dim;
         ensure(part, "rope.dims", "must be below the head's width")?;
         epsilon("attention.latent.norm_eps", latent.norm_eps)
@@ -183,10 +211,18 @@ impl ModelSpec {
         self.heads.saturating_mul(self.head_dim)
     }
 
+    /// Width of a key in the cache, in values.
+    pub fn key_width(&self) -> u32 {
+        match self.attention.latent {
+            Some(latent) if latent.absorbed => latent.keys.saturating_add(self.rope.dims),
+            _ => self.head_dim,
+        }
+    }
+
     /// Width of all key (or value) heads together, in values. (In latent attention values are
     /// padded to the width of keys.)
     pub fn kv_width(&self) -> u32 {
-        self.kv_heads.saturating_mul(self.head_dim)
+        self.kv_heads.saturating_mul(self.key_width())
     }
 
     /// Bytes of keys and values of one position in one layer, stored as f16.
@@ -205,43 +241,6 @@ pub enum Activation {
     Gelu,
     /// Clamped SwiGLU: `(u + 1) * g / (1 + exp(-1.702 g))` with `g <= 7` and `-7 <= u <= 7`.
     Clamped,
-}
-
-/// Mixture of experts: a row goes through the `used` experts that the router scores highest.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ExpertSpec {
-    pub count: u32,
-    /// Experts per row.
-    pub used: u32,
-    /// Whether the weights of a row's experts add up to 1. If not, they are those of the softmax
-    /// over all experts.
-    pub normalise: bool,
-    /// Whether the router and the matrices of the experts have biases.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub bias: bool,
-    /// Expert that all rows go through, beside those that the router selects.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub shared: Option<SharedExpertSpec>,
-}
-
-/// Expert that all rows go through. Its output is multiplied by the sigmoid of a score.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SharedExpertSpec {
-    /// Width, in values.
-    pub ffn: u32,
-}
-
-impl ExpertSpec {
-    fn check(self) -> Result<(), SpecError> {
-        size("experts.shared.ffn", self.shared.map_or(1, |s| s.ffn))?;
-        let known = (1..=MAX_EXPERTS).contains(&self.count);
-        ensure(known, "experts.count", "must be between 1 and 4096")?;
-        let used = (1..=MAX_EXPERTS_USED.min(self.count)).contains(&self.used);
-        let reason = "must be between 1 and 64, and at most the number of experts";
-        ensure(used, "experts.used", reason)
-    }
 }
 
 /// Constant factors; `None` is 1.

@@ -22,7 +22,8 @@ use regex::Regex;
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
 const LLAMA3: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
 const QWEN2: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
-
+/// As Qwen2, but line breaks do not belong to the punctuation before them.
+const SEED: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+";
 const QWEN35: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
 /// In words with upper and lower case, llama.cpp counts only ASCII letters as having a case; all
 /// other letters fit both.
@@ -105,6 +106,7 @@ const RULES: &[Rules] = &[
     ),
     // As Qwen2, with combining marks among the letters.
     ("qwen35", &[(QWEN35, Spaces)], Merged),
+    ("seed-coder", &[(SEED, Spaces)], Merged),
     // Mistral Nemo: words also end where their case changes.
     ("tekken", &[(TEKKEN, Spaces)], WholeAndBos),
     // As tekken, with contractions and up to three digits.
@@ -301,6 +303,7 @@ mod tests {
             ("llama-bpe", vec![with_look_ahead(LLAMA3)]),
             ("qwen2", vec![with_look_ahead(QWEN2)]),
             ("qwen35", vec![with_look_ahead(QWEN35)]),
+            ("seed-coder", vec![with_look_ahead(SEED)]),
             ("tekken", vec![with_look_ahead(TEKKEN)]),
             ("gpt-4o", vec![with_look_ahead(GPT4O)]),
         ];
@@ -349,6 +352,8 @@ mod tests {
             "gpt-2", "a   b \n c  " => "a|  | b| \n| c|  ";
             "llama-bpe", "a   b \n c  " => "a|  | b| \n| c|  ";
             "qwen2", "x \n\n  y\tz" => "x| \n\n| | y|\tz";
+            "qwen2", "x.\n\ny" => "x|.\n\n|y";
+            "seed-coder", "x.\n\ny" => "x|.|\n\n|y";
         } {
             assert_eq!(words(pre, text).join("|"), expected);
         }

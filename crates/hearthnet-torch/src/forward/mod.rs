@@ -188,7 +188,7 @@ impl<'a> Pass<'a> {
         low_rank: &Tensor,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let spec = self.spec;
-        let [q, kv] = [widths.queries, widths.keys].map(i64::from);
+        let [q, kv] = [widths.queries.unwrap_or(0), widths.keys].map(i64::from);
         let (heads, d) = (i64::from(spec.heads), i64::from(spec.head_dim));
         let (dims, values) = (i64::from(spec.rope.dims), i64::from(widths.values));
         let nope = d - dims;

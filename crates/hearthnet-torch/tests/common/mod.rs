@@ -29,8 +29,16 @@ pub(crate) fn load(
     hearthnet_torch::load(file, layers, options, &mut |_, _| ()).unwrap()
 }
 
-/// Families that this engine refuses: they have recurrent layers.
-pub(crate) const REFUSED: [&str; 3] = ["qwen35", "qwen35moe", "qwen3next"];
+/// Families that this engine refuses: they have recurrent layers, or shared experts.
+pub(crate) const REFUSED: [&str; 7] = [
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "glm4moe",
+    "deepseek2",
+    "deepseek3",
+    "glm47flash",
+];
 
 /// The small models made by `transformers` for the exact engine's tests.
 pub(crate) fn families() -> Vec<String> {

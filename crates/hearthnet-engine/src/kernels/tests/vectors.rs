@@ -2,7 +2,7 @@
 //! and that the specification states them.
 
 use hearthnet_files::blocks::WeightType;
-use hearthnet_files::floats::f32_to_f16;
+use hearthnet_files::floats::{f16_to_f32, f32_to_f16};
 use hearthnet_files::spec::{RopeKind, YarnSpec};
 use sha2::{Digest, Sha256};
 
@@ -234,5 +234,75 @@ fn the_blocks_of_every_type_in_the_specification_hold() {
                 "| {ty:?} | `{first:08x}` | `{last:08x}` | `{acc:08x}` |"
             ));
         }
+    }
+}
+
+#[test]
+fn the_absorbed_latent_attention_of_the_specification_holds() {
+    let (keys, dims, values) = (8usize, 8usize, 2usize);
+    let width = keys + dims;
+    let f32_bytes = |rows: usize, of: &dyn Fn(usize, usize) -> f32| -> Vec<u8> {
+        let cells = (0..rows).flat_map(|row| (0..keys).map(move |i| (row, i)));
+        cells
+            .flat_map(|(row, i)| of(row, i).to_le_bytes())
+            .collect()
+    };
+    let key_up = f32_bytes(keys, &|c, i| (((c + 2 * i) % 7) as f32 - 3.0) / 4.0);
+    let value_up = f32_bytes(values, &|j, i| (i as f32 - 2.0 * j as f32) / 8.0);
+    let range = |of: &dyn Fn(f32) -> f32| -> Vec<f32> { (0..8).map(|i| of(i as f32)).collect() };
+    let (still, rotated) = (range(&|i| (i - 2.0) / 4.0), range(&|i| (3.0 - i) / 8.0));
+    for kernels in all_kernels() {
+        let multiply = |bytes: &[u8], rows: usize, x: &[f32]| -> Vec<f32> {
+            let mut arena = Arena::growing_by(1 << 12);
+            let matrix = Matrix {
+                weight_type: WeightType::F32,
+                rows,
+                cols: keys,
+                bytes,
+            };
+            let packed = Packed::pack_stacked(&mut arena, &[matrix]).unwrap();
+            let (mut act, mut y) = (Act::default(), vec![0.0; rows]);
+            kernels.prepare(x, keys, ActForm::of([&packed]), &mut act);
+            let out = TileMut::new(&mut y, 1, rows, rows);
+            kernels.matmul(&packed, 0..packed.panels(), &act, Output::Store, out);
+            y
+        };
+        let query = [multiply(&key_up, keys, &still), rotated.clone()].concat();
+        let mut page = vec![0u16; page_len(width)];
+        let mut scores = Vec::new();
+        for t in 0..2 {
+            let row = range(&|i| (((5 * t + 3 * i as usize) % 7) as f32 - 2.0) / 3.0);
+            let turned = range(&|i| (t as f32 - i) / 8.0);
+            let (key, value) = ([&row[..], &turned].concat(), [&row[..], &[0.0; 8]].concat());
+            let shared = SharedMut::new(&mut page);
+            // SAFETY: there is one thread.
+            unsafe { kernels.store_kv(shared, t, &key, &value) };
+            let cached = key.iter().map(|k| f16_to_f32(f32_to_f16(*k)));
+            let sum = cached
+                .zip(&query)
+                .fold(0.0, |acc, (k, q)| k.mul_add(*q, acc));
+            scores.push(sum * 0.25);
+        }
+        let attention = Attention {
+            head_dim: width,
+            heads: 1,
+            scale: 0.25,
+            softcap: None,
+            sinks: None,
+            position: 1,
+            window: None,
+            pages: &[&page],
+        };
+        let (mut out, mut scratch) = (vec![0.0; width], AttentionScratch::default());
+        let tile = TileMut::new(&mut out, 1, width, width);
+        kernels.attention(&attention, &query, width, &mut scratch, tile);
+        assert_eq!(out[keys..], [0.0; 8]);
+        let a = multiply(&value_up, values, &out[..keys]);
+        let told = [query[0], query[7], scores[0], scores[1], out[0], a[0], a[1]];
+        let told: Vec<String> = told
+            .iter()
+            .map(|x| format!("`{:08x}`", x.to_bits()))
+            .collect();
+        assert_in_spec(&format!("| {} |", told.join(" | ")));
     }
 }

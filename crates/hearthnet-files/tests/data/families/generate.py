@@ -52,8 +52,24 @@ DELTA_EXPERTS = dict(
 )
 
 
+# Block 1 is dense, the others have experts in groups, and one that all rows go through.
+GROUPED_EXPERTS = dict(
+    SIZES,
+    num_hidden_layers=3,
+    num_key_value_heads=4,
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    n_group=4,
+    topk_group=2,
+    n_shared_experts=1,
+    moe_intermediate_size=32,
+    first_k_dense_replace=1,
+)
+LATENT = dict(GROUPED_EXPERTS, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=8, v_head_dim=32)
+
+
 # Added to the seed if another draw keeps greedy choices further apart.
-SEEDS = {"mistralyarn": 3, "qwen3yarn": 3, "phi3long": 3, "qwen3": 3, "qwen3moe": 2}
+SEEDS = {"mistralyarn": 3, "qwen3yarn": 3, "phi3long": 3, "qwen3": 3, "qwen3moe": 2, "deepseek3": 3}
 
 
 def rope(theta=10000.0, **more):
@@ -268,7 +284,48 @@ FAMILIES = {
             rope_parameters=rope(partial_rotary_factor=0.5),
         ),
     ),
+    "seedoss": ("SeedOss", dict(HEADS, rope_parameters=rope(1e7))),
+    "glm4moe": (
+        "Glm4Moe",
+        dict(
+            GROUPED_EXPERTS,
+            head_dim=16,
+            num_key_value_heads=2,
+            attention_bias=True,
+            use_qk_norm=True,
+            routed_scaling_factor=1.5,
+            rope_parameters=rope(1e6, partial_rotary_factor=0.5),
+        ),
+    ),
+    "deepseek2": (
+        "DeepseekV2",
+        dict(
+            LATENT,
+            q_lora_rank=None,
+            n_shared_experts=2,
+            topk_method="group_limited_greedy",
+            routed_scaling_factor=1.25,
+            rope_parameters=yarn(mscale=0.707, mscale_all_dim=0.707),
+        ),
+    ),
+    "deepseek3": (
+        "DeepseekV3",
+        dict(
+            LATENT,
+            q_lora_rank=32,
+            n_group=2,
+            topk_group=1,
+            first_k_dense_replace=2,
+            rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0),
+        ),
+    ),
+    "glm47flash": (
+        "Glm4MoeLite",
+        dict(LATENT, q_lora_rank=32, n_group=1, topk_group=1, rope_parameters=rope(1e6)),
+    ),
 }
+# Their cache holds the low-rank rows.
+LATENT_CACHES = ("deepseek2", "deepseek3", "glm47flash")
 
 
 def f16_cache(module, query, key, value, attention_mask, **kwargs):
@@ -276,7 +333,8 @@ def f16_cache(module, query, key, value, attention_mask, **kwargs):
     import importlib
 
     eager = importlib.import_module(module.__class__.__module__).eager_attention_forward
-    key, value = (x.half().to(x.dtype) for x in (key, value))
+    if not hasattr(module, "expanded"):
+        key, value = (x.half().to(x.dtype) for x in (key, value))
     return eager(module, query, key, value, attention_mask, **kwargs)
 
 
@@ -312,7 +370,26 @@ def build(name):
             sizes = SIZES_OF.get(name, {})
             p.mul_(next((size for end, size in sizes.items() if key.endswith(end)), 1))
             p.copy_(p.half().float())
+        for key, p in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                p.copy_((0.3 * torch.randn(p.shape)).half())
+    if name in LATENT_CACHES:
+        for module in model.modules():
+            if hasattr(module, "expand_kv"):
+                round_latents(module)
     return model
+
+
+def round_latents(module):
+    """Rounds low-rank rows to half precision if the attention is `f16_cache`."""
+    module.expanded = module.expand_kv
+
+    def expand(*rows):
+        if module.config._attn_implementation == "f16_cache":
+            rows = [row.half().float() for row in rows]
+        return module.expanded(*rows)
+
+    module.expand_kv = expand
 
 
 @torch.no_grad()

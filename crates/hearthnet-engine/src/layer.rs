@@ -1,0 +1,217 @@
+//! Weights of a layer, as the engine uses them.
+
+use std::ops::Range;
+
+use hearthnet_files::spec::{DeltaSpec, Rotation};
+
+use crate::kernels::{ActForm, Packed};
+
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub(super) attn_norm: Vec<f32>,
+    /// Matrices that read the normalised residual stream. With latent attention, their outputs are
+    /// the low-rank rows.
+    pub(super) qkv: Qkv,
+    pub(super) latent: Option<Latent>,
+    /// Gated delta rule instead of attention. `qkv` then gives the inputs of the convolution, the
+    /// gate of the output, and the scores of each head; `attn_output` is the output projection.
+    pub(super) delta: Option<Delta>,
+    /// Norms of queries and of keys.
+    pub(super) qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    pub(super) rotation: Rotation,
+    /// Sliding window in positions; `None` for all positions.
+    pub(super) window: Option<usize>,
+    /// Attention sink of each query head.
+    pub(super) sinks: Option<Vec<f32>>,
+    pub(super) attn_output: Packed,
+    pub(super) attn_output_bias: Option<Vec<f32>>,
+    pub(super) attn_post_norm: Option<Vec<f32>>,
+    pub(super) ffn_norm: Vec<f32>,
+    pub(super) feed_forward: FeedForward,
+    pub(super) ffn_post_norm: Option<Vec<f32>>,
+    /// Bytes of memory of all weights.
+    pub(super) bytes: usize,
+    /// Number of the engine's layers before this one that have keys and values.
+    pub(super) slot: usize,
+    /// First value of the layer in the state of a sequence.
+    pub(super) state: usize,
+}
+
+#[derive(Debug)]
+pub(super) enum FeedForward {
+    Dense {
+        ffn: Ffn,
+        down: Packed,
+    },
+    Experts {
+        router: Router,
+        /// All experts, which have equal sizes.
+        experts: Vec<Expert>,
+        bytes: usize,
+        shared: Option<Box<SharedExpert>>,
+    },
+}
+
+/// Expert that all rows go through.
+#[derive(Debug)]
+pub(super) struct SharedExpert {
+    /// Matrix of one row; `None` if the output is added as it is.
+    pub(super) score: Option<Packed>,
+    pub(super) ffn: Ffn,
+    pub(super) down: Packed,
+}
+
+/// Weights of a gated delta rule, beside its matrices.
+#[derive(Debug)]
+pub(super) struct Delta {
+    pub(super) spec: DeltaSpec,
+    /// `[positions][channels]`, oldest position first.
+    pub(super) convolution: Vec<f32>,
+    pub(super) decay: Vec<f32>,
+    pub(super) decay_bias: Vec<f32>,
+    pub(super) norm: Vec<f32>,
+    /// For each value head, the columns of its scores of correction and decay.
+    pub(super) scores: Vec<(usize, usize)>,
+}
+
+/// Matrix that scores the experts of a layer.
+#[derive(Debug)]
+pub(super) struct Router {
+    pub(super) matrix: Packed,
+    pub(super) bias: Option<Vec<f32>>,
+    /// See [`ExpertSpec::correction`](hearthnet_files::spec::ExpertSpec::correction).
+    pub(super) correction: Option<Vec<f32>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Expert {
+    pub(super) ffn: Ffn,
+    pub(super) down: Packed,
+    pub(super) bias: Option<ExpertBias>,
+}
+
+#[derive(Debug)]
+pub(super) struct ExpertBias {
+    pub(super) gate: Vec<f32>,
+    pub(super) up: Vec<f32>,
+    pub(super) down: Vec<f32>,
+}
+
+/// Query, key and value matrices. Their outputs form one row.
+#[derive(Debug)]
+pub(super) struct Qkv {
+    /// A fused matrix if types and shapes allow it, otherwise three. In latent attention two: of
+    /// queries, and of keys and values.
+    pub(super) parts: Vec<Packed>,
+    pub(super) form: ActForm,
+    pub(super) bias: Option<Vec<f32>>,
+}
+
+/// Norms and up-projections of the low-rank rows of latent attention.
+#[derive(Debug)]
+pub(super) struct Latent {
+    /// Norm and up-projection of the low-rank rows of queries, if there are any.
+    pub(super) queries: Option<(Vec<f32>, Packed)>,
+    pub(super) kv_norm: Vec<f32>,
+    pub(super) up: LatentUp,
+}
+
+/// Up-projections to keys and values.
+#[derive(Debug)]
+pub(super) enum LatentUp {
+    Expanded(Packed),
+    /// Of each head: the transposed matrix of the keys, which reads queries, and the matrix of the
+    /// values, which reads the output of attention.
+    Absorbed {
+        keys: Vec<Packed>,
+        values: Vec<Packed>,
+    },
+}
+
+#[derive(Debug)]
+pub(super) enum Ffn {
+    /// Interleaved panels, so that the kernel applies the gate in the same pass.
+    Fused(Packed),
+    /// Separate matrices, for cases that the fused kernel does not cover (see `Loader::ffn`).
+    Split { gate: Packed, up: Packed },
+}
+
+impl Qkv {
+    pub(super) fn of(parts: Vec<Packed>) -> Self {
+        let form = ActForm::of(&parts);
+        Self {
+            parts,
+            form,
+            bias: None,
+        }
+    }
+
+    pub(super) fn panels(&self) -> usize {
+        self.parts.iter().map(Packed::panels).sum()
+    }
+}
+
+impl Delta {
+    /// Values of a row from `qkv`: inputs of the convolution, gate, scores.
+    pub(super) fn row(spec: &DeltaSpec) -> usize {
+        (spec.channels() + spec.values() + 2 * spec.value_heads) as usize
+    }
+}
+
+impl Latent {
+    /// Panels of the up-projections of low-rank rows.
+    pub(super) fn panels(&self) -> usize {
+        let queries = self.queries.as_ref().map_or(0, |(_, up)| up.panels());
+        match &self.up {
+            LatentUp::Expanded(up) => queries + up.panels(),
+            LatentUp::Absorbed { .. } => queries,
+        }
+    }
+
+    /// Matrices of the heads that read queries, and those that read the output of attention; empty
+    /// unless absorbed.
+    pub(super) fn absorbed(&self) -> (&[Packed], &[Packed]) {
+        match &self.up {
+            LatentUp::Expanded(_) => (&[], &[]),
+            LatentUp::Absorbed { keys, values } => (keys, values),
+        }
+    }
+}
+
+impl Ffn {
+    pub(super) fn form(&self) -> ActForm {
+        match self {
+            Self::Fused(both) => ActForm::of([both]),
+            Self::Split { gate, up } => ActForm::of([gate, up]),
+        }
+    }
+
+    /// Panels of each of the two matrices.
+    pub(super) fn panels(&self) -> usize {
+        self.gate().panels()
+    }
+
+    pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
+        self.gate().columns(panels)
+    }
+
+    fn gate(&self) -> &Packed {
+        match self {
+            Self::Fused(both) => both,
+            Self::Split { gate, .. } => gate,
+        }
+    }
+}
+
+impl Layer {
+    /// Bytes of weights that one row reads, if it is routed to `used` experts.
+    pub(super) fn token_bytes(&self, used: usize) -> usize {
+        match &self.feed_forward {
+            FeedForward::Dense { .. } => self.bytes,
+            FeedForward::Experts { experts, bytes, .. } => {
+                let idle = experts.len().saturating_sub(used);
+                self.bytes - bytes / experts.len().max(1) * idle
+            }
+        }
+    }
+}
