@@ -41,8 +41,8 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
 fn claims_of(evidence: &Evidence, host: &NodeId) -> Result<Evidence> {
     let both = [Some(&evidence.accused), evidence.witness.as_ref()];
     let own = both.into_iter().flatten();
-    let own = own.filter(|proof| proof.statement.host == *host).cloned();
-    let own = own.last();
+    let mut own = own.filter(|proof| proof.statement.host == *host).cloned();
+    let own = own.next_back();
     let own = own.ok_or_else(|| HarnessError::attacker("the host has signed nothing"))?;
     let slander = Evidence::new(evidence.row_bytes, evidence.rows.clone(), own, None);
     slander.ok_or_else(|| HarnessError::attacker("the rows are too few"))

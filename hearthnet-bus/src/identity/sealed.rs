@@ -176,7 +176,7 @@ fn shared(
     }
     let key = Sha256::new()
         .chain_update(KEY)
-        .chain_update(&*point)
+        .chain_update(*point)
         .chain_update(sender)
         .chain_update(reader);
     Some(Zeroizing::new(key.finalize().into()))

@@ -100,10 +100,10 @@ impl Disputes {
                 first_digits(&id)
             )),
             Ok(None) => {
-                tracing::info!(host = %shown, "a dispute is not announced: it is known, or no anchor can judge it")
+                tracing::info!(host = %shown, "a dispute is not announced: it is known, or no anchor can judge it");
             }
             Err(why) => {
-                tracing::warn!(host = %shown, "a dispute is not announced: {}", why.with_hint())
+                tracing::warn!(host = %shown, "a dispute is not announced: {}", why.with_hint());
             }
         }
     }

@@ -155,7 +155,7 @@ mod tests {
         let files = hearthnet_testkit::split(&hearthnet_testkit::TinyLlama::default().bytes(), 3);
         let path = hearthnet_testkit::write_split(&folder, &files);
         let bytes: usize = files.iter().map(Vec::len).sum();
-        assert_eq!(fetched(models.path()), [path.clone()]);
+        assert_eq!(fetched(models.path()), std::slice::from_ref(&path));
         assert_eq!(state(&path, None), State::Unverified);
         assert_eq!(bytes_here(&path), bytes as u64);
         let file = ModelFile::open(&path).unwrap();
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(state(&path, None), State::Ok);
         assert!(with_weights(models.path(), weights).is_some());
         fs::remove_file(&path).unwrap();
-        assert_eq!(fetched(models.path()), [path.clone()]);
+        assert_eq!(fetched(models.path()), std::slice::from_ref(&path));
         assert_eq!(state(&path, None), State::Partial);
     }
 }

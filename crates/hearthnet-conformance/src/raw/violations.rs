@@ -96,7 +96,7 @@ pub fn unknown() -> Vec<Violation> {
     for version in [0, 2, 0xff] {
         frames.push((format!("version {version}"), Frame::ping().version(version)));
     }
-    for kind in [0x00, 0x0a, 0x0f, 0x1a, 0x80, 0xff] {
+    for kind in [0x00, 0x0a, 0x0f, 0x1b, 0x80, 0xff] {
         frames.push((format!("type {kind:#04x}"), Frame::new(kind, [0; 8])));
     }
     for reserved in [0x0001, 0x0100, 0xffff] {
