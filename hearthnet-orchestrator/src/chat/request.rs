@@ -45,7 +45,7 @@ pub struct ChatRequest {
 pub struct AnswerOptions {
     /// Answers to the prompt, 1 to [`MAX_CHOICES`]. Only a service gives more than one.
     pub choices: u32,
-    /// Reports the log probabilities of the prompt's tokens ([`Frame::Prompt`]). The prompt is then
+    /// Reports the log probabilities of the prompt's tokens ([`Frame::Prompt`](crate::frames::Frame::Prompt)). The prompt is then
     /// not taken from a kept conversation.
     pub prompt_logprobs: bool,
     /// Leaves the oldest turns of a conversation out that is too long for the context.

@@ -64,7 +64,7 @@ impl LostLinks {
 }
 
 /// Whether this host may expect others: it was linked with another host of the model, or had no link
-/// for [`ALONE_MS`] in a community with other members, for example because it restarted.
+/// for two minutes in a community with other members, for example because it restarted.
 #[derive(Debug, Default)]
 pub struct Together {
     is_known: bool,

@@ -17,7 +17,7 @@
 //! | paths, streams, errors | here |
 //! | listener, keys, metrics | `hearthnet-http` |
 //!
-//! A client that disconnects cancels its request: dropping a response drops its [`Answer`].
+//! A client that disconnects cancels its request: dropping a response drops its answer.
 //!
 //! The handlers of all APIs are in this file: they share the identity of callers, bodies and errors.
 
