@@ -15,14 +15,16 @@ use proptest::test_runner::TestRunner;
 type Target = fn(&[u8]);
 
 /// Targets, with the minimum number of inputs in their corpus.
-const TARGETS: [(&str, Target, usize); 18] = [
+const TARGETS: [(&str, Target, usize); 20] = [
     ("bus_frames", calls::fuzzing::frames, 12),
     ("discovery", discovery::fuzzing::announcement, 5),
+    ("evidence", log::evidence, 2),
     ("gguf", tokens::gguf, 90),
     ("hugging_face", files::hugging_face, 10),
     ("log_event", log::log_event, 23),
     ("log_heads", log::log_heads, 10),
     ("manifest", files::manifest, 1),
+    ("split", |data| drop(files::split(data)), 2),
     ("stop", tokens::stop, 3),
     ("sync_session", sync::fuzzing::session, 8),
     ("template", tokens::template, 3),
