@@ -147,7 +147,7 @@ pub(super) fn admit(home: &Home, node: NodeId, level: Level) -> Result<()> {
     Ok(())
 }
 
-/// What a judge finds in sealed evidence, as `hearthnet audit check` does.
+/// Finding of a judge who opens sealed evidence, as `hearthnet audit check` does.
 fn judged(
     fleet: &Fleet,
     sealed: &[u8],

@@ -49,7 +49,7 @@ impl Embedder {
         })
     }
 
-    /// How the vectors are made.
+    /// Rule by which the states of a text become its vector.
     pub fn pooling(&self) -> Pooling {
         self.pooling
     }

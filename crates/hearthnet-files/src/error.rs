@@ -64,7 +64,7 @@ pub enum ModelError {
         rows: u64,
         /// Size of the vocabulary.
         wanted: u64,
-        /// What `wanted` counts.
+        /// Name of the things that `wanted` counts.
         what: &'static str,
     },
     /// The engine does not support the type of a tensor.

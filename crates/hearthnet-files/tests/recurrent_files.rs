@@ -170,7 +170,7 @@ fn blocks_for_multi_token_prediction_belong_to_the_model_and_are_not_layers() {
     let decoded = Manifest::decode(&manifest.encode()).unwrap();
     assert_eq!(decoded, manifest);
     assert!(manifest.tensor("blk.5.nextn.enorm.weight").is_some());
-    // One of them is missing.
+    // Without one of the tensors of the head, the file is refused.
     let mut tensors = changes.tensors;
     tensors.remove("blk.5.nextn.hnorm.weight");
     let error = changed(&Changes { tensors, ..changes })

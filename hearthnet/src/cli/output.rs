@@ -61,6 +61,13 @@ pub(crate) fn table<R: AsRef<[String]>>(header: &str, rows: impl IntoIterator<It
     std::iter::once(line(header)).chain(all).collect()
 }
 
+/// First digits of an id, as people see them.
+pub(crate) fn first_digits(id: &[u8; 32]) -> String {
+    let mut digits = hex::encode(id);
+    digits.truncate(8);
+    digits
+}
+
 /// Formats a time as `2026-11-21 06:40:04 UTC`, or as a number beyond the year 9999.
 pub(crate) fn when(unix_ms: u64) -> String {
     let seconds = i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX);

@@ -13,13 +13,14 @@ use serde_json::{Value, json};
 
 use crate::answering::chat_backends::recompute_here;
 use crate::cli::args::{AuditCommand, CheckArgs};
-use crate::cli::{Failure, block_on, failure, note, print_result, table, when};
+use crate::cli::{Failure, block_on, failure, first_digits, note, print_result, table, when};
 use crate::config::Context;
 use crate::home::evidence::EvidenceFolder;
 use crate::home::{Home, now_ms};
 use crate::models::{OpenModel, here_with, open_model};
 use crate::node::{
-    Change, fetch_evidence, log_writer, may_judge, open_home, sync_or_note, with_synced_node,
+    Change, fetch_evidence, log_writer, may_judge, open_home, sync_or_note, to_judge,
+    with_synced_node,
 };
 
 pub(crate) fn run(command: AuditCommand, cx: &Context) -> Result<(), Failure> {
@@ -43,11 +44,6 @@ pub(crate) fn run(command: AuditCommand, cx: &Context) -> Result<(), Failure> {
 
 fn judge(home: &Home, dispute: [u8; 32], finding: Finding) -> Result<(), Failure> {
     log_writer::write(home, false, Change::Judge { dispute, finding })
-}
-
-/// First digits of a dispute's id.
-fn first_digits(id: &[u8; 32]) -> String {
-    hex::encode(id.first_chunk::<4>().unwrap_or(&[0; 4]))
 }
 
 /// The dispute whose id begins with these digits.
@@ -146,12 +142,9 @@ fn check(home: &Home, args: &CheckArgs, cx: &Context) -> Result<(), Failure> {
     let asked = match &args.dispute {
         Some(text) => vec![named(&state, text)?],
         None => {
-            let open = state.disputes().filter(|(_, case)| {
-                state.outcome(case).is_none()
-                    && may_judge(&state, &own, case)
-                    && !case.verdicts.contains_key(&own)
-            });
-            open.map(|(id, case)| (*id, case.clone())).collect()
+            let mine = to_judge(&state, &own);
+            let mine = mine.filter(|(_, case)| !case.verdicts.contains_key(&own));
+            mine.map(|(id, case)| (*id, case.clone())).collect()
         }
     };
     if asked.is_empty() {
@@ -200,9 +193,8 @@ async fn fetch_all(home: &Home, cx: &Context) -> Result<(), Failure> {
             return Ok(());
         };
         let state = home.state();
-        for (_, case) in state.disputes() {
-            let is_wanted = state.outcome(case).is_none() && may_judge(&state, &node.id(), case);
-            if !is_wanted || folder.has(&case.dispute.evidence) {
+        for (_, case) in to_judge(&state, &node.id()) {
+            if folder.has(&case.dispute.evidence) {
                 continue;
             }
             if let Some(sealed) = fetch_evidence(node, &state, case).await {

@@ -15,10 +15,10 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 
 use super::weights::Parts;
-use crate::cli::{Failure, Stop, note};
+use crate::cli::{Failure, Stop, first_digits, note};
 use crate::home::Home;
 use crate::home::evidence::EvidenceFolder;
-use crate::node::{DaemonNode, fetch_evidence, may_judge};
+use crate::node::{DaemonNode, fetch_evidence, to_judge};
 
 /// Evidences that wait to be announced, each of at most 32 MiB. Further ones are dropped.
 const WAITING: usize = 16;
@@ -150,13 +150,11 @@ impl Disputes {
     /// Removes evidence of disputes that are not open any more, and fetches what this node may judge.
     async fn follow(&self) {
         let (state, own) = (self.home.state(), self.home.key.id());
-        let open = || {
-            let all = state.disputes().map(|(_, case)| case);
-            all.filter(|case| state.outcome(case).is_none())
-        };
-        let kept: BTreeSet<[u8; 32]> = open().map(|case| case.dispute.evidence).collect();
+        let open = state.disputes().map(|(_, case)| case);
+        let open = open.filter(|case| state.outcome(case).is_none());
+        let kept: BTreeSet<[u8; 32]> = open.map(|case| case.dispute.evidence).collect();
         self.blocking(move |folder| folder.keep(&kept)).await;
-        for case in open().filter(|case| may_judge(&state, &own, case)) {
+        for (_, case) in to_judge(&state, &own) {
             if self.evidence.has(&case.dispute.evidence) {
                 continue;
             }
@@ -176,11 +174,4 @@ impl Disputes {
             tracing::warn!("the folder of evidence cannot be used: {error}");
         }
     }
-}
-
-/// First digits of a dispute's id, as people see them.
-fn first_digits(id: &[u8; 32]) -> String {
-    let mut digits = hex::encode(id);
-    digits.truncate(8);
-    digits
 }

@@ -161,13 +161,6 @@ pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolve
     }))
 }
 
-/// First digits of a weights id, as people see them. [`find`] takes them.
-pub(crate) fn first_digits(weights: &WeightsId) -> String {
-    let mut digits = weights.to_string();
-    digits.truncate(8);
-    digits
-}
-
 /// Adopted model by name, or by the first digits of its weights id.
 pub(crate) fn find(text: &str, state: &Community) -> Result<Adoption, Failure> {
     let models = state.models();

@@ -18,6 +18,16 @@ pub(crate) fn may_judge(state: &Community, node: &NodeId, case: &Case) -> bool {
     state.level(node) == Some(Level::Anchor) && !case.is_party(node)
 }
 
+/// Open disputes that a node may judge.
+pub(crate) fn to_judge<'a>(
+    state: &'a Community,
+    node: &'a NodeId,
+) -> impl Iterator<Item = (&'a [u8; 32], &'a Case)> {
+    state
+        .disputes()
+        .filter(|(_, case)| state.outcome(case).is_none() && may_judge(state, node, case))
+}
+
 /// Fetches and checks the evidence of a dispute. `None` if no member that could have it serves it.
 pub(crate) async fn fetch(node: &Node, state: &Community, case: &Case) -> Option<Vec<u8>> {
     let judges = state.members().map(|(judge, _)| *judge);

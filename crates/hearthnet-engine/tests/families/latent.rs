@@ -51,7 +51,7 @@ fn expanded(name: &str) -> ModelFile {
             .zip(of_values.chunks_exact(VALUES * RANK));
         let mut both = Vec::new();
         for (keys, values) in heads {
-            // Those of the keys are transposed.
+            // The matrices of keys are transposed.
             both.extend((0..NOPE).flat_map(|i| (0..RANK).map(move |c| keys[c * NOPE + i])));
             both.extend(values);
         }

@@ -89,7 +89,7 @@ pub struct Joined {
     pub(super) places: Vec<Place>,
 }
 
-/// What a range of the joined file consists of.
+/// Bytes from which a range of the joined file is put together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Piece {
     /// Bytes of [`Joined::head`] from this offset on.
@@ -115,7 +115,7 @@ impl Joined {
         self.file_bytes
     }
 
-    /// What the range of `bytes` bytes from `from` on consists of, in order. Ends with the file.
+    /// Pieces of the range of `bytes` bytes from `from` on, in order. The range ends with the file.
     pub fn pieces(&self, from: u64, bytes: u64) -> Vec<Piece> {
         let head = self.head.len() as u64;
         let end = from.saturating_add(bytes).min(self.file_bytes);

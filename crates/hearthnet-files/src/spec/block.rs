@@ -51,7 +51,7 @@ impl BlockSpec<'_> {
         }
     }
 
-    /// What a sequence keeps for the block, whatever its length.
+    /// Size of the state that a sequence keeps for the block, whatever its length.
     pub fn state(&self) -> StateSize {
         match &self.mixer {
             Mixer::Attention | Mixer::Latent(_) => StateSize::default(),

@@ -15,7 +15,8 @@ use hearthnet_platform::files::{FileState, file_state};
 
 use super::directory::{DirectorySource, failed};
 use super::source::{
-    MAX_OBJECT_READ, Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces, read_run,
+    MAX_OBJECT_READ, Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces,
+    read_range, read_run,
 };
 use crate::source::CONFIG;
 
@@ -74,10 +75,7 @@ impl FileSource {
     }
 
     fn range(&self, from: u64, len: u64) -> Result<Vec<u8>, SourceError> {
-        let len = len.min(self.identity.file_bytes.saturating_sub(from));
-        let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
-        self.file.read_at(&mut bytes, from)?;
-        Ok(bytes)
+        read_range(&*self.file, &self.identity, from, len)
     }
 
     /// Manifest and piece list. Hashes the whole file.

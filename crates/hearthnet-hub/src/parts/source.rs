@@ -4,7 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-use hearthnet_files::part::Piece;
+use hearthnet_files::hugging_face::OpenFile;
+use hearthnet_files::part::{Identity, Piece};
 
 use crate::pull::SourceError as HttpError;
 
@@ -144,6 +145,19 @@ pub(super) fn read_run(
 ) -> Result<Option<Vec<u8>>, SourceError> {
     let (from, len) = span_of(run);
     Ok(Some(cut_out(run, range(from, len)?)))
+}
+
+/// Up to `len` bytes of the adopted file from a position on, as far as the file goes.
+pub(super) fn read_range(
+    file: &dyn OpenFile,
+    identity: &Identity,
+    from: u64,
+    len: u64,
+) -> Result<Vec<u8>, SourceError> {
+    let len = len.min(identity.file_bytes.saturating_sub(from));
+    let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
+    file.read_at(&mut bytes, from)?;
+    Ok(bytes)
 }
 
 /// First position and length of a run in the file.

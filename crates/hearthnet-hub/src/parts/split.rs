@@ -1,6 +1,5 @@
 //! Split models on an HTTP server.
 
-use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,7 +9,8 @@ use hearthnet_files::part::{Identity, Piece};
 
 use super::directory::{RemoteFiles, failed};
 use super::source::{
-    MAX_OBJECT_READ, Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces, read_run,
+    MAX_OBJECT_READ, Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces,
+    read_range, read_run,
 };
 use crate::pull::PullOptions;
 use crate::source::Source;
@@ -61,10 +61,7 @@ impl SplitSource {
     }
 
     fn range(&self, from: u64, len: u64) -> Result<Vec<u8>, SourceError> {
-        let len = len.min(self.identity.file_bytes.saturating_sub(from));
-        let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
-        self.opened()?.read_at(&mut bytes, from)?;
-        Ok(bytes)
+        read_range(&*self.opened()?, &self.identity, from, len)
     }
 }
 

@@ -254,7 +254,7 @@ pub struct Community {
     durable: Arc<Durable>,
     /// Members whose name looks like the name of another member.
     lookalikes: Arc<BTreeSet<NodeId>>,
-    /// Of the nodes that have one.
+    /// Reputations that differ from the default.
     reputations: Arc<BTreeMap<NodeId, Reputation>>,
     pub(super) live: Arc<BTreeMap<(NodeId, String), Live>>,
 }
@@ -402,7 +402,7 @@ impl Community {
         self.durable.outcome(case)
     }
 
-    /// What verdicts say of a node (`specs/disputes.md` 8).
+    /// Reputation of a node by the verdicts about it (`specs/disputes.md` 8).
     pub fn reputation(&self, node: &NodeId) -> Reputation {
         self.reputations.get(node).copied().unwrap_or_default()
     }

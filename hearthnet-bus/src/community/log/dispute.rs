@@ -89,7 +89,7 @@ impl Dispute {
     }
 }
 
-/// What a judge found by computing the rows of a dispute.
+/// Result of a judge who computed the rows of a dispute.
 #[derive(
     Debug,
     Clone,

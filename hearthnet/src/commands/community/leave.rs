@@ -14,13 +14,13 @@ use serde_json::json;
 
 use super::change::{keeps_an_anchor, sent, told};
 use crate::cli::args::LeaveArgs;
-use crate::cli::{self, Failure, Kind, block_on, confirm, note, print, print_json};
+use crate::cli::{self, Failure, Kind, block_on, confirm, first_digits, note, print, print_json};
 use crate::commands::backup::NODE_KEY;
 use crate::config::{Config, Context};
 use crate::home::key_status::{CLOCK_FILE, KeyStatus};
 use crate::home::{Home, LOG_FILE, Lock, OnDisk, ROOT_KEY, first_free, membership, now_ms};
 use crate::models::adopted::{
-    UsedPart, first_digits, leave_parts, name_in_parts, node_in_parts, parts_dir, used_parts,
+    UsedPart, leave_parts, name_in_parts, node_in_parts, parts_dir, used_parts,
 };
 use crate::node::{sync_log, transient};
 
@@ -113,7 +113,7 @@ struct Removed {
 
 fn model_name(weights: &WeightsId, state: Option<&Community>) -> String {
     let known = state.and_then(|state| state.model(&weights.0));
-    known.map_or_else(|| first_digits(weights), |model| model.name.clone())
+    known.map_or_else(|| first_digits(&weights.0), |model| model.name.clone())
 }
 
 /// Sentences about the parts of the home with this name in them, before it leaves.

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use hearthnet_bus::invite::MAX_NAME_BYTES;
 use hearthnet_bus::log::{Adoption, Community};
-use hearthnet_files::WeightsId;
 use hearthnet_files::hugging_face::repository_of;
 use hearthnet_files::part::{Part, PartError, folder, identity_of};
 use hearthnet_hub::ModelRef;
@@ -12,12 +11,12 @@ use hearthnet_hub::catalogue::{ModelEntry, Source};
 use hearthnet_hub::reference::directory_on_hub;
 use serde_json::json;
 
-use crate::cli::{Failure, Progress, bytes, failure, note, print_result};
+use crate::cli::{Failure, Progress, bytes, failure, first_digits, note, print_result};
 use crate::commands::community::change::change;
 use crate::config::Context;
 use crate::home::Home;
 use crate::home::rights::{is_anchor, signs_as_root};
-use crate::models::adopted::{find, first_digits, name_in_parts, parts_dir};
+use crate::models::adopted::{find, name_in_parts, parts_dir};
 use crate::models::catalogue::{catalogue, pin};
 use crate::models::find::resolve_or_pull;
 use crate::models::open_file::{changed, model_failure, open_file};
@@ -116,7 +115,7 @@ fn check_name(new: &Adoption, state: &Community) -> Result<(), Failure> {
     match others.find(|model| model.name == new.name) {
         None => Ok(()),
         Some(other) => {
-            let digits = first_digits(&WeightsId(other.weights));
+            let digits = first_digits(&other.weights);
             Err(failure!(
                 BadRequest,
                 "{:?} has adopted another model with the name {} (weights {digits})",

@@ -10,8 +10,8 @@ use hearthnet_orchestrator::coverage::by_model;
 use hearthnet_orchestrator::placement::runs_text;
 use serde::Serialize;
 
-use crate::cli::bytes;
-use crate::models::adopted::{first_digits, held_layers, identity, part_folder};
+use crate::cli::{bytes, first_digits};
+use crate::models::adopted::{held_layers, identity, part_folder};
 
 /// Adopted model.
 #[derive(Debug, Serialize)]
@@ -95,7 +95,7 @@ pub(super) fn listing(community: &str, rows: &[Row]) -> String {
     let mut out = format!(" adopted by {community:?}:\n");
     for row in rows {
         let (model, layers, size) = (&row.model, row.layers, bytes(row.model_bytes));
-        let digits = first_digits(&row.weights);
+        let digits = first_digits(&row.weights.0);
         let _ = writeln!(
             out,
             " {model}\n   {layers} layers, {size}, weights {digits}"

@@ -11,9 +11,9 @@ use hearthnet_bus::log::Adoption;
 use hearthnet_files::part::{Part, folder};
 use tokio::time::Instant;
 
-use crate::cli::{Stop, note};
+use crate::cli::{Stop, first_digits, note};
 use crate::home::Home;
-use crate::models::adopted::{first_digits, leave_parts, name_in_parts, part_folder, parts_dir};
+use crate::models::adopted::{leave_parts, name_in_parts, part_folder, parts_dir};
 use crate::node::DaemonNode;
 
 /// Number of drops within [`COUNTED`] after which a model is no longer opened at once.
@@ -93,7 +93,7 @@ pub(in crate::daemon) async fn remove_dropped(home: Home, node: Arc<DaemonNode>,
     for part in removed.await.unwrap_or_default() {
         note(format!(
             "removed the part of a model that was dropped meanwhile ({})",
-            first_digits(&part.weights)
+            first_digits(&part.weights.0)
         ));
     }
 }

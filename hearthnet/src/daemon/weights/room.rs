@@ -17,8 +17,7 @@ use hearthnet_files::WeightsId;
 use hearthnet_files::part::{Part, folder};
 
 use super::store::{Parts, Purpose};
-use crate::cli::{Failure, bytes, failure};
-use crate::models::adopted::first_digits;
+use crate::cli::{Failure, bytes, failure, first_digits};
 use crate::models::disk_budget;
 
 /// Folder of parts, and its limit.
@@ -284,7 +283,7 @@ impl Full {
         let kept = self.kept.iter().map(|(weights, kept)| {
             let known = community.model(&weights.0);
             let name = known.map_or_else(
-                || format!("another part ({})", first_digits(weights)),
+                || format!("another part ({})", first_digits(&weights.0)),
                 |model| model.name.clone(),
             );
             format!("; {name} keeps {}", bytes(*kept))
