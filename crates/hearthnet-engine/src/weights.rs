@@ -10,6 +10,7 @@ use hearthnet_files::{ModelError, ModelFile, TensorType, TensorView};
 
 use super::error::LoadError;
 use crate::kernels::{ActForm, Arena, LANES, Matrix, PackError, Packed};
+use crate::kv::{KvPlace, places};
 
 #[derive(Debug)]
 pub(super) struct Layer {
@@ -21,8 +22,16 @@ pub(super) struct Layer {
     /// Gated delta rule instead of attention. `qkv` then gives the inputs of the convolution, the
     /// gate of the output, and the scores of each head; `attn_output` is the output projection.
     pub(super) delta: Option<Delta>,
-    /// Norms of queries and of keys.
-    pub(super) qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    /// Width of the queries in `qkv`.
+    pub(super) q: usize,
+    /// Width of the keys in `qkv`, and of the values; 0 for a layer that uses those of another.
+    pub(super) kv: usize,
+    pub(super) q_norm: Option<Vec<f32>>,
+    pub(super) k_norm: Option<Vec<f32>>,
+    /// Ones: the norm of the values has no weights.
+    pub(super) v_norm: Option<Vec<f32>>,
+    /// Whether the values are the keys before norm and RoPE.
+    pub(super) keys_as_values: bool,
     pub(super) rotation: Rotation,
     /// Sliding window in positions; `None` for all positions.
     pub(super) window: Option<usize>,
@@ -34,10 +43,13 @@ pub(super) struct Layer {
     pub(super) ffn_norm: Vec<f32>,
     pub(super) feed_forward: FeedForward,
     pub(super) ffn_post_norm: Option<Vec<f32>>,
+    pub(super) per_layer: Option<PerLayer>,
+    /// Factor of the layer's output.
+    pub(super) scale: Option<f32>,
     /// Bytes of memory of all weights.
     pub(super) bytes: usize,
-    /// Number of the engine's layers before this one that have keys and values.
-    pub(super) slot: usize,
+    /// Keys and values that the layer uses.
+    pub(super) place: KvPlace,
     /// First value of the layer in the state of a sequence.
     pub(super) state: usize,
 }
@@ -54,14 +66,33 @@ pub(super) enum FeedForward {
         experts: Vec<Expert>,
         bytes: usize,
         shared: Option<SharedExpert>,
+        /// `None`: router, experts and shared expert read the row that `ffn_norm` gives.
+        norms: Option<ExpertNorms>,
     },
+}
+
+/// Norms of experts and of the shared expert, which are separate branches.
+#[derive(Debug)]
+pub(super) struct ExpertNorms {
+    pub(super) router: Vec<f32>,
+    pub(super) input: Vec<f32>,
+    pub(super) output: Vec<f32>,
+    pub(super) shared_output: Vec<f32>,
+}
+
+/// Use of the per-layer input of a layer.
+#[derive(Debug)]
+pub(super) struct PerLayer {
+    pub(super) gate: Packed,
+    pub(super) output: Packed,
+    pub(super) norm: Vec<f32>,
 }
 
 /// Expert that all rows go through.
 #[derive(Debug)]
 pub(super) struct SharedExpert {
-    /// Matrix of one row.
-    pub(super) score: Packed,
+    /// Matrix of one row; `None`: the output has no weight.
+    pub(super) score: Option<Packed>,
     pub(super) ffn: Ffn,
     pub(super) down: Packed,
 }
@@ -84,6 +115,8 @@ pub(super) struct Delta {
 pub(super) struct Router {
     pub(super) matrix: Packed,
     pub(super) bias: Option<Vec<f32>>,
+    /// Factor of the weight of each expert.
+    pub(super) scale: Option<Vec<f32>>,
 }
 
 #[derive(Debug)]
@@ -253,15 +286,15 @@ impl<'a> Loader<'a> {
         let total = range.clone().map(|layer| file.layer_bytes(layer)).sum();
         let mut loader = Self::new(file, threads, packed, total, progress)?;
         let mut layers = Vec::with_capacity(range.len());
-        let (mut slot, mut state) = (0, 0);
-        for layer in range {
+        let places = places(file.spec(), range.clone());
+        let mut state = 0;
+        for (layer, place) in range.zip(places) {
             layers.push(Layer {
-                slot,
+                place,
                 state,
                 ..loader.layer(layer)?
             });
             let block = file.spec().block(layer);
-            slot += usize::from(block.has_keys());
             state += block.state().total() as usize;
             file.check_copied(file.layer_tensors(layer))?;
         }
@@ -296,7 +329,11 @@ impl<'a> Loader<'a> {
             let q = matrices(file.spec(), &get(T::AttnQ)?, T::AttnQ);
             // The gates of all heads come last.
             let mut views: Vec<_> = q.iter().step_by(gated(&block)).copied().collect();
-            views.extend([get(T::AttnK)?, get(T::AttnV)?]);
+            for tensor in [T::AttnK, T::AttnV] {
+                if file.has(layer, tensor) {
+                    views.push(get(tensor)?);
+                }
+            }
             views.extend(q.iter().skip(1).step_by(2).filter(|_| q.len() > 1));
             Qkv::of(self.stacks(&views)?)
         };
@@ -316,14 +353,22 @@ impl<'a> Loader<'a> {
             }
             qkv.bias = Some(bias);
         }
-        let q_norm = self.optional(layer, T::AttnQNorm)?;
-        let k_norm = self.optional(layer, T::AttnKNorm)?;
+        let kv = match block.has_keys() {
+            true => block.kv_width() as usize,
+            false => 0,
+        };
+        let value_norm = block.model.attention.value_norm && kv > 0;
         Ok(Layer {
             attn_norm,
             qkv,
             latent,
             delta,
-            qk_norm: q_norm.zip(k_norm),
+            q: block.query_width() as usize,
+            kv,
+            q_norm: self.optional(layer, T::AttnQNorm)?,
+            k_norm: self.optional(layer, T::AttnKNorm)?,
+            v_norm: value_norm.then(|| vec![1.0; block.head_dim as usize]),
+            keys_as_values: block.has_keys() && !block.has_values(),
             rotation: block.rotation,
             window: block.window.map(|positions| positions as usize),
             sinks: self.optional(layer, T::AttnSinks)?,
@@ -336,8 +381,19 @@ impl<'a> Loader<'a> {
             ffn_norm: self.vector(&get(T::FfnNorm)?)?,
             feed_forward: self.feed_forward(layer)?,
             ffn_post_norm: self.optional(layer, T::FfnPostNorm)?,
+            per_layer: match file.has(layer, T::PerLayerGate) {
+                true => Some(PerLayer {
+                    gate: self.matrix(&get(T::PerLayerGate)?)?,
+                    output: self.matrix(&get(T::PerLayerOutput)?)?,
+                    norm: self.vector(&get(T::PerLayerNorm)?)?,
+                }),
+                false => None,
+            },
+            scale: self
+                .optional(layer, T::BlockScale)?
+                .and_then(|scale| scale.first().copied()),
             bytes: self.bytes - before,
-            slot: 0,
+            place: KvPlace::default(),
             state: 0,
         })
     }
@@ -402,9 +458,17 @@ impl<'a> Loader<'a> {
         let router = Router {
             matrix: self.matrix(&get(T::Router)?)?,
             bias: self.optional(layer, T::RouterBias)?,
+            scale: self.optional(layer, T::ExpertScale)?,
         };
         let split = |tensor| Ok::<_, LoadError>(matrices(file.spec(), &get(tensor)?, tensor));
-        let (gates, ups) = (split(T::ExpertGate)?, split(T::ExpertUp)?);
+        let (gates, ups) = match file.has(layer, T::ExpertGateUp) {
+            true => {
+                let both = split(T::ExpertGateUp)?;
+                let every_second = |first| both.iter().skip(first).step_by(2).copied();
+                (every_second(0).collect(), every_second(1).collect())
+            }
+            false => (split(T::ExpertGate)?, split(T::ExpertUp)?),
+        };
         let downs = split(T::ExpertDown)?;
         let before = self.bytes;
         let mut biases = self.expert_biases(layer)?.into_iter();
@@ -419,7 +483,10 @@ impl<'a> Loader<'a> {
         let bytes = self.bytes - before;
         let shared = match file.has(layer, T::SharedGate) {
             true => Some(SharedExpert {
-                score: self.matrix(&get(T::SharedScore)?)?,
+                score: match file.has(layer, T::SharedScore) {
+                    true => Some(self.matrix(&get(T::SharedScore)?)?),
+                    false => None,
+                },
                 ffn: self.ffn(&get(T::SharedGate)?, &get(T::SharedUp)?)?,
                 down: self.matrix(&get(T::SharedDown)?)?,
             }),
@@ -430,7 +497,24 @@ impl<'a> Loader<'a> {
             experts,
             bytes,
             shared,
+            norms: match file.has(layer, T::RouterNorm) {
+                true => Some(ExpertNorms {
+                    router: self.router_norm(layer)?,
+                    input: self.vector(&get(T::ExpertNorm)?)?,
+                    output: self.vector(&get(T::ExpertPostNorm)?)?,
+                    shared_output: self.vector(&get(T::SharedPostNorm)?)?,
+                }),
+                false => None,
+            },
         })
+    }
+
+    /// Weights of the norm before the router: the stored ones over the root of the width.
+    fn router_norm(&mut self, layer: u32) -> Result<Vec<f32>, LoadError> {
+        let mut weights = self.vector(&self.file.layer_tensor(layer, LayerTensor::RouterNorm)?)?;
+        let root = 1.0 / (self.file.spec().width as f32).sqrt();
+        weights.iter_mut().for_each(|weight| *weight *= root);
+        Ok(weights)
     }
 
     /// Loads the biases of each expert of a layer. Empty if there are none.
@@ -546,6 +630,7 @@ fn matrices<'a>(
         T::ExpertGate | T::ExpertUp | T::ExpertDown => {
             spec.experts.map_or(1, |experts| experts.count as usize)
         }
+        T::ExpertGateUp => spec.experts.map_or(1, |experts| 2 * experts.count as usize),
         T::FfnGateUp => 2,
         // The queries of a head, then its gates.
         T::AttnQ if spec.attention.output_gate => 2 * spec.heads as usize,

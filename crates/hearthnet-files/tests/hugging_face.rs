@@ -25,7 +25,7 @@ use tempfile::TempDir;
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
-const FAMILIES: &str = "gemma2 gemma3 glm4 gptoss granite llama31 minicpm3 mistral mistral3 \
+const FAMILIES: &str = "gemma2 gemma3 gemma4 gemma4moe gemma4ple glm4 gptoss granite llama31 minicpm3 mistral mistral3 \
     mistralyarn mixtral olmoe phi3 phi3long qwen2 qwen3 qwen35 qwen35moe qwen3moe qwen3next \
     qwen3yarn smollm3";
 

@@ -68,6 +68,12 @@ fn check(spec: &ModelSpec) -> Result<(), LoadError> {
         (spec.delta.is_some(), "recurrent layers"),
         (spec.attention.output_gate, "gates of attention"),
         (shared, "shared experts"),
+        (
+            spec.attention.window.is_some_and(|w| w.heads.is_some()),
+            "layers with different heads",
+        ),
+        (spec.shared_keys.is_some(), "keys of other layers"),
+        (spec.per_layer.is_some(), "per-layer embeddings"),
     ];
     match missing.iter().find(|(present, _)| *present) {
         None => Ok(()),

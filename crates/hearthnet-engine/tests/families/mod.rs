@@ -34,7 +34,7 @@ use serde::de::DeserializeOwned;
 
 use crate::engine_common::{
     all_logits, assert_same_bits, embed, engine, forward, ids, in_chunks, logits, open as opened,
-    options, run, whole,
+    options, run, streams, whole, with_inputs,
 };
 
 /// Largest deviation of a logit from *cache*, relative to the largest logit, in the better half of
@@ -177,10 +177,18 @@ fn every_cut_gives_the_same_bits() {
         let mut uncut = whole(&file, &options);
         let (_, expected) = run(&mut uncut, &reference.prompt);
         let inputs = embed(uncut.head(), &reference.prompt);
-        let (layers, width) = (file.spec().layers, file.spec().width as usize);
+        let (spec, all_values) = (file.spec(), inputs.len() / reference.prompt.len());
+        let (layers, width) = (spec.layers, spec.width as usize);
         // Bit i of a cut tells whether layer i + 1 begins a part.
         for cut in 0..1u32 << (layers - 1) {
-            let mut rows = inputs.clone();
+            let starts = (1..layers).filter(|layer| cut & (1 << (layer - 1)) != 0);
+            if starts
+                .map(|layer| spec.check_cut(layer))
+                .any(|c| c.is_err())
+            {
+                continue;
+            }
+            let mut rows = streams(spec, &inputs, all_values);
             let mut start = 0;
             for end in 1..=layers {
                 if end < layers && cut & (1 << (end - 1)) == 0 {
@@ -190,16 +198,19 @@ fn every_cut_gives_the_same_bits() {
                 let seq = part.open().unwrap();
                 // A prefill, then decoding, with a hop's bytes before each.
                 let (mut all, boundary) = (Vec::new(), file.spec().boundary);
+                let count = rows.len() / width;
+                let rows_in = with_inputs(spec, &rows, &inputs, &(start..end));
+                let values = rows_in.len() / count;
                 for batch in [
-                    &rows[..20 * width],
-                    &rows[20 * width..21 * width],
-                    &rows[21 * width..],
+                    &rows_in[..20 * values],
+                    &rows_in[20 * values..21 * values],
+                    &rows_in[21 * values..],
                 ] {
                     let (mut bytes, mut batch_rows) = (Vec::new(), Vec::new());
                     boundary.encode(batch, &mut bytes);
                     boundary.decode(&bytes, &mut batch_rows).unwrap();
                     forward(&mut part, seq, &mut batch_rows).unwrap();
-                    all.extend(batch_rows);
+                    all.extend(streams(spec, &batch_rows, values));
                 }
                 rows = all;
                 start = end;
@@ -255,6 +266,11 @@ fn threads_chunks_batches_and_instruction_sets_change_no_bit() {
                     Span::new(opened(&mut whole), 0, prompt.len() as u32)
                 });
                 whole.engine_mut().forward(&spans, &mut rows).unwrap();
+                let rows = streams(
+                    file.spec(),
+                    &rows,
+                    file.spec().row_values(&(0..file.spec().layers)),
+                );
                 assert_same_bits(&rows, &expected.concat(), width, &format!("{what}, batch"));
             }
         }
@@ -364,6 +380,35 @@ fn specs_describe_each_family() {
     );
     let scaling = RopeScaling::Linear { factor: 8.0 };
     assert_eq!(gemma3.rope.scaling, Some(scaling));
+    for name in ["gemma4", "gemma4moe", "gemma4ple"] {
+        let found = spec(name);
+        assert_eq!(found.attention.scale, Some(1.0), "{name}");
+        assert_eq!(found.rope.scaling, Some(RopeScaling::Factors), "{name}");
+        let shared = name == "gemma4ple";
+        let heads = |layer| {
+            let block = found.block(layer);
+            (
+                block.kv_heads,
+                block.head_dim,
+                block.window,
+                block.has_values(),
+            )
+        };
+        assert_eq!(heads(0), (2, 16, Some(7), true), "{name}");
+        assert_eq!(
+            heads(1),
+            (1 + u32::from(shared), 32, None, shared),
+            "{name}"
+        );
+        assert!(found.block_scale && found.attention.value_norm, "{name}");
+    }
+    let experts =
+        r#"{"count": 5, "used": 3, "normalise": true, "shared": {"ffn": 64}, "norms": true}"#;
+    assert_eq!(spec("gemma4moe").experts, json(experts));
+    let ple = spec("gemma4ple");
+    assert_eq!(ple.per_layer, json(r#"{"width": 32}"#));
+    assert_eq!(ple.shared_keys, json(r#"{"blocks": 2, "ffn": 128}"#));
+    assert_eq!([3, 4, 5].map(|layer| ple.block(layer).keys_of), [3, 2, 3]);
     assert_eq!(base.attention.scale, Some(0.2));
     let scales = r#"{"embedding": 3.0, "residual": 0.4, "logits": 1.5}"#;
     assert_eq!(base.scales, json(scales));
@@ -489,9 +534,38 @@ fn unsupported_keys_of_a_family_are_refused_by_name() {
         ("gemma2", "attention.sliding_window", U32(1 << 25)),
         ("gemma3", "rope.freq_base_swa", F32(0.1)),
         ("gemma3", "rope.scaling.factor", F32(-8.0)),
+        ("gemma4", "attention.sliding_window_pattern", U32(1)),
+        ("gemma4", "rope.dimension_count_swa", U32(32)),
+        ("gemma4moe", "embedding_length_per_layer_input", U32(32)),
     ] {
         let (key, error) = refused(name, key, value);
         assert!(error.contains(&key), "{key}: {error}");
+    }
+    for (name, key, value, tensor) in [
+        (
+            "gemma4ple",
+            "embedding_length_per_layer_input",
+            16,
+            "per_layer",
+        ),
+        (
+            "gemma4ple",
+            "attention.shared_kv_layers",
+            1,
+            "feed_forward_length",
+        ),
+        ("gemma4ple", "attention.head_count_kv", 1, "attn_k"),
+        ("gemma4", "attention.key_length_swa", 8, "value_length_swa"),
+    ] {
+        let (_, error) = refused(name, key, U32(value));
+        assert!(error.contains(tensor), "{key}: {error}");
+    }
+    // More layers without keys of their own than there are, and none with keys and without window.
+    for blocks in [6, 5] {
+        let mut spec = open("gemma4ple").spec().clone();
+        spec.shared_keys.as_mut().unwrap().blocks = blocks;
+        let error = spec.check().unwrap_err();
+        assert_eq!(error.field, "shared_keys.blocks");
     }
     // Fewer experts than the tensors hold.
     let (_, error) = refused("qwen3moe", "expert_count", U32(4));

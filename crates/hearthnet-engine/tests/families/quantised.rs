@@ -32,7 +32,14 @@ const TYPES: [(TensorType, f64, f64); 7] = [
 ];
 
 /// Families whose quantised forms have not been run through llama.cpp.
-const NOT_COMPARED: [&str; 3] = ["qwen35", "qwen35moe", "qwen3next"];
+const NOT_COMPARED: [&str; 6] = [
+    "gemma4",
+    "gemma4moe",
+    "gemma4ple",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+];
 
 /// Tolerance in standard errors: of the mean difference from llama.cpp, and of the number of
 /// positions at which the engine is further away, compared with a fair coin.

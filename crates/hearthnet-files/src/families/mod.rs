@@ -24,8 +24,8 @@ mod rules;
 pub(crate) use family::shared_tensors;
 pub use family::{DeltaFamily, Family, Presence, Yarn};
 pub use rules::{
-    CONVOLUTION, EMBEDDING, Group, OUTPUT, OUTPUT_NORM, ROPE_FACTORS, ROPE_FACTORS_LONG,
-    ROPE_FACTORS_SHORT, ROUTER, Rule,
+    CONVOLUTION, EMBEDDING, Group, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
+    PER_LAYER_PROJECTION_NORM, ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROUTER, Rule,
 };
 
 use crate::error::ModelError;
@@ -42,6 +42,7 @@ pub const ALL: &[&Family] = &[
     &known::PHI3,
     &known::GEMMA2,
     &known::GEMMA3,
+    &known::GEMMA4,
     &known::GRANITE,
     &known::GLM4,
     &known::GPT_OSS,

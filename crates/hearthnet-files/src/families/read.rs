@@ -2,14 +2,15 @@
 
 use super::BOUNDARY_KEY;
 use super::family::{Family, Presence, Yarn};
-use super::keys::{Keys, ORIGINAL_CONTEXT, RECURRENT, key_of};
+use super::keys::{Keys, ORIGINAL_CONTEXT, PER_LAYER, RECURRENT, SHARED_KEYS, WINDOWS, key_of};
 use super::rules::{EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, Value};
 use crate::schema::Lookup as _;
 use crate::spec::{
-    AttentionSpec, DeltaSpec, ExpertSpec, LatentSpec, LayerTensor, ModelSpec, RopeScaling,
-    RopeSpec, ScaleSpec, SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
+    AttentionSpec, DeltaSpec, ExpertSpec, LatentSpec, LayerTensor, ModelSpec, PerLayerSpec,
+    RopeScaling, RopeSpec, ScaleSpec, SharedExpertSpec, SharedKeysSpec, TemperatureSpec,
+    WindowHeads, WindowSpec, YarnSpec,
 };
 
 impl Family {
@@ -42,6 +43,8 @@ impl Family {
             return Err(keys.bad("attention.value_length", "must equal attention.key_length"));
         }
         let experts = self.experts(&keys)?;
+        let windows = Windows::read(&keys, layers)?;
+        let shared_keys = shared_keys(&keys, layers)?;
         let expert_ffn = match experts {
             Some(_) => keys.integer("expert_feed_forward_length")?,
             None => None,
@@ -51,11 +54,11 @@ impl Family {
             layers,
             width,
             heads,
-            kv_heads: keys.integer("attention.head_count_kv")?.unwrap_or(heads),
+            kv_heads: windows.kv_heads(&keys, layers, false)?.unwrap_or(heads),
             head_dim,
             ffn: match expert_ffn {
                 Some(ffn) => ffn,
-                None => keys.required_integer("feed_forward_length")?,
+                None => ffn(&keys, layers)?,
             },
             vocab: vocab(gguf, &keys)?,
             context: keys.required_integer("context_length")?,
@@ -69,13 +72,19 @@ impl Family {
                 })?,
             },
             tied_embedding: gguf.tensor(OUTPUT).is_none(),
-            attention: self.attention(&keys, (layers, width, heads))?,
+            attention: self.attention(&keys, &windows, (layers, width, heads))?,
             activation: self.activation,
             experts,
             post_norms: self.lists(LayerTensor::AttnPostNorm),
             scales: self.scales(&keys, width, layers)?,
             delta: self.delta(&keys)?,
             prediction,
+            shared_keys,
+            block_scale: self.lists(LayerTensor::BlockScale),
+            per_layer: keys
+                .integer(PER_LAYER)?
+                .filter(|width| *width > 0)
+                .map(|width| PerLayerSpec { width }),
         };
         spec.check()
             .map_err(|error| keys.bad(key_of(error.field), error.reason))?;
@@ -86,6 +95,7 @@ impl Family {
     fn attention(
         &self,
         keys: &Keys<'_>,
+        windows: &Windows,
         (layers, width, heads): (u32, u32, u32),
     ) -> Result<AttentionSpec, ModelError> {
         let window = keys
@@ -93,8 +103,16 @@ impl Family {
             .filter(|positions| *positions > 0)
             .map(|positions| WindowSpec {
                 positions,
-                global_every: self.global_every,
+                global_every: windows.global_every.or(self.global_every),
+                heads: None,
             });
+        let window = match window {
+            Some(window) => Some(WindowSpec {
+                heads: windows.heads(keys, layers)?,
+                ..window
+            }),
+            None => None,
+        };
         Ok(AttentionSpec {
             qkv_bias: match self.qkv_bias {
                 Presence::Never => false,
@@ -109,7 +127,7 @@ impl Family {
             sinks: self.lists(LayerTensor::AttnSinks),
             scale: match self.scaled_by_width.contains(&layers) && heads > 0 {
                 true => Some(1.0 / ((width / heads) as f32).sqrt()),
-                false => keys.float32("attention.scale")?,
+                false => keys.float32("attention.scale")?.or(self.attention_scale),
             },
             softcap: keys.float32("attn_logit_softcapping")?,
             window,
@@ -120,6 +138,12 @@ impl Family {
                     positions: keys.required_integer(ORIGINAL_CONTEXT)?,
                 }),
             },
+            value_norm: self.value_norm,
+            // The check of the tensors requires the same of all these blocks.
+            keys_as_values: windows.global_every.is_some_and(|every| {
+                let name = format!("blk.{}.attn_v.weight", every - 1);
+                keys.gguf.tensor(&name).is_none()
+            }),
         })
     }
 
@@ -164,6 +188,7 @@ impl Family {
     fn experts(&self, keys: &Keys<'_>) -> Result<Option<ExpertSpec>, ModelError> {
         let count = keys.integer("expert_count")?.unwrap_or(0);
         let used = keys.integer("expert_used_count")?;
+        let norms = self.lists(LayerTensor::ExpertNorm);
         match (count, used) {
             (0, None | Some(0)) => Ok(None),
             (0, Some(_)) => Err(keys.bad("expert_used_count", "must be 0 without experts")),
@@ -175,10 +200,14 @@ impl Family {
                 bias: self.lists(LayerTensor::RouterBias),
                 shared: match self.lists(LayerTensor::SharedGate) {
                     true => Some(SharedExpertSpec {
-                        ffn: keys.required_integer("expert_shared_feed_forward_length")?,
+                        ffn: keys.required_integer(match norms {
+                            true => "feed_forward_length",
+                            false => "expert_shared_feed_forward_length",
+                        })?,
                     }),
                     false => None,
                 },
+                norms,
             })),
         }
     }
@@ -214,7 +243,12 @@ impl Family {
                 architecture: self.architecture,
             })
         };
-        let stored = self.rope_factors && keys.gguf.tensor(ROPE_FACTORS).is_some();
+        let stored = match self.rope_factors {
+            Presence::Never => false,
+            // The check of the tensors requires them.
+            Presence::Always => true,
+            Presence::IfStored => keys.gguf.tensor(ROPE_FACTORS).is_some(),
+        };
         let long = self.long_rope && keys.gguf.tensor(ROPE_FACTORS_LONG).is_some();
         let scaling = match keys.gguf.str(&keys.full("rope.scaling.type"))? {
             None | Some("none" | "longrope") if long => {
@@ -277,6 +311,114 @@ impl Family {
     }
 }
 
+/// Blocks that have a window, in families whose files state them.
+struct Windows {
+    /// Every n-th block is global; `None` if the file does not state it.
+    global_every: Option<u32>,
+}
+
+impl Windows {
+    fn read(keys: &Keys<'_>, layers: u32) -> Result<Self, ModelError> {
+        if !keys.family.reads_key(WINDOWS) {
+            return Ok(Self { global_every: None });
+        }
+        let windows = keys.per_block(WINDOWS, layers)?;
+        if windows.is_empty() {
+            return Err(keys.missing(WINDOWS));
+        }
+        let first = (1..).zip(&windows).find(|(_, window)| **window == 0);
+        let every: u32 = first.map_or(layers.saturating_add(1), |(block, _)| block);
+        let regular = (1..)
+            .zip(&windows)
+            .all(|(block, window): (u32, _)| (*window == 0) == block.is_multiple_of(every));
+        match first.is_some() && regular && windows.len() == layers as usize {
+            true => Ok(Self {
+                global_every: Some(every),
+            }),
+            false => Err(keys.bad(WINDOWS, "must have a global block after each n - 1 others")),
+        }
+    }
+
+    /// Key heads of blocks with a window, or of the others.
+    fn kv_heads(
+        &self,
+        keys: &Keys<'_>,
+        layers: u32,
+        windowed: bool,
+    ) -> Result<Option<u32>, ModelError> {
+        let key = "attention.head_count_kv";
+        let Some(every) = self.global_every else {
+            return keys.integer(key);
+        };
+        let all = keys.per_block(key, layers)?;
+        if all.len() < 2 {
+            return Ok(all.first().copied());
+        }
+        let of_kind = (1..)
+            .zip(&all)
+            .filter(|(block, _): &(u32, _)| !block.is_multiple_of(every) == windowed);
+        let mut heads = of_kind.map(|(_, heads)| *heads);
+        let first = heads.next();
+        match heads.all(|heads| Some(heads) == first) {
+            true => Ok(first),
+            false => Err(keys.bad(
+                key,
+                "must be equal in all blocks with a window, and in all others",
+            )),
+        }
+    }
+
+    fn heads(&self, keys: &Keys<'_>, layers: u32) -> Result<Option<WindowHeads>, ModelError> {
+        let Some(head_dim) = keys.integer("attention.key_length_swa")? else {
+            return Ok(None);
+        };
+        let values = keys.integer("attention.value_length_swa")?;
+        if values.is_some_and(|values| values != head_dim) {
+            let reason = "must equal attention.key_length_swa";
+            return Err(keys.bad("attention.value_length_swa", reason));
+        }
+        let kv_heads = match self.kv_heads(keys, layers, true)? {
+            Some(kv_heads) => kv_heads,
+            None => keys.required_integer("attention.head_count")?,
+        };
+        let dims = keys.integer("rope.dimension_count_swa")?;
+        Ok(Some(WindowHeads {
+            kv_heads,
+            head_dim,
+            rope_dims: dims.unwrap_or(head_dim),
+        }))
+    }
+}
+
+/// Width of the feed-forward layer of the blocks with keys of their own.
+fn ffn(keys: &Keys<'_>, layers: u32) -> Result<u32, ModelError> {
+    let all = keys.per_block("feed_forward_length", layers)?;
+    match all.first() {
+        Some(ffn) => Ok(*ffn),
+        None => Err(keys.missing("feed_forward_length")),
+    }
+}
+
+/// Blocks at the end that use keys and values of an earlier block, and the width of their
+/// feed-forward layers.
+fn shared_keys(keys: &Keys<'_>, layers: u32) -> Result<Option<SharedKeysSpec>, ModelError> {
+    let key = "feed_forward_length";
+    let all = keys.per_block(key, layers)?;
+    let blocks = keys.integer(SHARED_KEYS)?.unwrap_or(0);
+    let own = layers.saturating_sub(blocks).max(1) as usize;
+    let (own, sharing) = all.split_at(own.min(all.len()));
+    let equal = |widths: &[u32]| widths.windows(2).all(|pair| pair[0] == pair[1]);
+    if !equal(own) || !equal(sharing) {
+        let reason = "must be equal in all blocks, except those that share keys of other blocks";
+        return Err(keys.bad(key, reason));
+    }
+    let ffn = sharing.first().filter(|ffn| own.first() != Some(ffn));
+    Ok((blocks > 0).then_some(SharedKeysSpec {
+        blocks,
+        ffn: ffn.copied(),
+    }))
+}
+
 /// Compares the kinds of blocks that a file lists with those that its family derives.
 fn check_kinds(keys: &Keys<'_>, spec: &ModelSpec) -> Result<(), ModelError> {
     let Some(listed) = keys.gguf.get(&keys.full(RECURRENT)) else {
@@ -285,7 +427,7 @@ fn check_kinds(keys: &Keys<'_>, spec: &ModelSpec) -> Result<(), ModelError> {
     let same = match listed {
         Value::Array(list) => {
             let blocks = spec.layers.saturating_add(spec.prediction);
-            let kinds = (0..blocks).map(|layer| Value::Bool(!spec.block(layer).has_keys()));
+            let kinds = (0..blocks).map(|layer| Value::Bool(spec.block(layer).is_recurrent()));
             list.len() == blocks as usize && list.iter().eq(kinds)
         }
         _ => false,

@@ -10,7 +10,10 @@ use super::delta;
 use super::error::ImportError;
 use super::planned::{Change, GROUP, Pick, Planned, Source};
 use super::shards::{PART_BYTES, Shards, Stored, wrong_type};
-use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM};
+use crate::families::{
+    EMBEDDING, Family, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
+    PER_LAYER_PROJECTION_NORM,
+};
 use crate::gguf::TensorType;
 use crate::spec::{DeltaSpec, Mixer, ModelSpec};
 
@@ -58,6 +61,13 @@ impl<'a> Finder<'a> {
             EMBEDDING => return Some(format!("{model}embed_tokens.weight")),
             OUTPUT_NORM => return Some(format!("{model}norm.weight")),
             OUTPUT => return Some(format!("{head}lm_head.weight")),
+            PER_LAYER_EMBEDDING => return Some(format!("{model}embed_tokens_per_layer.weight")),
+            PER_LAYER_PROJECTION => {
+                return Some(format!("{model}per_layer_model_projection.weight"));
+            }
+            PER_LAYER_PROJECTION_NORM => {
+                return Some(format!("{model}per_layer_projection_norm.weight"));
+            }
             _ => {}
         }
         let (layer, rule) = name.strip_prefix("blk.")?.split_once('.')?;
@@ -146,7 +156,7 @@ impl<'a> Finder<'a> {
                 source,
             });
         }
-        self.refuse_others()?;
+        self.refuse_others(spec)?;
         let base = common_type(&planned);
         for tensor in &mut planned {
             if !tensor.is_kept_exact() && tensor.base != TensorType::MXFP4 {
@@ -169,6 +179,7 @@ impl<'a> Finder<'a> {
             return self.stacked(&theirs, lengths, Pick::of_experts(name));
         }
         let (lengths, experts) = match *lengths {
+            _ if self.class.whole_experts => (lengths.to_vec(), 1),
             // The matrices of all experts, which the directory has one by one.
             [row, rows, experts] => (vec![row, rows], experts as u32),
             _ => (lengths.to_vec(), 1),
@@ -308,13 +319,29 @@ impl<'a> Finder<'a> {
         Ok(Source::Rows { parts, change })
     }
 
-    fn refuse_others(&self) -> Result<(), ImportError> {
+    /// Whether nothing uses a tensor: the keys and values of a block that uses those of another one.
+    fn is_unused(&self, name: &str, spec: &ModelSpec) -> bool {
+        let (model, _) = self.prefix;
+        let rest = name
+            .strip_prefix(model)
+            .and_then(|n| n.strip_prefix("layers."));
+        let Some((layer, rest)) = rest.and_then(|rest| rest.split_once('.')) else {
+            return false;
+        };
+        let own = ["k_proj", "v_proj", "k_norm"].map(|part| format!("self_attn.{part}.weight"));
+        let known = layer.parse().ok().filter(|layer| *layer < spec.layers);
+        own.iter().any(|own| own == rest)
+            && known.is_some_and(|layer| spec.block(layer).keys_of != layer)
+    }
+
+    fn refuse_others(&self, spec: &ModelSpec) -> Result<(), ImportError> {
         let output = self.name_of(OUTPUT, 0).filter(|_| self.class.always_tied);
         let belongs = |name: &str| {
             self.used.contains(name)
                 || output.as_deref() == Some(name)
                 // Constants in old checkpoints.
                 || name.ends_with(".rotary_emb.inv_freq")
+                || self.is_unused(name, spec)
                 || self.class.others.iter().any(|other| name.starts_with(other))
         };
         match self.shards.names_of_tensors().find(|name| !belongs(name)) {

@@ -18,6 +18,7 @@ mod delta;
 mod directory;
 mod error;
 mod finder;
+mod gemma4;
 mod json;
 mod names;
 mod plan;

@@ -29,8 +29,15 @@ pub(crate) fn load(
     hearthnet_torch::load(file, layers, options, &mut |_, _| ()).unwrap()
 }
 
-/// Families that this engine refuses: they have recurrent layers.
-pub(crate) const REFUSED: [&str; 3] = ["qwen35", "qwen35moe", "qwen3next"];
+/// Families that this engine refuses: they have recurrent layers, or layers with different heads.
+pub(crate) const REFUSED: [&str; 6] = [
+    "gemma4",
+    "gemma4moe",
+    "gemma4ple",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+];
 
 /// The small models made by `transformers` for the exact engine's tests.
 pub(crate) fn families() -> Vec<String> {
