@@ -178,16 +178,10 @@ impl Head {
         let form = ActForm::of([projection]);
         self.kernels.prepare(stream, stream.len(), form, &mut act);
         self.multiply(projection, &act, 1, out);
-        let root = 1.0 / (stream.len() as f32).sqrt();
-        out.iter_mut().for_each(|value| *value *= root);
-        self.kernels
-            .rms_norm_in_place(out, norm, self.spec.norm_eps);
         let mut of_token = vec![0.0; out.len()];
         embedding.dequantise_row(id as usize, &mut of_token);
-        let scale = (norm.len() as f32).sqrt();
-        for (value, of_token) in out.iter_mut().zip(of_token) {
-            *value = (*value + of_token * scale) * std::f32::consts::FRAC_1_SQRT_2;
-        }
+        let (width, eps) = (stream.len(), self.spec.norm_eps);
+        combine(self.kernels, out, &of_token, (width, norm, eps));
     }
 
     /// Replaces `out` by the logits of `rows`, `vocab` values per row. `rows` are outputs of the
@@ -267,6 +261,23 @@ impl Head {
     }
 }
 
+/// Combines the projection of an embedding of `width` values, `out`, with the per-layer embeddings
+/// of the token: section 14 of the specification.
+fn combine(
+    kernels: Kernels,
+    out: &mut [f32],
+    of_token: &[f32],
+    (width, norm, eps): (usize, &[f32], f32),
+) {
+    let root = 1.0 / (width as f32).sqrt();
+    out.iter_mut().for_each(|value| *value *= root);
+    kernels.rms_norm_in_place(out, norm, eps);
+    let scale = (norm.len() as f32).sqrt();
+    for (value, of_token) in out.iter_mut().zip(of_token) {
+        *value = (*value + of_token * scale) * std::f32::consts::FRAC_1_SQRT_2;
+    }
+}
+
 impl fmt::Debug for Head {
     /// Omits the weights.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -274,5 +285,32 @@ impl fmt::Debug for Head {
             .field("architecture", &self.spec.architecture)
             .field("vocab", &self.spec.vocab)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn per_layer_inputs_equal_the_specification() {
+        let spec = std::fs::read_to_string(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../specs/canonical-arithmetic.md"
+        ));
+        let spec = spec.unwrap();
+        let bits = |values: &[f32]| -> String {
+            let values = values
+                .iter()
+                .map(|value| format!("`{:08x}`", value.to_bits()));
+            values.collect::<Vec<_>>().join(", ")
+        };
+        let norm = [1.0, 0.5];
+        let mut out = [3.0, -5.0];
+        combine(Kernels::best(), &mut out, &[0.25, -1.5], (16, &norm, 1e-6));
+        let mut p = [0.75, -1.25];
+        Kernels::best().rms_norm_in_place(&mut p, &norm, 1e-6);
+        let line = format!("| {} | {} |", bits(&p), bits(&out));
+        assert!(spec.contains(&line), "{line}");
     }
 }

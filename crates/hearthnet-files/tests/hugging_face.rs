@@ -735,6 +735,11 @@ fn keys_that_could_change_the_arithmetic_are_refused_by_name() {
         smollm3 | no_rope_layer_interval | 3 | no_rope_layer_interval
         gemma2 | query_pre_attn_scalar | 32 | query_pre_attn_scalar
         gemma3 | _sliding_window_pattern | 4 | _sliding_window_pattern
+        gemma4 | attention_k_eq_v | false | attention_k_eq_v
+        gemma4 | use_bidirectional_attention | "all" | use_bidirectional_attention
+        gemma4 | per_layer_config | {"1": {"sliding_window": 3}} | sliding_window
+        gemma4ple | vocab_size_per_layer_input | 63 | vocab_size_per_layer_input
+        gemma4ple | num_kv_shared_layers | 6 | shared_kv_layers
         gemma3 | attn_logit_softcapping | 30.0 | attn_logit_softcapping
         phi3 | tie_word_embeddings | "yes" | tie_word_embeddings
         phi3long | rope_parameters | {"type": "longrope", "long_factor": [1.0]} | short_factor

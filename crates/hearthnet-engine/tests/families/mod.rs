@@ -20,8 +20,8 @@ mod quantised;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use hearthnet_engine::Span;
 use hearthnet_engine::kernels::Isa;
+use hearthnet_engine::{Engine, EngineError, LoadError, Span};
 use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::manifest::VerifyError;
 use hearthnet_files::spec::{
@@ -218,6 +218,28 @@ fn every_cut_gives_the_same_bits() {
             assert_same_bits(&rows, &expected, width, &format!("{name}, cut {cut:b}"));
         }
     }
+}
+
+#[test]
+fn a_cut_between_a_layer_and_the_keys_that_it_uses_is_refused_with_the_reason() {
+    let file = open("gemma4ple");
+    let (spec, options) = (file.spec(), options(1, Isa::detect()));
+    assert_eq!(spec.together(), 2..6);
+    let legal: Vec<u32> = (0..=6).filter(|cut| spec.check_cut(*cut).is_ok()).collect();
+    assert_eq!(legal, [0, 1, 2, 6]);
+    for range in [0..3, 3..6, 2..5, 4..6] {
+        let error = Engine::load(&file, range, &options, &mut |_, _| ()).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, LoadError::Cut(_)), "{text}");
+        assert!(text.contains("uses the keys and values of layer"), "{text}");
+    }
+    // Nor may rows run through a part of the layers.
+    let mut whole = whole(&file, &options);
+    let seq = opened(&mut whole);
+    let mut rows = embed(whole.head(), &[3]);
+    let spans = [Span::new(seq, 0, 1)];
+    let ran = whole.engine_mut().forward_layers(0..4, &spans, &mut rows);
+    assert!(matches!(ran, Err(EngineError::Cut(_))), "{ran:?}");
 }
 
 #[test]
