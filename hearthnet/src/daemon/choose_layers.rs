@@ -78,7 +78,7 @@ pub(super) struct Chooser {
     weights: WeightsId,
     total: u32,
     /// Layers that one machine must run.
-    together: Range<u32>,
+    joined: Range<u32>,
     /// Origin of the times below; a changed clock moves no layers.
     start: Instant,
     links: LostLinks,
@@ -128,7 +128,7 @@ impl Chooser {
             own: home.key.id(),
             weights: model.weights,
             total: model.file.spec().layers,
-            together: model.file.spec().together(),
+            joined: model.file.spec().together(),
             start: Instant::now(),
             links: LostLinks::default(),
             together: Together::default(),
@@ -172,7 +172,7 @@ impl Chooser {
         let others: Vec<Held> = self.seen.reachable().copied().collect();
         let room = self.room()?;
         let range = choose_near(self.total, room, &others, here)?;
-        legal(range, &self.together, room)
+        legal(range, &self.joined, room)
     }
 
     /// Number of layers that the host can hold; `None` if its layers were named.
@@ -254,7 +254,7 @@ impl Chooser {
             passed_over: 0,
             measured: None,
         };
-        legal(situation.kept()?, &self.together, situation.room)
+        legal(situation.kept()?, &self.joined, situation.room)
     }
 
     /// Counts the load of a range to which the host moves.
@@ -289,7 +289,7 @@ impl Chooser {
         }
         let (own, total, room) = (self.own, self.total, auto.room());
         let (seen, shape) = (self.seen.clone(), Arc::clone(&auto.shape));
-        let together = self.together.clone();
+        let joined = self.joined.clone();
         let (home, weights) = (self.home.clone(), self.weights);
         let decide = move || {
             let reachable = seen.reachable().map(|held| held.node);
@@ -308,7 +308,7 @@ impl Chooser {
                 measured: measured.as_ref().map(|measured| (measured, &*shape)),
             };
             let wish = situation.wish()?;
-            let next = legal(wish.range, &together, room)?;
+            let next = legal(wish.range, &joined, room)?;
             (next != range).then_some(Wish {
                 range: next,
                 cause: wish.cause,
