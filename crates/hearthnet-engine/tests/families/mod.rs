@@ -460,8 +460,7 @@ fn specs_describe_each_family() {
         );
         assert!(found.block_scale && found.attention.value_norm, "{name}");
     }
-    let experts =
-        r#"{"count": 5, "used": 3, "normalise": true, "shared": {"ffn": 64}, "norms": true}"#;
+    let experts = r#"{"count": 5, "used": 3, "normalise": true, "shared": {"ffn": 64, "plain": true}, "norms": true}"#;
     assert_eq!(spec("gemma4moe").experts, json(experts));
     let ple = spec("gemma4ple");
     assert_eq!(ple.per_layer, json(r#"{"width": 32}"#));
