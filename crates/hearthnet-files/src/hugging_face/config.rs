@@ -156,7 +156,7 @@ impl Config {
             writer.set_i32s(&full("rope.dimension_sections"), &axes)?;
         }
         if self.class.window_heads {
-            gemma4::write(self, writer)?;
+            gemma4::write(&self.values, self.class.architecture, writer)?;
         }
         let kinds = present(&self.values, "layer_types").and_then(Json::as_array);
         if let Some(kinds) = kinds.filter(|_| self.is_recurrent()) {
@@ -240,7 +240,7 @@ impl Config {
     pub(super) fn check_layers(&self, spec: &ModelSpec) -> Result<(), ImportError> {
         let differs = "is not supported for this model class";
         if self.class.window_heads {
-            gemma4::check(self, spec)?;
+            gemma4::check(&self.values, spec)?;
         }
         let kinds = |layer| match spec.window(layer) {
             _ if spec.block(layer).is_recurrent() => Json::from(LINEAR),

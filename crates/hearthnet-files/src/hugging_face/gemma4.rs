@@ -1,14 +1,15 @@
 //! Configuration of Gemma 4, whose blocks with a window have heads of their own.
 
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
-use super::config::Config;
 use super::error::ImportError;
 use super::json::{bad, present, typed};
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
 use crate::schema::Lookup as _;
 use crate::spec::{MAX_SIZE, ModelSpec};
+
+type Values = Map<String, Json>;
 
 /// Keys that are read here.
 pub(super) const READ: &str = "
@@ -24,26 +25,29 @@ const GLOBAL_HEAD_DIM: u32 = 512;
 const GLOBAL_EVERY: u32 = 6;
 
 /// Width of a head in blocks without a window.
-pub(super) fn global_head_dim(config: &Config) -> Result<u32, ImportError> {
-    Ok(of_global_blocks(config, "global_head_dim", "head_dim")?.unwrap_or(GLOBAL_HEAD_DIM))
+pub(super) fn global_head_dim(values: &Values) -> Result<u32, ImportError> {
+    Ok(of_global_blocks(values, "global_head_dim", "head_dim")?.unwrap_or(GLOBAL_HEAD_DIM))
 }
 
 /// Writes the metadata of heads, feed-forward layers, experts and per-layer embeddings.
-pub(super) fn write(config: &Config, writer: &mut Writer) -> Result<(), ImportError> {
-    let values = &config.values;
+pub(super) fn write(
+    values: &Values,
+    architecture: &str,
+    writer: &mut Writer,
+) -> Result<(), ImportError> {
     let layers = values.required_integer("num_hidden_layers")?;
     if layers > MAX_SIZE {
         let shown = Json::from(layers);
         return Err(bad("num_hidden_layers", &shown, "is too large"));
     }
-    let full = |key: &str| format!("{}.{key}", config.class.architecture);
-    let global = windows(config, layers)?;
+    let full = |key: &str| format!("{}.{key}", architecture);
+    let global = windows(values, layers)?;
     let signed = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
 
     let key = full("attention.head_count_kv");
     let kv_heads = values.integer("num_key_value_heads")?.unwrap_or(4);
     let of_global = "num_global_key_value_heads";
-    match of_global_blocks(config, of_global, "num_key_value_heads")? {
+    match of_global_blocks(values, of_global, "num_key_value_heads")? {
         Some(of_global) => {
             let heads = global.iter().map(|global| match global {
                 true => signed(of_global),
@@ -72,7 +76,7 @@ pub(super) fn write(config: &Config, writer: &mut Writer) -> Result<(), ImportEr
     writer.set(&full("attention.shared_kv_layers"), Value::U32(shared))?;
 
     let head_dim = values.integer("head_dim")?.unwrap_or(HEAD_DIM);
-    let wide = global_head_dim(config)?;
+    let wide = global_head_dim(values)?;
     for (key, dim) in [
         ("attention.key_length", wide),
         ("attention.value_length", wide),
@@ -103,7 +107,7 @@ pub(super) fn write(config: &Config, writer: &mut Writer) -> Result<(), ImportEr
 }
 
 /// Compares keys that have no metadata with what the tensors say.
-pub(super) fn check(config: &Config, spec: &ModelSpec) -> Result<(), ImportError> {
+pub(super) fn check(values: &Values, spec: &ModelSpec) -> Result<(), ImportError> {
     for (key, expected) in [
         (
             "attention_k_eq_v",
@@ -112,9 +116,7 @@ pub(super) fn check(config: &Config, spec: &ModelSpec) -> Result<(), ImportError
         ("vocab_size_per_layer_input", Json::from(spec.vocab)),
     ] {
         let used = key == "attention_k_eq_v" || spec.per_layer.is_some();
-        if let Some(value) =
-            present(&config.values, key).filter(|value| used && **value != expected)
-        {
+        if let Some(value) = present(values, key).filter(|value| used && **value != expected) {
             let reason = format!("the other values and the tensors need {expected}");
             return Err(bad(key, value, reason));
         }
@@ -123,9 +125,9 @@ pub(super) fn check(config: &Config, spec: &ModelSpec) -> Result<(), ImportError
 }
 
 /// Whether each block is global, that is, has no window.
-fn windows(config: &Config, layers: u32) -> Result<Vec<bool>, ImportError> {
+fn windows(values: &Values, layers: u32) -> Result<Vec<bool>, ImportError> {
     let key = "layer_types";
-    let Some(value) = present(&config.values, key) else {
+    let Some(value) = present(values, key) else {
         let every = 1..=layers;
         return Ok(every
             .map(|block| block.is_multiple_of(GLOBAL_EVERY))
@@ -147,8 +149,7 @@ fn windows(config: &Config, layers: u32) -> Result<Vec<bool>, ImportError> {
 }
 
 /// Number for all global blocks: of `key`, or of `inner` for these blocks in `per_layer_config`.
-fn of_global_blocks(config: &Config, key: &str, inner: &str) -> Result<Option<u32>, ImportError> {
-    let values = &config.values;
+fn of_global_blocks(values: &Values, key: &str, inner: &str) -> Result<Option<u32>, ImportError> {
     let outer = "per_layer_config";
     let blocks = typed(values, outer, "must be an object", Json::as_object)?;
     let mut found = values.integer(key)?;

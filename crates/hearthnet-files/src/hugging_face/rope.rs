@@ -124,7 +124,7 @@ impl Rope {
         Ok(match config.class.rope_dims {
             RopeDims::Omitted => None,
             RopeDims::Head => Some(head),
-            RopeDims::Proportional => Some(gemma4::global_head_dim(config)?),
+            RopeDims::Proportional => Some(gemma4::global_head_dim(&config.values)?),
             RopeDims::Half => Some(part(head, partial.unwrap_or(0.5))),
             RopeDims::Quarter => Some(part(head, partial.unwrap_or(0.25))),
             RopeDims::OfWidth => {
@@ -182,7 +182,7 @@ impl Rope {
                 self.tensors.push((ROPE_FACTORS, factors));
             }
             "proportional" => {
-                let dims = gemma4::global_head_dim(config)?;
+                let dims = gemma4::global_head_dim(&config.values)?;
                 let factors = proportional(dims, self.partial.unwrap_or(1.0));
                 self.tensors.push((ROPE_FACTORS, factors));
             }
