@@ -6,12 +6,11 @@ use std::ops::Range;
 use hearthnet_files::spec::ModelSpec;
 
 use crate::error::EngineError;
-use crate::forward::SequenceState;
 use crate::kernels::SharedMut;
 use crate::kv::{Geometry, Pages};
 use crate::sequence::{Footprint, Span};
 use crate::sequences::Storage;
-use crate::state::{States, Track};
+use crate::state::{SequenceState, States, Track};
 
 /// Memory that sequences take in a half-open range of layers on the exact engine.
 pub fn footprint(spec: &ModelSpec, layers: Range<u32>) -> Footprint {

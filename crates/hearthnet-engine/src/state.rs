@@ -22,14 +22,27 @@
 //! - Of the others, the one that is nearest to its predecessor goes: what it saves is cheapest to
 //!   compute again. A single prompt keeps one at about the half or later.
 //! - The last but one of a prompt is marked when short batches follow, and unmarked ones go before
-//!   it. So it stays at least until as many positions have followed as lie before it. The next prompt of a conversation often differs from the text so far after the last
-//!   prompt, or shortly before its end: chat templates drop thoughts, and end a prompt with a
-//!   header that is written in another way when it is followed by an answer.
+//!   it. So it stays at least until as many positions have followed as lie before it. The next
+//!   prompt of a conversation often differs from the text so far after the last prompt, or shortly
+//!   before its end: chat templates drop thoughts, and end a prompt with a header that is written in
+//!   another way when it is followed by an answer.
 
 use zeroize::Zeroize;
 
 use crate::error::EngineError;
 use crate::kernels::SharedMut;
+
+/// States of a sequence during a batch. `None` are zeros.
+pub(crate) struct SequenceState<'a> {
+    /// Position of the first row of the batch.
+    pub(crate) begin: usize,
+    /// Before the first row of the batch.
+    pub(crate) before: Option<SharedMut<'a, f32>>,
+    /// After its last row.
+    pub(crate) after: SharedMut<'a, f32>,
+    /// Copies to be made on the way: after how many positions, and where.
+    pub(crate) checkpoints: Vec<(usize, SharedMut<'a, f32>)>,
+}
 
 /// Distance of the places of checkpoints, in positions. Copying a state takes less than a hundredth
 /// of the time of so many rows.

@@ -14,18 +14,6 @@ use crate::kernels::{ActForm, Convolution, DeltaRows, SharedMut, grow, softplus}
 use crate::layer::{Delta, Layer};
 use crate::state::INTERVAL;
 
-/// States of a sequence during a batch. `None` are zeros.
-pub(crate) struct SequenceState<'a> {
-    /// Position of the first row of the batch.
-    pub(crate) begin: usize,
-    /// Before the first row of the batch.
-    pub(crate) before: Option<SharedMut<'a, f32>>,
-    /// After its last row.
-    pub(crate) after: SharedMut<'a, f32>,
-    /// Copies to be made on the way: after how many positions, and where.
-    pub(crate) checkpoints: Vec<(usize, SharedMut<'a, f32>)>,
-}
-
 #[derive(Default)]
 pub(super) struct DeltaScratch {
     window: Vec<f32>,

@@ -57,7 +57,6 @@ use tiling::{
     DECODE_TILE, PASS_TILES, PREFILL_TILE, Segment, UNITS, cut, decode_rows, prefill_tile,
 };
 
-pub(crate) use delta::SequenceState;
 pub(crate) use stages::Overflow;
 pub(crate) use tiles::EngineContext;
 pub(crate) use tiling::{share, units};

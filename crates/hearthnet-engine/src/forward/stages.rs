@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hearthnet_files::BoundaryDtype;
 
-use super::delta::SequenceState;
 use super::moe::Pairs;
 use super::tiles::{EngineContext, Tile, Widths};
 use super::tiling::Segment;
 use crate::kernels::{Act, ActForm, Output, Packed, SharedMut};
 use crate::layer::{FeedForward, Latent, LatentUp, Layer};
+use crate::state::SequenceState;
 
 /// Pass of some rows of the batch over the layers.
 pub(super) struct LayerRun<'a> {

@@ -11,20 +11,19 @@
 //! of the span gets, and nothing else.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::evidence::Evidence;
-use hearthnet_bus::receipt::{Claim, Inputs, SignedClaims};
+use hearthnet_bus::receipt::{Claim, SignedClaims};
 use hearthnet_engine::ARITHMETIC;
 use hearthnet_files::BoundaryDtype;
 use hearthnet_transport::{Want, background};
 use tokio::runtime::Handle;
 
+use super::audit_span::{AuditSpan, RecomputeHere};
 use super::stream::Hop;
 use super::{PumpSettings, ShardedBackend};
 use crate::Cancel;
@@ -50,20 +49,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const MAX_BYTES: usize = 64 << 20;
 /// How long an audit waits for room on other hosts.
 const ROOM_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Span of a call that can be audited.
-pub(super) struct AuditSpan {
-    pub(super) host: NodeId,
-    /// First and last layer.
-    pub(super) layers: (u32, u32),
-    /// Input rows from position 0 on.
-    pub(super) rows: Vec<Bytes>,
-    pub(super) receipts: Arc<StreamReceipts>,
-}
-
-/// Runs rows from position 0 on through layers (half-open) on this machine.
-pub type RecomputeHere =
-    Arc<dyn Fn(Range<u32>, &[f32]) -> Result<Vec<f32>, ChatError> + Send + Sync>;
 
 /// Spans of a call, and where to find other hosts.
 pub(super) struct Candidate {
@@ -348,21 +333,6 @@ impl Candidate {
     }
 }
 
-impl AuditSpan {
-    /// Of signed claims, those about the rows that are still there, up to a position, in order.
-    fn claims(&self, signed: &[SignedClaims], row_bytes: usize, most: u32) -> Vec<Claim> {
-        let mut inputs = Inputs::default();
-        for rows in &self.rows {
-            inputs.extend(inputs.length(), rows, row_bytes);
-        }
-        let claims = signed.iter().flat_map(|signed| &signed.claims);
-        claims
-            .filter(|claim| claim.end <= most && inputs.hash(claim.end) == Some(claim.input))
-            .copied()
-            .collect()
-    }
-}
-
 impl Hop {
     /// Compares rows of a replay, the first of them at `position`, with what the host before returned.
     pub(super) fn compare_replay(&self, position: u32, rows: &[u8]) {
@@ -385,6 +355,37 @@ pub(crate) struct TakeOver {
 }
 
 impl ShardedBackend {
+    /// The span of a hop, if it can be audited.
+    pub(super) fn audit_span(&self, index: usize) -> Option<AuditSpan> {
+        let hop = self.hops.get(index)?;
+        Some(AuditSpan {
+            host: hop.node(),
+            layers: (hop.span.lo, hop.span.hi),
+            rows: self.pipeline.input(index)?,
+            receipts: hop.receipts.clone()?,
+        })
+    }
+
+    /// Offers the spans of a call for an audit.
+    pub(super) fn offer_audit(&mut self) {
+        let mut spans = std::mem::take(&mut self.replaced);
+        if self.settings.audit_share <= 0.0 {
+            return;
+        }
+        spans.extend((0..self.hops.len()).filter_map(|index| self.audit_span(index)));
+        let source = self.source.as_ref().and_then(|source| source.fork());
+        if let Some(source) = source.filter(|_| !spans.is_empty()) {
+            let candidate = Candidate {
+                source,
+                runtime: self.runtime.clone(),
+                settings: self.settings.clone(),
+                here: self.here.clone(),
+                spans,
+            };
+            candidate.offer();
+        }
+    }
+
     /// What this machine can compare when it takes over. `None` if a host is not exact.
     pub(crate) fn take_over(&self) -> Option<TakeOver> {
         let model = &self.model;

@@ -17,9 +17,10 @@
 //! | reasons to replace a span's host | `failure.rs` |
 //! | replacing a host that failed, leaves or has no room | `recovery.rs` |
 //! | copy of a sequence, on the same hosts | `fork.rs` |
-//! | spans computed again on other hosts | `audit.rs` |
+//! | spans computed again on other hosts | `audit.rs`, `audit_span.rs` |
 
 mod audit;
+mod audit_span;
 mod failure;
 mod fork;
 mod hop_timeout;
@@ -41,8 +42,8 @@ use hearthnet_transport::{Code, DType, Want};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-pub use self::audit::RecomputeHere;
-use self::audit::{AuditSpan, Candidate};
+use self::audit_span::AuditSpan;
+pub use self::audit_span::RecomputeHere;
 use self::failure::{HopFailure, Interrupted};
 use self::stream::Hop;
 use crate::Cancel;
@@ -318,37 +319,6 @@ impl ShardedBackend {
             }
         }
         Ok(())
-    }
-
-    /// The span of a hop, if it can be audited.
-    fn audit_span(&self, index: usize) -> Option<AuditSpan> {
-        let hop = self.hops.get(index)?;
-        Some(AuditSpan {
-            host: hop.node(),
-            layers: (hop.span.lo, hop.span.hi),
-            rows: self.pipeline.input(index)?,
-            receipts: hop.receipts.clone()?,
-        })
-    }
-
-    /// Offers the spans of a call for an audit.
-    fn offer_audit(&mut self) {
-        let mut spans = std::mem::take(&mut self.replaced);
-        if self.settings.audit_share <= 0.0 {
-            return;
-        }
-        spans.extend((0..self.hops.len()).filter_map(|index| self.audit_span(index)));
-        let source = self.source.as_ref().and_then(|source| source.fork());
-        if let Some(source) = source.filter(|_| !spans.is_empty()) {
-            let candidate = Candidate {
-                source,
-                runtime: self.runtime.clone(),
-                settings: self.settings.clone(),
-                here: self.here.clone(),
-                spans,
-            };
-            candidate.offer();
-        }
     }
 
     fn on_message(&mut self, id: u64, message: Inbound) {
