@@ -62,7 +62,9 @@ pub fn pick_by(
 ) -> Result<Vec<Span>, RouteError> {
     match request.together.len() {
         0 | 1 => pick_anywhere(policy, request, candidates),
-        _ => together::pick(policy, request, candidates),
+        _ => together::pick(request, candidates, |request, candidates| {
+            pick_anywhere(policy, request, candidates)
+        }),
     }
 }
 

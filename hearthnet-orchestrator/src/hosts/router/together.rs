@@ -6,16 +6,16 @@
 
 use std::ops::Range;
 
-use super::{Candidate, RouteError, RoutePolicy, RouteRequest, Span, pick_anywhere};
+use super::{Candidate, RouteError, RouteRequest, Span};
 
-/// Covers the layers as [`super::pick_by`].
+/// Covers the layers as [`super::pick_by`]. `pick` does so for the smaller model.
 ///
 /// # Errors
 /// Any [`RouteError`].
 pub(super) fn pick(
-    policy: &dyn RoutePolicy,
     request: &RouteRequest<'_>,
     candidates: &[Candidate],
+    pick: impl FnOnce(&RouteRequest<'_>, &[Candidate]) -> Result<Vec<Span>, RouteError>,
 ) -> Result<Vec<Span>, RouteError> {
     let Range { start, end } = request.together;
     let last = end.saturating_sub(1);
@@ -44,7 +44,7 @@ pub(super) fn pick(
         indices.push(index);
         seen.push(candidate);
     }
-    let spans = pick_anywhere(policy, &smaller, &seen).map_err(|error| match error {
+    let spans = pick(&smaller, &seen).map_err(|error| match error {
         RouteError::Uncovered { layer, model_id } if layer == start => RouteError::Together {
             first: start,
             last,
