@@ -287,7 +287,8 @@ impl<B: Backend> Measured<B> {
         if ids.is_empty() {
             return Ok(());
         }
-        let width = self.head.spec().width as usize;
+        let spec = self.head.spec();
+        let (width, values) = (spec.width as usize, spec.row_values(&(0..spec.layers)));
         let each = ids.len() / seqs.len().max(1);
         let spans = seqs.iter();
         let spans = spans.map(|&seq| Span::new(seq, position, each as u32));
@@ -296,7 +297,7 @@ impl<B: Backend> Measured<B> {
         self.layers.forward(&spans, &mut self.rows)?;
         // Moves the rows together at the beginning.
         for seq in 0..seqs.len() {
-            let last = ((seq + 1) * each - 1) * width;
+            let last = ((seq + 1) * each - 1) * values;
             self.rows.copy_within(last..last + width, seq * width);
         }
         self.rows.truncate(seqs.len() * width);
@@ -328,9 +329,10 @@ pub fn time_layers(
     budget: Duration,
 ) -> Result<LayerTimes, Box<dyn Error>> {
     let count = layers.end.saturating_sub(layers.start).max(1);
+    let values = file.spec().row_values(&layers);
     let mut engine = Engine::load(file, layers, options, &mut |_, _| ())?;
     let seq = engine.open()?;
-    let mut row: Vec<f32> = (0..file.spec().width)
+    let mut row: Vec<f32> = (0..values)
         .map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0)
         .collect();
     file.spec().boundary.round(&mut row);

@@ -67,6 +67,7 @@ impl EngineOn<Cpu> {
             });
         }
         check(spec)?;
+        spec.check_range(&layers)?;
         let kernels = options.kernels()?;
         let thread_pool = options.thread_pool()?;
         let packed = Loader::layers(file, thread_pool.threads(), layers.clone(), progress)?;
@@ -105,8 +106,8 @@ impl Backend for Cpu {
             kernels: self.kernels,
             thread_pool: &self.thread_pool,
             ropes: batch.ropes,
-            geometry: memory.geometry(),
             layers: &self.layers[batch.first..batch.first + batch.layers.len()],
+            inputs: batch.inputs,
         };
         let views = memory.views(&sequences, batch.spans);
         let ran = forward::run(&context, &mut self.scratch, batch.spans, &views, x);
@@ -129,11 +130,11 @@ impl fmt::Debug for Cpu {
 
 /// Checks a requirement of the kernels that [`ModelSpec::check`] does not cover.
 pub(crate) fn check(spec: &ModelSpec) -> Result<(), LoadError> {
-    let dim = spec.key_width();
-    match dim.is_multiple_of(8) {
-        true => Ok(()),
-        false => Err(LoadError::Unsupported(format!(
+    let mut dims = (0..spec.layers).map(|layer| spec.block(layer).key_width());
+    match dims.find(|dim| !dim.is_multiple_of(8)) {
+        Some(dim) => Err(LoadError::Unsupported(format!(
             "heads of {dim} values; a multiple of 8 is needed"
         ))),
+        None => Ok(()),
     }
 }

@@ -65,7 +65,9 @@ impl Embedder {
             self.engine.close(seq);
             return Err(EngineError::EmptySpan(seq));
         }
-        let mut pool = Pool::new(self.pooling, self.head.spec().width as usize);
+        let spec = self.head.spec();
+        let (width, values) = (spec.width as usize, spec.row_values(&(0..spec.layers)));
+        let mut pool = Pool::new(self.pooling, width);
         let (mut rows, mut position) = (Vec::new(), 0);
         let mut run = || {
             for piece in ids.chunks(PIECE_ROWS) {
@@ -74,6 +76,11 @@ impl Embedder {
                 let count = piece.len() as u32;
                 self.engine
                     .forward(&[Span::new(seq, position, count)], &mut rows)?;
+                // Without the per-layer inputs.
+                for row in 0..piece.len() {
+                    rows.copy_within(row * values..row * values + width, row * width);
+                }
+                rows.truncate(piece.len() * width);
                 self.head.norm(&mut rows)?;
                 pool.add(&rows);
                 position += count;

@@ -48,6 +48,9 @@ pub struct Batch<'a> {
     /// Index of the first of them among the engine's layers.
     pub first: usize,
     pub spans: &'a [Span],
+    /// Per-layer inputs: for each row those of `layers`, one after another. Empty if the model has
+    /// none.
+    pub inputs: &'a [f32],
 }
 
 /// Bytes of the weights of an engine.
@@ -175,7 +178,8 @@ impl<B: Backend> EngineOn<B> {
 
     /// Runs rows through all layers, and appends them to their sequences.
     ///
-    /// `x` has the rows of the spans one after another, `width` values each; outputs replace them.
+    /// `x` has the rows of the spans one after another, each with
+    /// [`ModelSpec::row_values`] values. Outputs replace the first `width` values of each row.
     /// Values must already be rounded to the boundary dtype, as embeddings and outputs of other
     /// engines are.
     ///
@@ -204,19 +208,45 @@ impl<B: Backend> EngineOn<B> {
                 engine: own.clone(),
             });
         }
-        let width = self.spec.width as usize;
+        self.spec.check_range(&layers)?;
+        let values = self.spec.row_values(&layers);
         let rows: usize = spans.iter().map(|span| span.rows as usize).sum();
-        if rows.checked_mul(width) != Some(x.len()) {
+        if rows.checked_mul(values) != Some(x.len()) {
             return Err(EngineError::RowsMismatch {
-                expected: rows.saturating_mul(width),
+                expected: rows.saturating_mul(values),
                 found: x.len(),
             });
         }
-        let mut each = x.chunks_exact(width);
+        let mut each = x.chunks_exact(values);
         if let Some(row) = each.position(|row| !self.backend.all_finite(row)) {
             return Err(EngineError::InputNotFinite(row));
         }
-        let begun = self.table.begin(&layers, spans);
+        let width = self.spec.width as usize;
+        if values == width {
+            return self.run(&layers, spans, &[], x);
+        }
+        let (mut streams, mut inputs) = (Vec::new(), Vec::new());
+        for row in x.chunks_exact(values) {
+            let (stream, own) = row.split_at(width);
+            streams.extend_from_slice(stream);
+            inputs.extend_from_slice(own);
+        }
+        self.run(&layers, spans, &inputs, &mut streams)?;
+        let outputs = streams.chunks_exact(width);
+        for (row, output) in x.chunks_exact_mut(values).zip(outputs) {
+            row[..width].copy_from_slice(output);
+        }
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        layers: &Range<u32>,
+        spans: &[Span],
+        inputs: &[f32],
+        x: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let begun = self.table.begin(layers, spans);
         let result = begun.and_then(|()| {
             let end = spans.iter().map(|span| span.position + span.rows).max();
             self.ropes.cover(end.unwrap_or(0) as usize);
@@ -226,11 +256,12 @@ impl<B: Backend> EngineOn<B> {
                 first: (layers.start - self.range.start) as usize,
                 layers: layers.clone(),
                 spans,
+                inputs,
             };
             self.backend.run(&batch, &mut self.table, x)
         });
         self.suspect |= matches!(result, Err(EngineError::Device(_)));
-        self.table.finish(&layers, spans, result)
+        self.table.finish(layers, spans, result)
     }
 
     /// Whether the device is lost. Asks it only if an operation has failed since the last call.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use hearthnet_files::ModelError;
+use hearthnet_files::spec::CutError;
 
 use crate::kernels::PackError;
 use crate::sequence::SeqId;
@@ -14,6 +15,9 @@ pub enum LoadError {
     /// The layer range is empty or reaches beyond the model.
     #[error("layers {}..{} are not a part of a model of {layers} layers", range.start, range.end)]
     Layers { range: Range<u32>, layers: u32 },
+    /// The range separates a layer from the one whose keys and values it uses.
+    #[error("layers cannot be loaded: {0}")]
+    Cut(#[from] CutError),
     /// The model needs a feature that this engine does not implement.
     #[error("the engine cannot run this model: {0}")]
     Unsupported(String),
@@ -82,6 +86,9 @@ pub enum EngineError {
         asked: Range<u32>,
         engine: Range<u32>,
     },
+    /// The range separates a layer from the one whose keys and values it uses.
+    #[error("layers cannot run: {0}")]
+    Cut(#[from] CutError),
     #[error("sequence {0} appears twice in one batch")]
     DuplicateSequence(SeqId),
     #[error("the span of sequence {0} has no rows")]

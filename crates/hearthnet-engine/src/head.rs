@@ -4,7 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use hearthnet_files::ModelFile;
-use hearthnet_files::families::{EMBEDDING, OUTPUT, OUTPUT_NORM};
+use hearthnet_files::families::{
+    EMBEDDING, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
+    PER_LAYER_PROJECTION_NORM,
+};
 use hearthnet_files::spec::ModelSpec;
 use parking_lot::Mutex;
 
@@ -31,8 +34,16 @@ pub struct Head {
     norm: Vec<f32>,
     /// `None` if the embedding is also the output matrix.
     output: Option<Packed>,
+    per_layer: Option<PerLayerHead>,
     weight_bytes: u64,
     act: Mutex<Act>,
+}
+
+/// Source of the per-layer inputs.
+struct PerLayerHead {
+    embedding: Packed,
+    projection: Packed,
+    norm: Vec<f32>,
 }
 
 impl Head {
@@ -68,6 +79,16 @@ impl Head {
         if let Some(output) = &output {
             packed = packed.saturating_add(packed_bytes(output)?);
         }
+        let per_layer = match spec.per_layer {
+            Some(_) => Some((
+                file.tensor(PER_LAYER_EMBEDDING)?,
+                file.tensor(PER_LAYER_PROJECTION)?,
+            )),
+            None => None,
+        };
+        for view in per_layer.iter().flat_map(|(one, other)| [one, other]) {
+            packed = packed.saturating_add(packed_bytes(view)?);
+        }
         let mut progress = |_, _| ();
         let mut loader = Loader::new(
             file,
@@ -82,6 +103,14 @@ impl Head {
             embedding: loader.matrix(&embedding)?,
             norm: loader.vector(&file.tensor(OUTPUT_NORM)?)?,
             output: output.map(|output| loader.matrix(&output)).transpose()?,
+            per_layer: match per_layer {
+                Some((embedding, projection)) => Some(PerLayerHead {
+                    embedding: loader.matrix(&embedding)?,
+                    projection: loader.matrix(&projection)?,
+                    norm: loader.vector(&file.tensor(PER_LAYER_PROJECTION_NORM)?)?,
+                }),
+                None => None,
+            },
             weight_bytes: loader.bytes as u64,
             spec,
             act: Mutex::default(),
@@ -104,8 +133,8 @@ impl Head {
         self.output.as_ref().unwrap_or(&self.embedding).bytes() as u64
     }
 
-    /// Replaces `out` by the embeddings of `ids`, the input of the first layer: one row of `width`
-    /// values per token, rounded to the boundary dtype.
+    /// Replaces `out` by the embeddings of `ids`, the input of the first layer: one row of
+    /// [`ModelSpec::row_values`] of all layers per token, rounded to the boundary dtype.
     ///
     /// # Errors
     /// [`EngineError::UnknownToken`]; [`EngineError::InputNotFinite`] when an embedding exceeds the
@@ -117,19 +146,42 @@ impl Head {
             return Err(EngineError::UnknownToken { id, vocab });
         }
         let width = self.spec.width as usize;
-        out.resize(ids.len() * width, 0.0);
-        for (row, (&id, values)) in ids.iter().zip(out.chunks_exact_mut(width)).enumerate() {
-            self.embedding.dequantise_row(id as usize, values);
+        let row_values = self.spec.row_values(&(0..self.spec.layers));
+        out.resize(ids.len() * row_values, 0.0);
+        for (row, (&id, values)) in ids.iter().zip(out.chunks_exact_mut(row_values)).enumerate() {
+            let (stream, inputs) = values.split_at_mut(width);
+            self.embedding.dequantise_row(id as usize, stream);
             if let Some(scale) = self.spec.scales.embedding {
-                values.iter_mut().for_each(|value| *value *= scale);
+                stream.iter_mut().for_each(|value| *value *= scale);
             }
-            self.spec.boundary.round(values);
+            self.spec.boundary.round(stream);
+            if let Some(per_layer) = &self.per_layer {
+                self.per_layer_inputs(per_layer, id, stream, inputs);
+                self.spec.boundary.round(inputs);
+            }
             if !self.kernels.all_finite(values) {
                 out.clear();
                 return Err(EngineError::InputNotFinite(row));
             }
         }
         Ok(())
+    }
+
+    /// Writes the per-layer inputs of a token; `stream` is its row of the embedding.
+    fn per_layer_inputs(&self, own: &PerLayerHead, id: u32, stream: &[f32], out: &mut [f32]) {
+        let PerLayerHead {
+            embedding,
+            projection,
+            norm,
+        } = own;
+        let mut act = self.act.lock();
+        let form = ActForm::of([projection]);
+        self.kernels.prepare(stream, stream.len(), form, &mut act);
+        self.multiply(projection, &act, 1, out);
+        let mut of_token = vec![0.0; out.len()];
+        embedding.dequantise_row(id as usize, &mut of_token);
+        let (width, eps) = (stream.len(), self.spec.norm_eps);
+        combine(self.kernels, out, &of_token, (width, norm, eps));
     }
 
     /// Replaces `out` by the logits of `rows`, `vocab` values per row. `rows` are outputs of the
@@ -183,25 +235,46 @@ impl Head {
         }
     }
 
-    #[allow(unsafe_code)]
     fn tile(&self, rows: &[f32], out: &mut [f32]) {
         let matrix = self.output.as_ref().unwrap_or(&self.embedding);
-        let (panels, vocab) = (matrix.panels(), matrix.rows());
-        let units = units(panels, self.thread_pool.threads(), UNITS);
         let mut act = self.act.lock();
         let form = ActForm::of([matrix]);
         self.kernels
             .norm_prepare(rows, &self.norm, self.spec.norm_eps, form, &mut act);
-        let (act, count) = (&*act, rows.len() / self.norm.len());
+        self.multiply(matrix, &act, rows.len() / self.norm.len(), out);
+    }
+
+    /// Replaces `out` by the products of `count` rows of activations with a matrix.
+    #[allow(unsafe_code)]
+    fn multiply(&self, matrix: &Packed, act: &Act, count: usize, out: &mut [f32]) {
+        let (panels, rows) = (matrix.panels(), matrix.rows());
+        let units = units(panels, self.thread_pool.threads(), UNITS);
         let out = SharedMut::new(out);
         self.thread_pool.run(&|thread| {
             thread.phase(units, |unit| {
                 let range = share(panels, units, unit);
                 // SAFETY: units have separate panels, and so separate columns.
-                let tile = unsafe { out.tile_mut(count, vocab, matrix.columns(&range)) };
+                let tile = unsafe { out.tile_mut(count, rows, matrix.columns(&range)) };
                 self.kernels.matmul(matrix, range, act, Output::Store, tile);
             });
         });
+    }
+}
+
+/// Combines the projection of an embedding of `width` values, `out`, with the per-layer embeddings
+/// of the token: section 14 of the specification.
+fn combine(
+    kernels: Kernels,
+    out: &mut [f32],
+    of_token: &[f32],
+    (width, norm, eps): (usize, &[f32], f32),
+) {
+    let root = 1.0 / (width as f32).sqrt();
+    out.iter_mut().for_each(|value| *value *= root);
+    kernels.rms_norm_in_place(out, norm, eps);
+    let scale = (norm.len() as f32).sqrt();
+    for (value, of_token) in out.iter_mut().zip(of_token) {
+        *value = (*value + of_token * scale) * std::f32::consts::FRAC_1_SQRT_2;
     }
 }
 
@@ -212,5 +285,32 @@ impl fmt::Debug for Head {
             .field("architecture", &self.spec.architecture)
             .field("vocab", &self.spec.vocab)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn per_layer_inputs_equal_the_specification() {
+        let spec = std::fs::read_to_string(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../specs/canonical-arithmetic.md"
+        ));
+        let spec = spec.unwrap();
+        let bits = |values: &[f32]| -> String {
+            let values = values
+                .iter()
+                .map(|value| format!("`{:08x}`", value.to_bits()));
+            values.collect::<Vec<_>>().join(", ")
+        };
+        let norm = [1.0, 0.5];
+        let mut out = [3.0, -5.0];
+        combine(Kernels::best(), &mut out, &[0.25, -1.5], (16, &norm, 1e-6));
+        let mut p = [0.75, -1.25];
+        Kernels::best().rms_norm_in_place(&mut p, &norm, 1e-6);
+        let line = format!("| {} | {} |", bits(&p), bits(&out));
+        assert!(spec.contains(&line), "{line}");
     }
 }

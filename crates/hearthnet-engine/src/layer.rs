@@ -5,6 +5,7 @@ use std::ops::Range;
 use hearthnet_files::spec::{DeltaSpec, Rotation};
 
 use crate::kernels::{ActForm, Packed};
+use crate::kv::KvPlace;
 
 #[derive(Debug)]
 pub(super) struct Layer {
@@ -16,8 +17,16 @@ pub(super) struct Layer {
     /// Gated delta rule instead of attention. `qkv` then gives the inputs of the convolution, the
     /// gate of the output, and the scores of each head; `attn_output` is the output projection.
     pub(super) delta: Option<Delta>,
-    /// Norms of queries and of keys.
-    pub(super) qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    /// Width of the queries of all heads, as attention reads them.
+    pub(super) q: usize,
+    /// Width of the keys in `qkv`, and of the values; 0 for a layer that uses those of another.
+    pub(super) kv: usize,
+    pub(super) q_norm: Option<Vec<f32>>,
+    pub(super) k_norm: Option<Vec<f32>>,
+    /// Ones: the norm of the values has no weights.
+    pub(super) v_norm: Option<Vec<f32>>,
+    /// Whether the values are the keys before norm and RoPE.
+    pub(super) keys_as_values: bool,
     pub(super) rotation: Rotation,
     /// Sliding window in positions; `None` for all positions.
     pub(super) window: Option<usize>,
@@ -29,10 +38,13 @@ pub(super) struct Layer {
     pub(super) ffn_norm: Vec<f32>,
     pub(super) feed_forward: FeedForward,
     pub(super) ffn_post_norm: Option<Vec<f32>>,
+    pub(super) per_layer: Option<PerLayer>,
+    /// Factor of the layer's output.
+    pub(super) scale: Option<f32>,
     /// Bytes of memory of all weights.
     pub(super) bytes: usize,
-    /// Number of the engine's layers before this one that have keys and values.
-    pub(super) slot: usize,
+    /// Keys and values that the layer uses.
+    pub(super) place: KvPlace,
     /// First value of the layer in the state of a sequence.
     pub(super) state: usize,
 }
@@ -49,7 +61,26 @@ pub(super) enum FeedForward {
         experts: Vec<Expert>,
         bytes: usize,
         shared: Option<Box<SharedExpert>>,
+        /// `None`: router, experts and shared expert read the row that `ffn_norm` gives.
+        norms: Option<Box<ExpertNorms>>,
     },
+}
+
+/// Norms of experts and of the shared expert, which are separate branches.
+#[derive(Debug)]
+pub(super) struct ExpertNorms {
+    pub(super) router: Vec<f32>,
+    pub(super) input: Vec<f32>,
+    pub(super) output: Vec<f32>,
+    pub(super) shared_output: Vec<f32>,
+}
+
+/// Use of the per-layer input of a layer.
+#[derive(Debug)]
+pub(super) struct PerLayer {
+    pub(super) gate: Packed,
+    pub(super) output: Packed,
+    pub(super) norm: Vec<f32>,
 }
 
 /// Expert that all rows go through.
@@ -81,6 +112,8 @@ pub(super) struct Router {
     pub(super) bias: Option<Vec<f32>>,
     /// See [`ExpertSpec::correction`](hearthnet_files::spec::ExpertSpec::correction).
     pub(super) correction: Option<Vec<f32>>,
+    /// Factor of the weight of each expert.
+    pub(super) scale: Option<Vec<f32>>,
 }
 
 #[derive(Debug)]

@@ -58,10 +58,6 @@ impl Memory {
         }
     }
 
-    pub(crate) fn geometry(&self) -> Geometry {
-        self.pages.geometry()
-    }
-
     pub(crate) fn views(&mut self, sequences: &[&Sequence], spans: &[Span]) -> Views<'_> {
         let tables: Vec<&Vec<usize>> = sequences.iter().map(|sequence| &sequence.table).collect();
         let states = self.states.views();

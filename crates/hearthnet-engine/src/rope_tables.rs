@@ -24,7 +24,8 @@ impl RopeTables {
     /// # Errors
     /// [`LoadError::Unsupported`] when a frequency factor is not a positive normal number.
     pub fn of(file: &ModelFile) -> Result<Self, LoadError> {
-        let rope = &file.spec().rope;
+        let spec = file.spec();
+        let rope = &spec.rope;
         let mut frequencies = RopeTable::frequencies(rope.dims as usize, rope.theta);
         let mut amplitude = 1.0;
         match rope.scaling {
@@ -47,7 +48,9 @@ impl RopeTables {
             }
         }
         let local = rope.local_theta.map(|theta| {
-            let frequencies = RopeTable::frequencies(rope.dims as usize, theta);
+            let heads = spec.attention.window.and_then(|window| window.heads);
+            let dims = heads.map_or(rope.dims, |heads| heads.rope_dims);
+            let frequencies = RopeTable::frequencies(dims as usize, theta);
             RopeTable::new(rope.kind, frequencies, 1.0)
         });
         Ok(Self {

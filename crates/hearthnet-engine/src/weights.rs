@@ -8,8 +8,10 @@ use hearthnet_files::{ModelError, ModelFile, TensorType, TensorView};
 
 use super::error::LoadError;
 use crate::kernels::{Arena, LANES, Matrix, PackError, Packed};
+use crate::kv::{KvPlace, places};
 use crate::layer::{
-    Delta, Expert, ExpertBias, FeedForward, Ffn, Latent, LatentUp, Layer, Qkv, Router, SharedExpert,
+    Delta, Expert, ExpertBias, ExpertNorms, FeedForward, Ffn, Latent, LatentUp, Layer, PerLayer,
+    Qkv, Router, SharedExpert,
 };
 
 /// Repacks tensors of a file into an arena of the right size, and releases the file's memory pages.
@@ -71,15 +73,15 @@ impl<'a> Loader<'a> {
         let total = range.clone().map(|layer| file.layer_bytes(layer)).sum();
         let mut loader = Self::new(file, threads, packed, total, progress)?;
         let mut layers = Vec::with_capacity(range.len());
-        let (mut slot, mut state) = (0, 0);
-        for layer in range {
+        let places = places(file.spec(), range.clone());
+        let mut state = 0;
+        for (layer, place) in range.zip(places) {
             layers.push(Layer {
-                slot,
+                place,
                 state,
                 ..loader.layer(layer)?
             });
             let block = file.spec().block(layer);
-            slot += usize::from(block.has_keys());
             state += block.state().total() as usize;
             file.check_copied(file.layer_tensors(layer))?;
         }
@@ -117,7 +119,11 @@ impl<'a> Loader<'a> {
             let q = matrices(file.spec(), &get(T::AttnQ)?, T::AttnQ);
             // The gates of all heads come last.
             let mut views: Vec<_> = q.iter().step_by(gated(&block)).copied().collect();
-            views.extend([get(T::AttnK)?, get(T::AttnV)?]);
+            for tensor in [T::AttnK, T::AttnV] {
+                if file.has(layer, tensor) {
+                    views.push(get(tensor)?);
+                }
+            }
             views.extend(q.iter().skip(1).step_by(2).filter(|_| q.len() > 1));
             Qkv::of(self.stacks(&views)?)
         };
@@ -132,14 +138,22 @@ impl<'a> Loader<'a> {
             }
             qkv.bias = Some(bias);
         }
-        let q_norm = self.optional(layer, T::AttnQNorm)?;
-        let k_norm = self.optional(layer, T::AttnKNorm)?;
+        let kv = match block.has_keys() {
+            true => block.kv_width() as usize,
+            false => 0,
+        };
+        let value_norm = block.model.attention.value_norm && kv > 0;
         Ok(Layer {
             attn_norm,
             qkv,
             latent,
             delta,
-            qk_norm: q_norm.zip(k_norm),
+            q: (block.model.heads * block.key_width()) as usize,
+            kv,
+            q_norm: self.optional(layer, T::AttnQNorm)?,
+            k_norm: self.optional(layer, T::AttnKNorm)?,
+            v_norm: value_norm.then(|| vec![1.0; block.head_dim as usize]),
+            keys_as_values: block.has_keys() && !block.has_values(),
             rotation: block.rotation,
             window: block.window.map(|positions| positions as usize),
             sinks: self.optional(layer, T::AttnSinks)?,
@@ -152,8 +166,19 @@ impl<'a> Loader<'a> {
             ffn_norm: self.vector(&get(T::FfnNorm)?)?,
             feed_forward: self.feed_forward(layer)?,
             ffn_post_norm: self.optional(layer, T::FfnPostNorm)?,
+            per_layer: match file.has(layer, T::PerLayerGate) {
+                true => Some(PerLayer {
+                    gate: self.matrix(&get(T::PerLayerGate)?)?,
+                    output: self.matrix(&get(T::PerLayerOutput)?)?,
+                    norm: self.vector(&get(T::PerLayerNorm)?)?,
+                }),
+                false => None,
+            },
+            scale: self
+                .optional(layer, T::BlockScale)?
+                .and_then(|scale| scale.first().copied()),
             bytes: self.bytes - before,
-            slot: 0,
+            place: KvPlace::default(),
             state: 0,
         })
     }
@@ -250,9 +275,17 @@ impl<'a> Loader<'a> {
             matrix: self.matrix(&get(T::Router)?)?,
             bias: self.optional(layer, T::RouterBias)?,
             correction: self.optional(layer, T::RouterCorrection)?,
+            scale: self.optional(layer, T::ExpertScale)?,
         };
         let split = |tensor| Ok::<_, LoadError>(matrices(file.spec(), &get(tensor)?, tensor));
-        let (gates, ups) = (split(T::ExpertGate)?, split(T::ExpertUp)?);
+        let (gates, ups) = match file.has(layer, T::ExpertGateUp) {
+            true => {
+                let both = split(T::ExpertGateUp)?;
+                let every_second = |first| both.iter().skip(first).step_by(2).copied();
+                (every_second(0).collect(), every_second(1).collect())
+            }
+            false => (split(T::ExpertGate)?, split(T::ExpertUp)?),
+        };
         let downs = split(T::ExpertDown)?;
         let before = self.bytes;
         let mut biases = self.expert_biases(layer)?.into_iter();
@@ -281,7 +314,24 @@ impl<'a> Loader<'a> {
             experts,
             bytes,
             shared,
+            norms: match file.has(layer, T::RouterNorm) {
+                true => Some(Box::new(ExpertNorms {
+                    router: self.router_norm(layer)?,
+                    input: self.vector(&get(T::ExpertNorm)?)?,
+                    output: self.vector(&get(T::ExpertPostNorm)?)?,
+                    shared_output: self.vector(&get(T::SharedPostNorm)?)?,
+                })),
+                false => None,
+            },
         })
+    }
+
+    /// Weights of the norm before the router: the stored ones over the root of the width.
+    fn router_norm(&mut self, layer: u32) -> Result<Vec<f32>, LoadError> {
+        let mut weights = self.vector(&self.file.layer_tensor(layer, LayerTensor::RouterNorm)?)?;
+        let root = 1.0 / (self.file.spec().width as f32).sqrt();
+        weights.iter_mut().for_each(|weight| *weight *= root);
+        Ok(weights)
     }
 
     /// Loads the biases of each expert of a layer. Empty if there are none.
@@ -397,6 +447,7 @@ fn matrices<'a>(
         T::ExpertGate | T::ExpertUp | T::ExpertDown => {
             spec.experts.map_or(1, |experts| experts.count as usize)
         }
+        T::ExpertGateUp => spec.experts.map_or(1, |experts| 2 * experts.count as usize),
         T::LatentKeyUp | T::LatentValueUp => spec.heads as usize,
         T::FfnGateUp => 2,
         // The queries of a head, then its gates.

@@ -11,7 +11,10 @@ use rayon::prelude::*;
 use crate::blocks::{WeightType, all_finite};
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
-use crate::families::{CONVOLUTION, EMBEDDING, Family, OUTPUT, OUTPUT_NORM, Rule, shared_tensors};
+use crate::families::{
+    CONVOLUTION, EMBEDDING, Family, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
+    PER_LAYER_PROJECTION_NORM, Rule, shared_tensors,
+};
 use crate::gguf::{Gguf, SPLIT_COUNT, TensorInfo, TensorType};
 use crate::pooling::Pooling;
 use crate::spec::{LayerTensor, ModelSpec};
@@ -382,11 +385,16 @@ impl ModelFile {
         names.filter_map(|name| self.gguf.tensor(name))
     }
 
-    /// Tensors outside the blocks: embedding, last norm, and the output matrix if it is separate.
+    /// Tensors outside the blocks: embeddings, last norm, and the output matrix if it is separate.
     pub fn head_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        [EMBEDDING, OUTPUT_NORM, OUTPUT]
-            .into_iter()
-            .filter_map(|name| self.gguf.tensor(name))
+        let plain = [EMBEDDING, OUTPUT_NORM, OUTPUT];
+        let per_layer = [
+            PER_LAYER_EMBEDDING,
+            PER_LAYER_PROJECTION,
+            PER_LAYER_PROJECTION_NORM,
+        ];
+        let names = plain.into_iter().chain(per_layer);
+        names.filter_map(|name| self.gguf.tensor(name))
     }
 
     /// Bytes of block `layer` in the file.
@@ -496,7 +504,7 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
     match gguf
         .tensors()
         .iter()
-        .find(|info| !known.contains(&info.name))
+        .find(|info| !known.contains(&info.name) && !is_unused(&info.name, spec))
     {
         None => Ok(()),
         Some(info) => Err(ModelError::Unsupported {
@@ -504,4 +512,21 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
             architecture: family.architecture,
         }),
     }
+}
+
+/// Whether nothing uses a tensor that files have: keys and values of a block that uses those of
+/// another one.
+fn is_unused(name: &str, spec: &ModelSpec) -> bool {
+    let block = name
+        .strip_prefix("blk.")
+        .and_then(|name| name.split_once('.'));
+    let Some((layer, rest)) = block else {
+        return false;
+    };
+    let own = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"].contains(&rest);
+    let layer = layer
+        .parse()
+        .ok()
+        .filter(|layer| own && *layer < spec.layers);
+    layer.is_some_and(|layer| spec.block(layer).keys_of != layer)
 }

@@ -15,6 +15,8 @@ pub enum Algorithm {
     ByteLevelBpe,
     /// Characters of whole texts, merged by the score of the result.
     SentencePiece,
+    /// Characters of whole texts, merged in the order of a list.
+    TextBpe,
 }
 
 impl Algorithm {
@@ -23,9 +25,10 @@ impl Algorithm {
         match model {
             "gpt2" => Ok(Self::ByteLevelBpe),
             "llama" => Ok(Self::SentencePiece),
+            "gemma4" => Ok(Self::TextBpe),
             _ => Err(TokenizerError::Unsupported(format!(
-                "the model file's tokenizer is of kind {model:?}; only `gpt2` (byte-level BPE) and \
-                 `llama` (SentencePiece) are supported"
+                "the model file's tokenizer is of kind {model:?}; only `gpt2` (byte-level BPE), \
+                 `llama` (SentencePiece) and `gemma4` (BPE of characters) are supported"
             ))),
         }
     }
@@ -44,7 +47,7 @@ pub struct TokenizerParts<'a> {
     pub tokens: Vec<&'a str>,
     /// `tokenizer.ggml.token_type`: the type of each token; `None` if all are normal.
     pub token_types: Option<Vec<i128>>,
-    /// `tokenizer.ggml.merges`: two tokens with a space in between, best first. Byte-level BPE
+    /// `tokenizer.ggml.merges`: two tokens with a space in between, best first. BPE
     /// only.
     pub merges: Vec<&'a str>,
     /// `tokenizer.ggml.scores`: merge priority of each token, by id; the highest merges first.
@@ -160,6 +163,7 @@ impl<'a> TokenizerParts<'a> {
                 parts.pre = required(PRE)?;
                 parts.merges = strings(gguf, MERGES, MAX_MERGES)?;
             }
+            Algorithm::TextBpe => parts.merges = strings(gguf, MERGES, MAX_MERGES)?,
             Algorithm::SentencePiece => {
                 parts.scores = scores(gguf)?;
                 parts.add_space_prefix = gguf.bool(ADD_SPACE_PREFIX)?;

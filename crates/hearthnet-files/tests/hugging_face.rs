@@ -25,9 +25,9 @@ use tempfile::TempDir;
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
-const FAMILIES: &str = "deepseek2 deepseek3 gemma2 gemma3 glm4 glm47flash glm4moe gptoss granite \
-    llama31 minicpm3 mistral mistral3 mistralyarn mixtral olmoe phi3 phi3long qwen2 qwen3 qwen35 \
-    qwen35moe qwen3moe qwen3next qwen3yarn seedoss smollm3";
+const FAMILIES: &str = "deepseek2 deepseek3 gemma2 gemma3 gemma4 gemma4moe gemma4ple glm4 \
+    glm47flash glm4moe gptoss granite llama31 minicpm3 mistral mistral3 mistralyarn mixtral olmoe \
+    phi3 phi3long qwen2 qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3yarn seedoss smollm3";
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -757,6 +757,11 @@ fn keys_that_could_change_the_arithmetic_are_refused_by_name() {
         smollm3 | no_rope_layer_interval | 3 | no_rope_layer_interval
         gemma2 | query_pre_attn_scalar | 32 | query_pre_attn_scalar
         gemma3 | _sliding_window_pattern | 4 | _sliding_window_pattern
+        gemma4 | attention_k_eq_v | false | attention_k_eq_v
+        gemma4 | use_bidirectional_attention | "all" | use_bidirectional_attention
+        gemma4 | per_layer_config | {"1": {"sliding_window": 3}} | sliding_window
+        gemma4ple | vocab_size_per_layer_input | 63 | vocab_size_per_layer_input
+        gemma4ple | num_kv_shared_layers | 6 | shared_kv_layers
         gemma3 | attn_logit_softcapping | 30.0 | attn_logit_softcapping
         phi3 | tie_word_embeddings | "yes" | tie_word_embeddings
         phi3long | rope_parameters | {"type": "longrope", "long_factor": [1.0]} | short_factor

@@ -247,6 +247,7 @@ fn older_files_hold_keys_and_values_of_each_head_in_one_matrix() {
         let file = changed_model(name, &changes).unwrap();
         let latent = file.spec().attention.latent.unwrap();
         assert!(!latent.absorbed && latent.values == 32);
-        assert_eq!((file.spec().key_width(), file.spec().kv_width()), (40, 160));
+        let block = file.spec().block(0);
+        assert_eq!((block.key_width(), block.kv_width()), (40, 160));
     }
 }

@@ -65,6 +65,7 @@ impl FullModel {
         if rows > 0 {
             let span = Span::new(seq, position, rows);
             self.engine.forward(&[span], &mut self.rows)?;
+            self.keep_streams();
         }
         let width = self.head.spec().width as usize;
         let last = self.rows.len().saturating_sub(width);
@@ -82,6 +83,19 @@ impl FullModel {
         let span = Span::new(seq, position, ids.len() as u32);
         let ran = self.engine.forward(&[span], &mut self.rows);
         ran.expect("rows that the engine takes");
+        self.keep_streams();
         self.head.logits(&self.rows, logits).expect("finite rows");
+    }
+
+    /// Drops the per-layer inputs of the rows behind the last layer.
+    fn keep_streams(&mut self) {
+        let spec = self.head.spec();
+        let (width, values) = (spec.width as usize, spec.row_values(&(0..spec.layers)));
+        let rows = self.rows.len() / values;
+        for row in 1..rows {
+            let from = row * values;
+            self.rows.copy_within(from..from + width, row * width);
+        }
+        self.rows.truncate(rows * width);
     }
 }

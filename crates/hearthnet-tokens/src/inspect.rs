@@ -7,7 +7,9 @@ use hearthnet_files::ModelFile;
 use hearthnet_files::convert::file_type_name;
 use hearthnet_files::gguf::{Gguf, TensorInfo, TypeUse, type_uses};
 use hearthnet_files::manifest::{TextId, WeightsId};
-use hearthnet_files::spec::{LatentSpec, LeadingSpec, ModelSpec, RopeScaling, YarnSpec};
+use hearthnet_files::spec::{
+    BlockSpec, LatentSpec, LeadingSpec, ModelSpec, RopeScaling, WindowHeads, YarnSpec,
+};
 use hearthnet_text::sanitize;
 use serde::Serialize;
 
@@ -29,8 +31,8 @@ pub struct Inspection {
     pub layer_bytes: Vec<u64>,
     /// Bytes of the tensors outside the layers: embedding, last norm, output matrix.
     pub head_bytes: u64,
-    /// Bytes of keys and values per position and layer that has them.
-    pub kv_bytes_per_position_and_layer: u64,
+    /// Bytes of keys and values per position, for each layer; 0 for a layer without them.
+    pub kv_bytes_per_position: Vec<u64>,
     /// Bytes of the state of all recurrent layers, whatever the length of a conversation.
     pub state_bytes: u64,
     pub weights: WeightsId,
@@ -80,8 +82,8 @@ pub struct TokenizerInfo {
 }
 
 impl Inspection {
-    fn layers_with_keys(&self) -> u32 {
-        let layers = (0..self.spec.layers).filter(|&layer| self.spec.block(layer).has_keys());
+    fn count(&self, kind: fn(&BlockSpec<'_>) -> bool) -> u32 {
+        let layers = (0..self.spec.layers).filter(|&layer| kind(&self.spec.block(layer)));
         u32::try_from(layers.count()).unwrap_or(u32::MAX)
     }
 }
@@ -114,7 +116,9 @@ pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
             .map(|layer| model.layer_bytes(layer))
             .collect(),
         head_bytes: model.head_bytes(),
-        kv_bytes_per_position_and_layer: spec.kv_bytes_per_position_and_layer(),
+        kv_bytes_per_position: (0..spec.layers)
+            .map(|layer| spec.block(layer).kv_bytes_per_position())
+            .collect(),
         state_bytes: spec.state_bytes(0..spec.layers),
         weights,
     }
@@ -297,7 +301,7 @@ impl fmt::Display for Inspection {
         };
         line(f, "parameters", &parameters)?;
         let mut row = |name: &str, value: String| line(f, name, &value);
-        let recurrent = spec.layers - self.layers_with_keys();
+        let recurrent = self.count(|block| block.is_recurrent());
         row(
             "layers",
             match recurrent {
@@ -305,7 +309,9 @@ impl fmt::Display for Inspection {
                 _ => format!("{}, {recurrent} of them recurrent", spec.layers),
             },
         )?;
-        row("width", format!("{width}, feed-forward {ffn}"))?;
+        let wide = spec.shared_keys.and_then(|shared| shared.ffn);
+        let wide = wide.map_or(String::new(), |ffn| format!(", {ffn} in the last layers"));
+        row("width", format!("{width}, feed-forward {ffn}{wide}"))?;
         if spec.prediction > 0 {
             let text = format!("{} for multi-token prediction, unused", spec.prediction);
             row("more layers", text)?;
@@ -328,7 +334,23 @@ impl fmt::Display for Inspection {
             row("experts", text + &groups + &shared + &leading)?;
         }
         let text = format!("{heads} query, {kv_heads} key/value, {head_dim} wide");
-        row("heads", text)?;
+        let local = spec.attention.window.and_then(|window| window.heads);
+        let local = local.map_or(String::new(), |local| {
+            let WindowHeads {
+                kv_heads, head_dim, ..
+            } = local;
+            format!("; {kv_heads} key/value, {head_dim} wide in layers with a window")
+        });
+        row("heads", text + &local)?;
+        if let Some(shared) = spec.shared_keys {
+            let count = shared.blocks;
+            let text = format!("the last {count} layers use keys and values of earlier ones");
+            row("shared keys", text)?;
+        }
+        if let Some(per_layer) = spec.per_layer {
+            let text = format!("{} values for each token and layer", per_layer.width);
+            row("inputs", text)?;
+        }
         if let Some(latent) = spec.attention.latent {
             let LatentSpec { queries, keys, .. } = latent;
             let queries = queries.map(|rank| format!("queries of rank {rank}, "));
@@ -389,16 +411,21 @@ impl fmt::Display for Inspection {
         row("all layers", format!("{} of weights", size(layers)))?;
         let head = size(self.head_bytes);
         row("head", format!("{head} (embedding, last norm, output)"))?;
-        let kv = self.kv_bytes_per_position_and_layer;
-        let sequence = kv
-            .saturating_mul(self.layers_with_keys().into())
-            .saturating_mul(spec.context.into());
+        let with_keys = self
+            .kv_bytes_per_position
+            .iter()
+            .filter(|bytes| **bytes > 0);
+        let least = with_keys.clone().min().copied().unwrap_or_default();
+        let most = with_keys.max().copied().unwrap_or_default();
+        let kv = match least == most {
+            true => most.to_string(),
+            false => format!("{least} to {most}"),
+        };
+        let position: u64 = self.kv_bytes_per_position.iter().sum();
+        let sequence = size(position.saturating_mul(spec.context.into()));
         row(
             "kv cache",
-            format!(
-                "{kv} bytes per position and layer, {} for a full context",
-                size(sequence)
-            ),
+            format!("{kv} bytes per position and layer, {sequence} for a full context"),
         )?;
         if self.state_bytes > 0 {
             let state = size(self.state_bytes);

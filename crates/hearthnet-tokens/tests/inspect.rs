@@ -89,6 +89,11 @@ fn special_features_of_families_are_shown() {
         "deepseek2" => "latent        keys and values of rank 64, cached as they are";
         "deepseek2" => "kv cache      288 bytes per position and layer, 216.0 KiB for a full context";
         "llama31" => "parameters    26792";
+        "gemma4" => "heads         4 query, 1 key/value, 32 wide; 2 key/value, 16 wide in layers with \
+            a window";
+        "gemma4ple" => "width         32, feed-forward 64, 128 in the last layers";
+        "gemma4ple" => "shared keys   the last 2 layers use keys and values of earlier ones";
+        "gemma4ple" => "inputs        32 values for each token and layer";
         "qwen35" => "layers        5, 4 of them recurrent";
         "qwen35" => "states        22.0 KiB of recurrent layers, and checkpoints";
         "qwen35moe" => "experts       5 per layer, 3 per token, and a shared one 64 wide";

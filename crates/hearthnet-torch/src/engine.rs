@@ -79,6 +79,17 @@ fn check(spec: &ModelSpec) -> Result<(), LoadError> {
         (shared, "shared experts"),
         (routed, "this way of choosing experts"),
         (leading, "layers without experts before layers with experts"),
+        (
+            spec.attention.window.is_some_and(|w| w.heads.is_some()),
+            "layers with different heads",
+        ),
+        (
+            spec.attention.value_norm || spec.attention.keys_as_values,
+            "this form of values",
+        ),
+        (spec.shared_keys.is_some(), "keys of other layers"),
+        (spec.block_scale, "factors of layers"),
+        (spec.per_layer.is_some(), "per-layer embeddings"),
     ];
     match missing.iter().find(|(present, _)| *present) {
         None => Ok(()),

@@ -69,6 +69,7 @@ fn spec(used: u32, normalise: bool) -> ExpertSpec {
         correction: false,
         groups: None,
         scale: None,
+        norms: false,
     }
 }
 

@@ -598,6 +598,7 @@ mod tests {
             weights: WeightsId([10; 32]),
             width: 4,
             layers: 16,
+            together: 16..16,
             hosted: 0..16,
             context: 64,
             boundary: BoundaryDtype::F16,

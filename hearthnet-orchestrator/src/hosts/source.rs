@@ -29,6 +29,8 @@ pub struct ModelOnWire {
     /// Values per row.
     pub width: usize,
     pub layers: u32,
+    /// Layers that one machine must run together; empty if the model may be cut anywhere.
+    pub together: Range<u32>,
     /// Layers that hosts run, half-open; the caller runs the others itself.
     pub hosted: Range<u32>,
     /// Longest sequence, in tokens.
@@ -52,6 +54,7 @@ impl ModelOnWire {
             weights,
             width: spec.width as usize,
             layers: spec.layers,
+            together: spec.together(),
             hosted: 0..spec.layers,
             context: spec.context,
             boundary: spec.boundary,
@@ -205,6 +208,7 @@ impl Choice {
             arithmetic: self.exact.allows(before),
             layers,
             total_layers: self.model.layers,
+            together: self.model.together.clone(),
             max_shards: self.max_shards,
             allow_self: self.allow_self,
             exclude,

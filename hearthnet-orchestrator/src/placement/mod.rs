@@ -28,6 +28,8 @@ pub mod observed;
 pub mod plan;
 pub mod shrink;
 
+use std::ops::Range;
+
 use hearthnet_bus::NodeId;
 
 /// Layers that one host serves.
@@ -130,6 +132,22 @@ pub fn choose_near(
     Some((lo, lo + size - 1))
 }
 
+/// Part of a range that a host may serve, of a model whose layers `together` one machine must run: the
+/// range with all of them, if the host has memory for so many layers, else the layers before them.
+/// `None` if there are none.
+pub fn legal(range: (u32, u32), together: &Range<u32>, room: u32) -> Option<(u32, u32)> {
+    let (lo, hi) = range;
+    let last = together.end.saturating_sub(1);
+    let apart = together.len() < 2 || hi < together.start || (lo <= together.start && hi >= last);
+    if apart {
+        return Some(range);
+    }
+    if together.end - together.start <= room {
+        return Some((lo.min(together.start).max(together.end - room), last));
+    }
+    (lo < together.start).then(|| (lo, together.start - 1))
+}
+
 /// Returns the range to which the host `mine` should move, if it should (rule 3).
 pub fn settle(total: u32, room: u32, mine: Held, others: &[Held]) -> Option<(u32, u32)> {
     let ranges: Vec<(u32, u32)> = others.iter().chain([&mine]).map(|h| h.range).collect();
@@ -159,6 +177,18 @@ mod tests {
     use super::*;
 
     /// Node ids in the order of their numbers.
+    #[test]
+    fn a_range_keeps_layers_together_that_one_machine_must_run() {
+        let legal = |range, room| legal(range, &(9..16), room);
+        assert_eq!(legal((0, 8), 9), Some((0, 8)));
+        assert_eq!(legal((9, 15), 7), Some((9, 15)));
+        assert_eq!(legal((4, 11), 8), Some((8, 15)));
+        assert_eq!(legal((12, 15), 12), Some((9, 15)));
+        assert_eq!(legal((4, 11), 6), Some((4, 8)));
+        assert_eq!(legal((10, 13), 6), None);
+        assert_eq!(super::legal((4, 11), &(16..16), 8), Some((4, 11)));
+    }
+
     fn node(n: usize) -> NodeId {
         let mut ids: Vec<NodeId> = (1..=16)
             .map(|seed| NodeKey::from_secret(&[seed; 32]).id())

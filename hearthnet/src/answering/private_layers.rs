@@ -35,7 +35,17 @@ fn chosen(model: &OpenModel, args: PrivateArgs, config: &Config) -> Result<(Ends
     let bytes: Vec<u64> = (0..total)
         .map(|layer| model.file.layer_bytes(layer))
         .collect();
-    Ok((asked, fit(asked, &bytes, share_of_free(50))))
+    let (mut fitting, spec) = (fit(asked, &bytes, share_of_free(50)), model.file.spec());
+    // Hosts have the layers that one machine must run, or this one has all of them.
+    if let Err(error) = spec.check_cut(total - fitting.1) {
+        if last.is_some() {
+            return Err(failure!(Config, "--private-last {}: {error}", fitting.1)
+                .hint("leave out --private-last, so that hosts run the last layers"));
+        }
+        fitting.1 = 0;
+    }
+    fitting.0 = fitting.0.min(spec.together().start);
+    Ok((asked, fitting))
 }
 
 /// Ranges of the private layers, first and last layer inclusive.

@@ -2,6 +2,7 @@
 //! pure rules of `hearthnet_orchestrator::placement`.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use hearthnet_orchestrator::placement::auto::{
 use hearthnet_orchestrator::placement::observed::observed_by_host;
 use hearthnet_orchestrator::placement::plan::Model;
 use hearthnet_orchestrator::placement::shrink::ShrinkWait;
-use hearthnet_orchestrator::placement::{Held, choose_near, missing, room};
+use hearthnet_orchestrator::placement::{Held, choose_near, legal, missing, room};
 use tokio::task::spawn_blocking;
 
 use crate::cli::args::Layers;
@@ -76,6 +77,8 @@ pub(super) struct Chooser {
     own: NodeId,
     weights: WeightsId,
     total: u32,
+    /// Layers that one machine must run.
+    joined: Range<u32>,
     /// Origin of the times below; a changed clock moves no layers.
     start: Instant,
     links: LostLinks,
@@ -125,6 +128,7 @@ impl Chooser {
             own: home.key.id(),
             weights: model.weights,
             total: model.file.spec().layers,
+            joined: model.file.spec().together(),
             start: Instant::now(),
             links: LostLinks::default(),
             together: Together::default(),
@@ -166,7 +170,9 @@ impl Chooser {
     /// `here`. Others do not know it, so it is in no plan.
     pub(super) fn first(&self, here: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
         let others: Vec<Held> = self.seen.reachable().copied().collect();
-        choose_near(self.total, self.room()?, &others, here)
+        let room = self.room()?;
+        let range = choose_near(self.total, room, &others, here)?;
+        legal(range, &self.joined, room)
     }
 
     /// Number of layers that the host can hold; `None` if its layers were named.
@@ -248,7 +254,7 @@ impl Chooser {
             passed_over: 0,
             measured: None,
         };
-        situation.kept()
+        legal(situation.kept()?, &self.joined, situation.room)
     }
 
     /// Counts the load of a range to which the host moves.
@@ -283,6 +289,7 @@ impl Chooser {
         }
         let (own, total, room) = (self.own, self.total, auto.room());
         let (seen, shape) = (self.seen.clone(), Arc::clone(&auto.shape));
+        let joined = self.joined.clone();
         let (home, weights) = (self.home.clone(), self.weights);
         let decide = move || {
             let reachable = seen.reachable().map(|held| held.node);
@@ -300,7 +307,12 @@ impl Chooser {
                 passed_over,
                 measured: measured.as_ref().map(|measured| (measured, &*shape)),
             };
-            situation.wish()
+            let wish = situation.wish()?;
+            let next = legal(wish.range, &joined, room)?;
+            (next != range).then_some(Wish {
+                range: next,
+                cause: wish.cause,
+            })
         };
         let wish = spawn_blocking(decide).await.ok().flatten();
         auto.decided = Some((input, Instant::now(), wish));

@@ -8,8 +8,8 @@ use hearthnet_files::part::Part;
 use hearthnet_shard::{ServeConfig, StartError, check_kv_budget};
 
 use super::weights::Fetcher;
-use crate::cli::Failure;
 use crate::cli::args::Layers;
+use crate::cli::{Failure, failure};
 use crate::config::Config;
 use crate::hosting::host_config::serve_config;
 use crate::hosting::host_engine::start::{kv_hint, start_failure};
@@ -93,6 +93,15 @@ impl LayerRequest {
                 Err(no_such_layers(&self.model.id, (lo, hi), total))
             }
             Layers::Range(lo, hi) => {
+                let layers = lo..hi.saturating_add(1);
+                let spec = self.model.file.spec();
+                spec.check_range(&layers).map_err(|error| {
+                    let Range { start, end } = spec.together();
+                    failure!(Config, "layers {lo}-{hi} cannot be served: {error}").hint(format!(
+                        "serve all of the layers {start}-{}, or only layers before them",
+                        end.saturating_sub(1)
+                    ))
+                })?;
                 let (model, setting_mb) = (&self.model, host.memory_budget_mb.0);
                 named_layers_fit(model, &self.engine, (lo, hi), setting_mb, memory.weights)?;
                 self.check_kv(lo..hi.saturating_add(1), memory.kv, config)

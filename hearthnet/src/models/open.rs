@@ -18,7 +18,7 @@ use hearthnet_tokens::text::{ModelText, TextError};
 use super::catalogue::{self, catalogue, pin};
 use super::find::{pick, resolve, resolve_or_pull};
 use super::open_file::{changed, load_failure, model_failure, open_file};
-use crate::cli::{Failure, Progress, no_thread, note};
+use crate::cli::{Failure, Progress, failure, no_thread, note};
 use crate::config::Context;
 use crate::home::{Home, now_ms};
 
@@ -79,6 +79,14 @@ fn checked(
     id: String,
     mut file: ModelFile,
 ) -> Result<OpenModel, Failure> {
+    if file.spec().per_layer.is_some() {
+        return Err(failure!(
+            Model,
+            "model {id:?} has per-layer embeddings (as Gemma 4 E2B and E4B), which chats and hosts \
+             cannot pass on to layers yet"
+        )
+        .hint("choose a model without them, such as Gemma 4 26B-A4B or 31B"));
+    }
     let fp32 = cx.config.research.distributed_inference.activation_dtype == "fp32";
     if fp32 && file.spec().boundary != BoundaryDtype::F32 {
         note(format!(

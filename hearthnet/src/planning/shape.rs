@@ -27,7 +27,9 @@ pub(crate) fn shape(file: &ModelFile, hosted: Range<u32>) -> Model {
         row_bytes: small(row),
         kv_bytes_per_token_per_layer: small(kv_bytes.div_ceil(kv_tokens.max(1).into())),
         kv_tokens,
-        uncut: Vec::new(),
+        uncut: (1..spec.layers)
+            .filter(|&layer| spec.check_cut(layer).is_err())
+            .collect(),
         private_first: hosted.start,
         private_last: spec.layers.saturating_sub(hosted.end),
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use hearthnet_files::BoundaryDtype;
 
 use super::stages::{LayerRun, Part};
-use super::tiles::{EngineContext, Tile, Widths};
+use super::tiles::{EngineContext, Tile};
 use super::tiling::Segment;
 use crate::kernels::{ActForm, Attention, AttentionScratch, PAGE};
 use crate::layer::{LatentUp, Layer, Qkv};
@@ -45,20 +45,18 @@ impl LayerRun<'_> {
             spec,
             kernels,
             ropes,
-            geometry,
             layers,
             ..
         } = *self.context;
+        let layer = &layers[layer];
         let Layer {
             qkv: Qkv { bias, .. },
-            qk_norm,
-            rotation,
-            slot,
+            place,
             ..
-        } = &layers[layer];
-        let table = ropes.table(*rotation);
-        let Widths { q, kv, qkv, .. } = self.widths;
-        let d = geometry.head_dim;
+        } = layer;
+        let table = ropes.table(layer.rotation);
+        let (q, kv, qkv) = (layer.q, layer.kv, self.widths.qkv);
+        let d = place.head_dim;
         for segment in tile.rows.segments {
             for i in 0..segment.rows {
                 let (row, position) = (segment.row + i, segment.position + i);
@@ -68,9 +66,18 @@ impl LayerRun<'_> {
                 if let Some(bias) = bias {
                     kernels.add_round(values, bias, BoundaryDtype::F32);
                 }
-                if let Some((q_norm, k_norm)) = qk_norm {
-                    kernels.rms_norm_in_place(&mut values[..q], q_norm, spec.norm_eps);
-                    kernels.rms_norm_in_place(&mut values[q..q + kv], k_norm, spec.norm_eps);
+                if layer.keys_as_values {
+                    values.copy_within(q..q + kv, q + kv);
+                }
+                let parts = [
+                    (0..q, &layer.q_norm),
+                    (q..q + kv, &layer.k_norm),
+                    (q + kv..q + 2 * kv, &layer.v_norm),
+                ];
+                for (columns, norm) in parts {
+                    if let Some(norm) = norm {
+                        kernels.rms_norm_in_place(&mut values[columns], norm, spec.norm_eps);
+                    }
                 }
                 if let Some(latent) = self.widths.latent {
                     // SAFETY: the unit owns the row of `latent`.
@@ -78,7 +85,7 @@ impl LayerRun<'_> {
                         let columns = row * latent.row..(row + 1) * latent.row;
                         tile.buffers.latent.slice_mut(columns)
                     };
-                    self.finish_latent_row(table, position, values, low_rank);
+                    self.finish_latent_row(layer, table, position, values, low_rank);
                 } else if let Some(table) = table {
                     kernels.rope(table, position, &mut values[..q + kv], d);
                 }
@@ -88,8 +95,9 @@ impl LayerRun<'_> {
                 }
                 let (keys, values) = values[q..].split_at(kv);
                 let page = &self.pages[segment.span][position / PAGE];
-                for head in 0..geometry.kv_heads {
-                    let slab = geometry.slab_range(geometry.slab_index(*slot, head));
+                // None in a layer that uses those of another one.
+                for head in 0..kv / d {
+                    let slab = place.slab(head);
                     let cells = head * d..(head + 1) * d;
                     // SAFETY: a slot belongs to one row, and the unit owns the row.
                     unsafe {
@@ -113,14 +121,18 @@ impl LayerRun<'_> {
         tile: Tile<'_>,
         scratch: &mut AttentionScratch,
     ) {
-        let recurs = self.context.layers[layer].delta.is_some();
-        let segments = if recurs { &[] } else { tile.rows.segments };
+        let layer_of = &self.context.layers[layer];
+        let segments = if layer_of.delta.is_some() {
+            &[]
+        } else {
+            tile.rows.segments
+        };
         // SAFETY: the unit owns the tile and its buffers; no unit writes keys and values of this
         // layer.
         unsafe {
             for segment in segments {
-                for kv_head in 0..self.context.geometry.kv_heads {
-                    let heads = (kv_head, 0..self.context.group());
+                for kv_head in 0..layer_of.place.kv_heads {
+                    let heads = (kv_head, 0..self.context.group(layer_of));
                     self.attend(layer, tile, segment, heads, scratch);
                 }
             }
@@ -140,20 +152,19 @@ impl LayerRun<'_> {
         let EngineContext {
             spec,
             kernels,
-            geometry,
             layers,
             ..
         } = *self.context;
-        let Widths { q, qkv, .. } = self.widths;
-        let d = geometry.head_dim;
-        let slab = geometry.slab_range(geometry.slab_index(layers[layer].slot, kv_head));
+        let (q, qkv) = (layers[layer].q, self.widths.qkv);
+        let place = layers[layer].place;
+        let (d, slab) = (place.head_dim, place.slab(kv_head));
         let end = (segment.position + segment.rows).div_ceil(PAGE);
         // SAFETY: no unit of the phase writes keys and values of this layer.
         let pages: Vec<&[u16]> = self.pages[segment.span][..end]
             .iter()
             .map(|page| unsafe { page.slice(slab.clone()) })
             .collect();
-        let group = self.context.group();
+        let group = self.context.group(&layers[layer]);
         let heads = kv_head * group + heads.start..kv_head * group + heads.end;
         let columns = heads.start * d..heads.end * d;
         let sinks = layers[layer].sinks.as_ref();
@@ -162,7 +173,11 @@ impl LayerRun<'_> {
             heads: heads.len(),
             scale: match spec.attention.scale {
                 Some(scale) => scale,
-                None => 1.0 / (spec.head_dim as f32).sqrt(),
+                // Absorbed keys are wider than heads.
+                None => match spec.attention.latent {
+                    Some(_) => 1.0 / (spec.head_dim as f32).sqrt(),
+                    None => 1.0 / (d as f32).sqrt(),
+                },
             },
             softcap: spec.attention.softcap,
             sinks: sinks.map(|sinks| &sinks[heads]),
@@ -195,16 +210,16 @@ impl LayerRun<'_> {
         }
         if let Some(LatentUp::Absorbed { values, .. }) = layer.latent.as_ref().map(|l| &l.up) {
             // SAFETY: by the contract of all steps.
-            unsafe { self.quantise_latent(values, tile) };
+            unsafe { self.quantise_latent(layer, values, tile) };
             return;
         }
-        let mut width = self.widths.q;
+        let mut width = layer.q;
         let values = 0..tile.rows.count * width;
         // SAFETY: the unit owns the tile's `attn` and `act`.
         let (mut attn, act) = unsafe { (tile.buffers.attn.slice_mut(values), tile.buffers.act()) };
         if let Some(latent) = &self.context.spec.attention.latent {
             // Removes the padding of values to the width of keys.
-            let (d, values) = (self.context.geometry.head_dim, latent.values as usize);
+            let (d, values) = (layer.place.head_dim, latent.values as usize);
             for head in 0..attn.len() / d {
                 attn.copy_within(head * d..head * d + values, head * values);
             }
@@ -214,7 +229,7 @@ impl LayerRun<'_> {
         }
         let kernels = self.context.kernels;
         if self.context.spec.attention.output_gate {
-            let Widths { q, kv, qkv, .. } = self.widths;
+            let (q, kv, qkv) = (layer.q, layer.kv, self.widths.qkv);
             for (row, attn) in attn.chunks_exact_mut(q).enumerate() {
                 let gates = row * qkv + q + 2 * kv..row * qkv + q + 2 * kv + q;
                 // SAFETY: the unit owns the row of `qkv`.

@@ -6,10 +6,10 @@ use std::ops::Range;
 
 use super::moe::{Chunk, choose};
 use super::stages::LayerRun;
-use super::tiles::{Tile, Widths};
+use super::tiles::{EngineContext, Tile, Widths};
 use super::tiling::share;
 use crate::kernels::{Act, ActForm, Output, TileMut, grow};
-use crate::layer::{Expert, Ffn, Router, SharedExpert};
+use crate::layer::{Expert, ExpertNorms, FeedForward, Ffn, Router, SharedExpert};
 
 #[derive(Default)]
 pub(super) struct ExpertScratch {
@@ -30,11 +30,8 @@ impl LayerRun<'_> {
         tile: Tile<'_>,
     ) {
         let (kernels, widths, pairs) = (self.context.kernels, &self.widths, self.pairs);
-        let Some(spec) = &self.context.spec.experts else {
-            return;
-        };
         let Tile { rows, buffers } = tile;
-        let (count, experts, used) = (rows.count, widths.experts, widths.used);
+        let count = rows.count;
         // SAFETY: no unit writes `act`; the unit owns the tile's rows and their routes.
         unsafe {
             let act = buffers.read_act();
@@ -52,11 +49,44 @@ impl LayerRun<'_> {
                     None => weights.slice_mut(0..count).fill(1.0),
                 }
             }
+        }
+        // SAFETY: by the contract of all steps.
+        unsafe { self.choose(router, tile) };
+    }
+
+    /// As [`Self::route`] where router and experts have norms of their own: reads `x`, overwrites
+    /// `act`.
+    pub(super) unsafe fn route_normed(&self, router: &Router, norms: &ExpertNorms, tile: Tile<'_>) {
+        let EngineContext { spec, kernels, .. } = *self.context;
+        let (rows, x) = (tile.rows, self.widths.x);
+        let all = rows.first * x..(rows.first + rows.count) * x;
+        // SAFETY: no unit of the phase writes `x`; the unit owns the tile's rows and buffers.
+        unsafe {
+            self.norm(&norms.router, ActForm::of([&router.matrix]), tile);
+            self.choose(router, tile);
+            let normed = self.pairs.normed.slice_mut(all);
+            normed.copy_from_slice(rows.x.slice(0..rows.count * x));
+            kernels.rms_norm_in_place(normed, &norms.input, spec.norm_eps);
+        }
+    }
+
+    /// Reads `act`, writes the routes of each row of a tile.
+    unsafe fn choose(&self, router: &Router, tile: Tile<'_>) {
+        let (kernels, widths, pairs) = (self.context.kernels, &self.widths, self.pairs);
+        let Some(spec) = &self.context.spec.experts else {
+            return;
+        };
+        let Tile { rows, buffers } = tile;
+        let (count, experts, used) = (rows.count, widths.experts, widths.used);
+        // SAFETY: no unit writes `act`; the unit owns the tile's rows and their routes.
+        unsafe {
+            let act = buffers.read_act();
             let out = buffers.scores.tile_mut(count, experts, 0..experts);
             let Router {
                 matrix,
                 bias,
                 correction,
+                scale,
             } = router;
             kernels.matmul(matrix, 0..matrix.panels(), act, Output::Store, out);
             let scores = buffers.scores.slice_mut(0..count * experts);
@@ -68,6 +98,10 @@ impl LayerRun<'_> {
                     kernels.add_round(scores, bias, BoundaryDtype::F32);
                 }
                 choose(kernels, scores, spec, correction.as_deref(), routes);
+                for route in routes.iter_mut().filter(|_| scale.is_some()) {
+                    let scale = scale.as_ref().map_or(1.0, |s| s[route.expert as usize]);
+                    route.weight *= scale;
+                }
             }
         }
     }
@@ -188,8 +222,18 @@ impl LayerRun<'_> {
     }
 
     /// Adds up the weighted outputs of each row of a tile, in `branch`; the shared expert is last.
-    pub(super) unsafe fn combine(&self, tile: Tile<'_>) {
+    pub(super) unsafe fn combine(&self, index: usize, tile: Tile<'_>) {
         let (Widths { x, used, .. }, pairs) = (self.widths, self.pairs);
+        let EngineContext {
+            spec,
+            kernels,
+            layers,
+            ..
+        } = *self.context;
+        let norms = match &layers[index].feed_forward {
+            FeedForward::Experts { norms, .. } => norms.as_deref(),
+            FeedForward::Dense { .. } => None,
+        };
         let Tile { rows, buffers } = tile;
         // SAFETY: no unit writes the plan; the unit owns the tile's rows of `branch`.
         let (plan, sums) = unsafe {
@@ -212,7 +256,14 @@ impl LayerRun<'_> {
                 };
                 self.context.kernels.add_scaled(sum, out, route.weight);
             }
-            if self.widths.shared > 0 {
+            if let Some(norms) = norms {
+                let row = rows.first + row;
+                // SAFETY: the unit owns the tile's rows.
+                let out = unsafe { pairs.shared.slice_mut(row * x..(row + 1) * x) };
+                kernels.rms_norm_in_place(sum, &norms.output, spec.norm_eps);
+                kernels.rms_norm_in_place(out, &norms.shared_output, spec.norm_eps);
+                kernels.add_round(sum, out, BoundaryDtype::F32);
+            } else if self.widths.shared > 0 {
                 let row = rows.first + row;
                 // SAFETY: no unit of the phase writes weights or outputs.
                 let (weight, out) = unsafe {

@@ -7,7 +7,7 @@ use hearthnet_files::BoundaryDtype;
 use super::stages::LayerRun;
 use super::tiles::{EngineContext, Tile};
 use crate::kernels::{Act, ActForm, Output, Packed, TileMut};
-use crate::layer::{ExpertBias, Ffn};
+use crate::layer::{ExpertBias, Ffn, Layer};
 
 /// With the safety contract of all steps (see `stages`).
 #[allow(unsafe_code)]
@@ -56,6 +56,58 @@ impl LayerRun<'_> {
                 }
             }
         }
+    }
+
+    /// Reads `x`, writes `act`, the input of `matrix`.
+    pub(super) unsafe fn prepare_x(&self, matrix: &Packed, tile: Tile<'_>) {
+        let width = self.widths.x;
+        let values = 0..tile.rows.count * width;
+        // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
+        let (x, act) = unsafe { (tile.rows.x.slice(values), tile.buffers.act()) };
+        let form = ActForm::of([matrix]);
+        self.context.kernels.prepare(x, width, form, act);
+    }
+
+    /// Reads `act`, writes the columns of `panels` in `h`: the gate of the per-layer input.
+    pub(super) unsafe fn per_layer_gate(
+        &self,
+        layer: &Layer,
+        panels: Range<usize>,
+        tile: Tile<'_>,
+    ) {
+        let Some(own) = &layer.per_layer else {
+            return;
+        };
+        let (count, buffers) = (tile.rows.count, tile.buffers);
+        let columns = own.gate.columns(&panels);
+        // SAFETY: no unit writes `act`; the columns of `panels` in `h` are the unit's.
+        unsafe {
+            let (act, kernels) = (buffers.read_act(), self.context.kernels);
+            let h = buffers.h.tile_mut(count, own.gate.rows(), columns);
+            kernels.matmul(&own.gate, panels, act, Output::Store, h);
+        }
+    }
+
+    /// Applies the gate in `h` to the per-layer input, writes `act`.
+    pub(super) unsafe fn apply_input(&self, index: usize, tile: Tile<'_>) {
+        let EngineContext {
+            spec,
+            kernels,
+            layers,
+            ..
+        } = *self.context;
+        let Some(own) = &layers[index].per_layer else {
+            return;
+        };
+        let width = own.gate.rows();
+        let first = self.rows.start + tile.rows.first;
+        // SAFETY: the unit owns the tile's `h`.
+        let h = unsafe { tile.buffers.h.slice_mut(0..tile.rows.count * width) };
+        for (row, gate) in (first..).zip(h.chunks_exact_mut(width)) {
+            kernels.gate(spec.activation, gate, self.context.input(row, index));
+        }
+        // SAFETY: the unit owns the tile and its buffers.
+        unsafe { self.quantise_h(&own.output, width, tile) };
     }
 
     /// Reads `h`, which has rows of `width` values, writes `act`.

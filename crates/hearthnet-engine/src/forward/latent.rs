@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use super::stages::{LayerRun, Part};
-use super::tiles::{EngineContext, Tile, Widths};
+use super::tiles::{EngineContext, Tile};
 use crate::kernels::{Act, ActForm, Packed, RopeTable};
 use crate::layer::{LatentUp, Layer};
 
@@ -81,7 +81,7 @@ impl LayerRun<'_> {
                 act: kv_act,
                 out: rows.qkv,
                 width: self.widths.qkv,
-                column: self.widths.q,
+                column: layer.q,
             }),
             LatentUp::Absorbed { .. } => None,
         };
@@ -130,7 +130,7 @@ impl LayerRun<'_> {
             return;
         };
         let (keys, _) = latent.absorbed();
-        let d = self.context.geometry.head_dim;
+        let d = layer.place.head_dim;
         // SAFETY: no unit of the phase writes the activations.
         let acts = unsafe { tile.buffers.latent_acts.slice(0..keys.len()) };
         let parts = keys.iter().zip(acts).enumerate();
@@ -149,14 +149,15 @@ impl LayerRun<'_> {
     /// queries, keys, and values padded to the width of keys to their places.
     pub(super) fn finish_latent_row(
         &self,
+        layer: &Layer,
         table: Option<&RopeTable>,
         position: usize,
         row: &mut [f32],
         low_rank: &mut [f32],
     ) {
         let EngineContext { spec, kernels, .. } = *self.context;
-        let Widths { q, kv, latent, .. } = self.widths;
-        let (Some(widths), Some(latent)) = (latent, &spec.attention.latent) else {
+        let (q, kv) = (layer.q, layer.kv);
+        let (Some(widths), Some(latent)) = (self.widths.latent, &spec.attention.latent) else {
             return;
         };
         let (d, dims) = (spec.head_dim as usize, spec.rope.dims as usize);
@@ -170,7 +171,7 @@ impl LayerRun<'_> {
         let (queries, rest) = row.split_at_mut(q);
         let (from, rotary) = (&low_rank[widths.queries()], &low_rank[widths.rotary()]);
         if latent.absorbed {
-            let width = spec.key_width() as usize;
+            let width = layer.place.head_dim;
             let keys = width - dims;
             for (to, from) in queries.chunks_exact_mut(width).zip(from.chunks_exact(d)) {
                 to[keys..].copy_from_slice(&from[nope..]);
@@ -198,9 +199,9 @@ impl LayerRun<'_> {
     }
 
     /// Reads the low-rank outputs in `attn`; writes those of each head to `latent_acts`.
-    pub(super) unsafe fn quantise_latent(&self, values: &[Packed], tile: Tile<'_>) {
-        let (width, count) = (self.widths.q, tile.rows.count);
-        let d = self.context.geometry.head_dim;
+    pub(super) unsafe fn quantise_latent(&self, layer: &Layer, values: &[Packed], tile: Tile<'_>) {
+        let (width, count) = (layer.q, tile.rows.count);
+        let d = layer.place.head_dim;
         // SAFETY: the unit owns the tile's buffers.
         let (rows, acts) = unsafe {
             (

@@ -19,6 +19,10 @@
 //! A layer with a recurrence (gated delta rule) has a phase for it instead of attention: it needs
 //! the rows of a sequence one after another, and is split by heads: see [`delta`].
 //!
+//! A layer may attend to the keys and values of an earlier one, and then has queries only. A layer
+//! with a per-layer input has two more matrices behind the feed-forward layer, which apply it to
+//! the residual stream. (No layer has such an input and experts.)
+//!
 //! With latent attention (MLA), QKV gives low-rank rows, and further phases expand or absorb them:
 //! see [`latent`]. A mixture of experts regroups the rows across tiles: see [`moe`].
 //!
@@ -154,7 +158,15 @@ fn decode_pass(
             buffers: buffers.buffers(&pass.widths, rows.count),
         })
         .collect();
-    let units_of_heads = head_units(context, &tiles, threads);
+    // Layers may differ in their KV heads.
+    let mut units_of_heads: Vec<(usize, Vec<HeadUnit>)> = Vec::new();
+    for layer in context.layers {
+        let kv_heads = layer.place.kv_heads;
+        if units_of_heads.iter().all(|(known, _)| *known != kv_heads) {
+            let units = head_units(context.group(layer), kv_heads, &tiles, threads);
+            units_of_heads.push((kv_heads, units));
+        }
+    }
 
     context.thread_pool.run(&|thread| {
         let mut own = per_thread[thread.index()].lock();
@@ -211,6 +223,9 @@ fn decode_pass(
         });
         for (index, layer) in context.layers.iter().enumerate() {
             run(thread, index, Stage::before_attention(layer));
+            let mut units_of_heads = units_of_heads.iter();
+            let own = units_of_heads.find(|(kv_heads, _)| *kv_heads == layer.place.kv_heads);
+            let units_of_heads = own.map_or(&[][..], |(_, units)| units);
             let mut attend = |unit: usize| {
                 let HeadUnit {
                     tile,
@@ -254,8 +269,8 @@ fn decode_pass(
                     let then = |tile: Tile<'_>| {
                         // SAFETY: separate tiles.
                         unsafe {
-                            pass.combine(tile);
-                            pass.end_block(index, tile);
+                            pass.combine(index, tile);
+                            pass.end_feed_forward(index, tile);
                         }
                     };
                     phase(thread, units, &mut down, &then, &|| ());
@@ -334,8 +349,8 @@ fn prefill_pass(
                     });
                     // SAFETY: the unit owns the tile, its slots in the pages, and the buffers.
                     thread.phase(rows.len(), |unit| unsafe {
-                        pass.combine(nth(unit));
-                        pass.end_block(index, nth(unit));
+                        pass.combine(index, nth(unit));
+                        pass.end_feed_forward(index, nth(unit));
                         pass.before_attention(index + 1, nth(unit));
                     });
                 }
@@ -353,11 +368,10 @@ struct HeadUnit {
     heads: Range<usize>,
 }
 
-fn head_units(context: &EngineContext<'_>, tiles: &[Tile<'_>], threads: usize) -> Vec<HeadUnit> {
-    let group = context.group();
+fn head_units(group: usize, kv_heads: usize, tiles: &[Tile<'_>], threads: usize) -> Vec<HeadUnit> {
     let segments: usize = tiles.iter().map(|tile| tile.rows.segments.len()).sum();
     // Each unit reads keys and values, so heads are split only to keep all threads busy.
-    let whole = segments * context.geometry.kv_heads;
+    let whole = segments * kv_heads;
     let split = if threads == 1 || whole >= 2 * threads || whole.is_multiple_of(threads) {
         1
     } else {
@@ -366,7 +380,7 @@ fn head_units(context: &EngineContext<'_>, tiles: &[Tile<'_>], threads: usize) -
     let mut units = Vec::new();
     for (tile, Tile { rows, .. }) in tiles.iter().enumerate() {
         for &segment in rows.segments {
-            for kv_head in 0..context.geometry.kv_heads {
+            for kv_head in 0..kv_heads {
                 for unit in 0..split {
                     let heads = share(group, split, unit);
                     units.push(HeadUnit {

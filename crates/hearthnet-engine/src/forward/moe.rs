@@ -316,6 +316,7 @@ mod tests {
             correction: false,
             groups: None,
             scale: None,
+            norms: false,
         };
         let sigmoid = ExpertSpec {
             sigmoid: true,

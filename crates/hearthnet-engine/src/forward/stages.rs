@@ -47,6 +47,9 @@ pub(super) enum Stage {
     /// Dense feed-forward layer.
     GateUp,
     Down,
+    /// Use of the per-layer input.
+    PerLayerGate,
+    PerLayerOutput,
     /// Shared expert.
     SharedGateUp,
     SharedDown,
@@ -70,6 +73,14 @@ impl Stage {
     /// Stages between the attention of a layer, and its end or its experts.
     pub(super) fn after_attention(layer: &Layer) -> &'static [Self] {
         let stages: &[Self] = match &layer.feed_forward {
+            FeedForward::Dense { .. } if layer.per_layer.is_some() => &[
+                Self::Values,
+                Self::Output,
+                Self::GateUp,
+                Self::Down,
+                Self::PerLayerGate,
+                Self::PerLayerOutput,
+            ],
             FeedForward::Dense { .. } => &[Self::Values, Self::Output, Self::GateUp, Self::Down],
             FeedForward::Experts { shared: None, .. } => &[Self::Values, Self::Output],
             FeedForward::Experts { .. } => &[
@@ -110,6 +121,14 @@ impl LayerRun<'_> {
             (Stage::Absorb, _) => heads(layer.latent.as_ref().map(|latent| latent.absorbed().0)),
             (Stage::Values, _) => heads(layer.latent.as_ref().map(|latent| latent.absorbed().1)),
             (Stage::Output, _) => layer.attn_output.panels(),
+            (Stage::PerLayerGate | Stage::PerLayerOutput, _) => {
+                let own = layer.per_layer.as_ref();
+                let own = own.map(|own| match stage {
+                    Stage::PerLayerGate => &own.gate,
+                    _ => &own.output,
+                });
+                own.map_or(0, Packed::panels)
+            }
             (Stage::GateUp, FeedForward::Dense { ffn, .. }) => ffn.panels(),
             (Stage::Down, FeedForward::Dense { down, .. }) => down.panels(),
             (stage, FeedForward::Experts { shared, .. }) => match (stage, shared) {
@@ -141,8 +160,14 @@ impl LayerRun<'_> {
                 (Stage::Output, _) => {
                     self.add(&layer.attn_output, panels, BoundaryDtype::F32, tile);
                 }
-                (Stage::GateUp, FeedForward::Dense { ffn, .. }) => {
-                    self.ffn(ffn, self.widths.dense, panels, tile);
+                (Stage::PerLayerGate, _) => self.per_layer_gate(layer, panels, tile),
+                (Stage::PerLayerOutput, _) => {
+                    if let Some(own) = &layer.per_layer {
+                        self.add(&own.output, panels, self.context.spec.boundary, tile);
+                    }
+                }
+                (Stage::GateUp, FeedForward::Dense { ffn, down }) => {
+                    self.ffn(ffn, down.cols(), panels, tile);
                 }
                 (Stage::Down, FeedForward::Dense { down, .. }) => {
                     self.add(down, panels, self.context.spec.boundary, tile);
@@ -173,15 +198,34 @@ impl LayerRun<'_> {
                 (Stage::Values, _) => self.quantise_values(layer, tile),
                 (Stage::Output, feed_forward) => {
                     self.end_attention(layer, tile);
-                    self.ffn_norm(layer, tile);
-                    if let FeedForward::Experts { router, shared, .. } = feed_forward {
-                        self.route(router, shared.as_deref(), tile);
+                    match feed_forward {
+                        FeedForward::Experts {
+                            router,
+                            norms: Some(norms),
+                            ..
+                        } => {
+                            self.route_normed(router, norms, tile);
+                            self.ffn_norm(layer, tile);
+                        }
+                        FeedForward::Experts { router, shared, .. } => {
+                            self.ffn_norm(layer, tile);
+                            self.route(router, shared.as_deref(), tile);
+                        }
+                        FeedForward::Dense { .. } => self.ffn_norm(layer, tile),
                     }
                 }
                 (Stage::GateUp, FeedForward::Dense { down, .. }) => {
-                    self.quantise_h(down, self.widths.dense, tile);
+                    self.quantise_h(down, down.cols(), tile);
                 }
-                (Stage::Down, _) => self.end_block(index, tile),
+                (Stage::Down, _) => self.end_feed_forward(index, tile),
+                (Stage::PerLayerGate, _) => self.apply_input(index, tile),
+                (Stage::PerLayerOutput, _) => {
+                    if let Some(own) = &layer.per_layer {
+                        let dtype = self.last_dtype(layer);
+                        self.end_branch(None, Some(&own.norm), dtype, tile);
+                    }
+                    self.end_block(index, tile);
+                }
                 (Stage::SharedGateUp, FeedForward::Experts { shared, .. }) => {
                     if let Some(shared) = shared {
                         self.quantise_h(&shared.down, self.widths.shared, tile);
@@ -233,6 +277,11 @@ impl LayerRun<'_> {
     unsafe fn ffn_norm(&self, layer: &Layer, tile: Tile<'_>) {
         let form = match &layer.feed_forward {
             FeedForward::Dense { ffn, .. } => ffn.form(),
+            FeedForward::Experts {
+                shared: Some(shared),
+                norms: Some(_),
+                ..
+            } => shared.ffn.form(),
             FeedForward::Experts { router, shared, .. } => {
                 let score = shared.as_ref().and_then(|shared| shared.score.as_ref());
                 let ffn = shared.as_ref().map(|shared| shared.ffn.form());
@@ -247,7 +296,7 @@ impl LayerRun<'_> {
         unsafe { self.norm(&layer.ffn_norm, form, tile) };
     }
 
-    unsafe fn norm(&self, weight: &[f32], form: ActForm, tile: Tile<'_>) {
+    pub(super) unsafe fn norm(&self, weight: &[f32], form: ActForm, tile: Tile<'_>) {
         let values = 0..tile.rows.count * self.widths.x;
         // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
         let (x, act) = unsafe { (tile.rows.x.slice(values), tile.buffers.act()) };
@@ -282,7 +331,7 @@ impl LayerRun<'_> {
 
     /// Reads `act`, adds its product with `matrix` to the columns of `panels` in `x`, rounded to
     /// `dtype`. With [`Widths::branches`], writes the product to `branch` instead.
-    unsafe fn add(
+    pub(super) unsafe fn add(
         &self,
         matrix: &Packed,
         panels: Range<usize>,
@@ -316,15 +365,44 @@ impl LayerRun<'_> {
         }
     }
 
-    /// Completes a block: adds `branch` to `x`, unless [`Self::add`] has done so, checks `x`, and
-    /// normalises it for the next layer.
-    pub(super) unsafe fn end_block(&self, index: usize, tile: Tile<'_>) {
+    /// Completes a feed-forward layer: adds `branch` to `x`, unless [`Self::add`] has done so. Ends
+    /// the block, or prepares `x` for the use of the per-layer input.
+    pub(super) unsafe fn end_feed_forward(&self, index: usize, tile: Tile<'_>) {
         let layer = &self.context.layers[index];
+        let dtype = match layer.per_layer {
+            Some(_) => BoundaryDtype::F32,
+            None => self.last_dtype(layer),
+        };
         // SAFETY: the unit owns the tile and its buffers.
         unsafe {
             if self.widths.branches || matches!(layer.feed_forward, FeedForward::Experts { .. }) {
                 let norm = layer.ffn_post_norm.as_deref();
-                self.end_branch(None, norm, self.context.spec.boundary, tile);
+                self.end_branch(None, norm, dtype, tile);
+            }
+            match &layer.per_layer {
+                Some(own) => self.prepare_x(&own.gate, tile),
+                None => self.end_block(index, tile),
+            }
+        }
+    }
+
+    /// Format to which the last addition of a block is rounded.
+    fn last_dtype(&self, layer: &Layer) -> BoundaryDtype {
+        match layer.scale {
+            Some(_) => BoundaryDtype::F32,
+            None => self.context.spec.boundary,
+        }
+    }
+
+    /// Completes a block: scales and checks `x`, and normalises it for the next layer.
+    unsafe fn end_block(&self, index: usize, tile: Tile<'_>) {
+        let layer = &self.context.layers[index];
+        // SAFETY: the unit owns the tile and its buffers.
+        unsafe {
+            if let Some(scale) = layer.scale {
+                let x = tile.rows.x.slice_mut(0..tile.rows.count * self.widths.x);
+                x.iter_mut().for_each(|value| *value *= scale);
+                self.context.spec.boundary.round(x);
             }
             self.check(index, tile);
             if index + 1 < self.context.layers.len() {

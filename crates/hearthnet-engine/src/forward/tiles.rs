@@ -6,7 +6,6 @@ use hearthnet_files::spec::{LatentSpec, ModelSpec};
 
 use super::tiling::Segment;
 use crate::kernels::{Act, Kernels, SharedMut, grow};
-use crate::kv::Geometry;
 use crate::layer::{Delta, FeedForward, Ffn, Layer};
 use crate::rope_tables::RopeTables;
 use crate::thread_pool::ThreadPool;
@@ -17,14 +16,22 @@ pub(crate) struct EngineContext<'a> {
     pub(crate) kernels: Kernels,
     pub(crate) thread_pool: &'a ThreadPool,
     pub(crate) ropes: &'a RopeTables,
-    pub(crate) geometry: Geometry,
     pub(crate) layers: &'a [Layer],
+    /// Per-layer inputs: for each row of the batch those of `layers`.
+    pub(crate) inputs: &'a [f32],
 }
 
 impl EngineContext<'_> {
-    /// Query heads per KV head.
-    pub(super) fn group(&self) -> usize {
-        self.spec.heads as usize / self.geometry.kv_heads
+    /// Query heads per KV head of a layer.
+    pub(super) fn group(&self, layer: &Layer) -> usize {
+        self.spec.heads as usize / layer.place.kv_heads
+    }
+
+    /// Per-layer input of a row of the batch; empty if the model has none.
+    pub(super) fn input(&self, row: usize, index: usize) -> &[f32] {
+        let width = self.spec.per_layer.map_or(0, |p| p.width as usize);
+        let at = (row * self.layers.len() + index) * width;
+        &self.inputs[at..at + width]
     }
 }
 
@@ -32,9 +39,6 @@ impl EngineContext<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Widths {
     pub(super) x: usize,
-    /// Queries of all heads, as attention reads them.
-    pub(super) q: usize,
-    pub(super) kv: usize,
     /// Outputs of the first matrices of a layer: queries, keys, values and gates; or those of a
     /// recurrence.
     pub(super) qkv: usize,
@@ -43,8 +47,10 @@ pub(super) struct Widths {
     pub(super) latent: Option<LatentWidths>,
     /// Width of an expert, or 0.
     pub(super) ffn: usize,
-    /// Width of the feed-forward layers without experts, or 0.
+    /// Width of the widest feed-forward layer without experts, or 0.
     pub(super) dense: usize,
+    /// Width of the per-layer input, or 0.
+    pub(super) per_layer: usize,
     /// Width of the shared expert, or 0.
     pub(super) shared: usize,
     pub(super) experts: usize,
@@ -60,8 +66,11 @@ pub(super) struct Widths {
 impl Widths {
     pub(super) fn of(context: &EngineContext<'_>) -> Self {
         let spec = context.spec;
-        let (q, kv) = (spec.heads * spec.key_width(), spec.kv_width());
-        let (q, kv) = (q as usize, kv as usize);
+        let widest = |width: fn(&Layer) -> usize| {
+            let widths = context.layers.iter().map(width);
+            widths.max().unwrap_or(0)
+        };
+        let q = widest(|layer| layer.q);
         let split = |layer: &Layer| match &layer.feed_forward {
             FeedForward::Dense { ffn, .. } => matches!(ffn, Ffn::Split { .. }),
             FeedForward::Experts { shared, .. } => {
@@ -73,19 +82,18 @@ impl Widths {
         let delta = spec.delta.as_ref();
         Self {
             x: spec.width as usize,
-            q,
-            kv,
-            qkv: (q + 2 * kv + gates).max(delta.map_or(0, Delta::row)),
+            qkv: (widest(|layer| layer.q + 2 * layer.kv) + gates).max(delta.map_or(0, Delta::row)),
             attn: q.max(delta.map_or(0, |delta| delta.values() as usize)),
             latent: spec
                 .attention
                 .latent
                 .map(|latent| LatentWidths::of(spec, &latent)),
             ffn: spec.experts.map_or(0, |_| spec.ffn as usize),
-            dense: match spec.experts {
-                None => spec.ffn as usize,
-                Some(experts) => experts.leading.map_or(0, |leading| leading.ffn as usize),
-            },
+            dense: widest(|layer| match &layer.feed_forward {
+                FeedForward::Dense { down, .. } => down.cols(),
+                FeedForward::Experts { .. } => 0,
+            }),
+            per_layer: spec.per_layer.map_or(0, |p| p.width as usize),
             shared: spec
                 .experts
                 .and_then(|experts| experts.shared)
@@ -95,7 +103,9 @@ impl Widths {
             split_ffn: context.layers.iter().any(split),
             branches: spec.post_norms
                 || spec.scales.residual.is_some()
-                || spec.attention.output_bias,
+                || spec.attention.output_bias
+                || spec.block_scale
+                || spec.per_layer.is_some(),
         }
     }
 }
@@ -119,7 +129,7 @@ pub(super) struct LatentWidths {
 
 impl LatentWidths {
     fn of(spec: &ModelSpec, latent: &LatentSpec) -> Self {
-        let queries = spec.query_width() as usize;
+        let queries = (spec.heads * spec.head_dim) as usize;
         let first = latent.queries.map_or(queries, |rank| rank as usize);
         let (keys, rotary) = (latent.keys as usize, spec.rope.dims as usize);
         let up = latent.queries.map_or(0, |_| queries);
@@ -227,7 +237,7 @@ impl TileBuffers {
             ),
             latent_acts: SharedMut::new(&mut self.latent_acts),
             attn: shared(&mut self.attn, rows * widths.attn),
-            h: shared(&mut self.h, rows * h),
+            h: shared(&mut self.h, rows * h.max(widths.per_layer)),
             up: shared(&mut self.up, only(widths.split_ffn, h)),
             branch: shared(&mut self.branch, branch),
             scores: shared(&mut self.scores, rows * widths.experts),

@@ -26,58 +26,80 @@ use crate::sequences::Storage;
 /// of its sequence; with small pages, TLB misses would take most of that time.
 const STEP: u64 = 4 << 20;
 
-/// Shape of the keys and values of a position.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Geometry {
-    /// Layers that have keys and values.
-    pub(crate) layers: usize,
+/// Keys and values of a layer in a page: a slab for each KV head.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct KvPlace {
     pub(crate) kv_heads: usize,
     /// Width of a key, and of a value.
     pub(crate) head_dim: usize,
+    /// First value in the page.
+    first: usize,
+}
+
+impl KvPlace {
+    /// Range of a head's slab in a page. `kernels::key_cell` and `value_cell` define its layout.
+    pub(crate) fn slab(&self, head: usize) -> Range<usize> {
+        let len = page_len(self.head_dim);
+        let first = self.first + head * len;
+        first..first + len
+    }
+
+    fn values(&self) -> usize {
+        self.kv_heads * page_len(self.head_dim)
+    }
+}
+
+/// Place of the keys and values that each layer of a range uses.
+pub(crate) fn places(spec: &ModelSpec, layers: Range<u32>) -> Vec<KvPlace> {
+    let mut places: Vec<KvPlace> = Vec::with_capacity(layers.len());
+    let mut first = 0;
+    for layer in layers.clone() {
+        let block = spec.block(layer);
+        let own = KvPlace {
+            kv_heads: block.kv_heads as usize,
+            head_dim: block.key_width() as usize,
+            first,
+        };
+        if block.has_keys() {
+            first += own.values();
+        }
+        let other = block.keys_of.checked_sub(layers.start);
+        let other = other.filter(|_| block.keys_of != layer);
+        let shared = other.and_then(|index| places.get(index as usize).copied());
+        places.push(shared.unwrap_or(own));
+    }
+    places
+}
+
+/// Size of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Geometry {
+    /// Values of a page, over all layers; 0 without keys and values.
+    page_values: usize,
 }
 
 impl Geometry {
     pub(crate) fn of(spec: &ModelSpec, layers: Range<u32>) -> Self {
+        let own = layers.clone().zip(places(spec, layers));
+        let own = own.filter(|(layer, _)| spec.block(*layer).has_keys());
         Self {
-            layers: layers.filter(|&layer| spec.block(layer).has_keys()).count(),
-            kv_heads: spec.kv_heads as usize,
-            head_dim: spec.key_width() as usize,
+            page_values: own.map(|(_, place)| place.values()).sum(),
         }
-    }
-
-    /// Head slabs of a page: one for each KV head of each layer.
-    pub(crate) fn head_slabs(&self) -> usize {
-        self.layers * self.kv_heads
-    }
-
-    /// Index of the slab of a KV head; `layer` counts the engine's layers with keys and values.
-    pub(crate) fn slab_index(&self, layer: usize, head: usize) -> usize {
-        layer * self.kv_heads + head
-    }
-
-    /// Range of a slab in a page. `kernels::key_cell` and `value_cell` define its layout.
-    pub(crate) fn slab_range(&self, slab: usize) -> Range<usize> {
-        let len = page_len(self.head_dim);
-        slab * len..(slab + 1) * len
     }
 
     /// Pages of a sequence; none without keys and values.
     fn pages_for(&self, len: u32) -> usize {
-        match self.head_slabs() {
+        match self.page_values {
             0 => 0,
             _ => (len as usize).div_ceil(PAGE),
         }
-    }
-
-    fn page_values(&self) -> usize {
-        self.head_slabs() * page_len(self.head_dim)
     }
 
     /// Keys and values are binary16.
     pub(crate) fn footprint(&self) -> Footprint {
         Footprint {
             per_sequence: 0,
-            per_position: 2 * (self.page_values() / PAGE) as u64,
+            per_position: 2 * (self.page_values / PAGE) as u64,
             page: PAGE as u32,
         }
     }
@@ -108,16 +130,12 @@ impl Pages {
         }
     }
 
-    pub(crate) fn geometry(&self) -> Geometry {
-        self.geometry
-    }
-
     /// Takes a page of zeros, with one owner.
     fn take(&mut self) -> Result<usize, EngineError> {
         let page = match self.spare.pop() {
             Some(page) => page,
             None => {
-                let values = self.geometry.page_values();
+                let values = self.geometry.page_values;
                 let memory = self.arena.f16_buffer(values);
                 let bytes = self.footprint().page_bytes();
                 let memory = memory.map_err(|_| EngineError::OutOfMemory(bytes))?;

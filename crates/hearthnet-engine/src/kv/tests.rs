@@ -8,15 +8,41 @@ use crate::sequences::{Limits, Table};
 
 type Cache = Table<Pages>;
 
-const GEOMETRY: Geometry = Geometry {
-    layers: 2,
-    kv_heads: 3,
-    head_dim: 4,
-};
+/// Two layers with different heads.
+const PLACES: [KvPlace; 2] = [
+    KvPlace {
+        kv_heads: 3,
+        head_dim: 4,
+        first: 0,
+    },
+    KvPlace {
+        kv_heads: 2,
+        head_dim: 8,
+        first: 3 * 2 * PAGE * 4,
+    },
+];
 const ALL: Range<u32> = 5..7;
 
+fn geometry() -> Geometry {
+    let [first, second] = PLACES;
+    assert_eq!(second.first, first.values());
+    Geometry {
+        page_values: first.values() + second.values(),
+    }
+}
+
+/// Number, width and range of the slab of each head of each layer.
+fn slabs() -> impl Iterator<Item = (usize, usize, Range<usize>)> {
+    let heads = PLACES.into_iter().flat_map(|place| {
+        let heads = 0..place.kv_heads;
+        heads.map(move |head| (place.head_dim, place.slab(head)))
+    });
+    let numbered = heads.enumerate();
+    numbered.map(|(slab, (dim, range))| (slab, dim, range))
+}
+
 fn page_bytes() -> u64 {
-    GEOMETRY.footprint().page_bytes()
+    geometry().footprint().page_bytes()
 }
 
 fn cache(pages: u64, context: u32) -> Cache {
@@ -25,7 +51,7 @@ fn cache(pages: u64, context: u32) -> Cache {
         context,
         sequences: 12,
     };
-    Table::new(Pages::new(GEOMETRY, limits.bytes), limits)
+    Table::new(Pages::new(geometry(), limits.bytes), limits)
 }
 
 /// A finite binary16 that depends on the token and the cell.
@@ -52,13 +78,12 @@ fn write(cache: &mut Cache, batch: &[(SeqId, &[u16])], spans: &[Span]) {
     let tables = pages.views(&tables);
     for ((span, (_, tokens)), table) in spans.iter().zip(batch).zip(tables) {
         for (position, token) in (span.position as usize..).zip(*tokens) {
-            for slab in 0..GEOMETRY.head_slabs() {
-                let range = GEOMETRY.slab_range(slab);
+            for (slab, dim, range) in slabs() {
                 // SAFETY: there is one thread, and the slice is dropped before the next one.
                 #[allow(unsafe_code)]
                 let cells = unsafe { table[position / PAGE].slice_mut(range) };
                 let [keys, values] = [0, 1].map(|run| {
-                    (0..GEOMETRY.head_dim)
+                    (0..dim)
                         .map(|i| cell(*token, position, 2 * slab + run, i))
                         .collect::<Vec<u16>>()
                 });
@@ -71,10 +96,12 @@ fn write(cache: &mut Cache, batch: &[(SeqId, &[u16])], spans: &[Span]) {
 /// Cells of these tokens: per head slab, all keys, then all values.
 fn expected(tokens: &[u16]) -> Vec<u16> {
     let mut out = Vec::new();
-    for run in 0..2 * GEOMETRY.head_slabs() {
-        for (position, token) in tokens.iter().enumerate() {
-            for i in 0..GEOMETRY.head_dim {
-                out.push(cell(*token, position, run, i));
+    for (slab, dim, _) in slabs() {
+        for run in [2 * slab, 2 * slab + 1] {
+            for (position, token) in tokens.iter().enumerate() {
+                for i in 0..dim {
+                    out.push(cell(*token, position, run, i));
+                }
             }
         }
     }
@@ -83,15 +110,15 @@ fn expected(tokens: &[u16]) -> Vec<u16> {
 
 /// Cells that a sequence holds, in the order of [`expected`].
 fn content(cache: &mut Cache, seq: SeqId) -> Vec<u16> {
-    let (len, dim) = (cache.len(seq).unwrap() as usize, GEOMETRY.head_dim);
+    let len = cache.len(seq).unwrap() as usize;
     let (pages, tables) = cache.batch(&[Span::new(seq, 0, 0)]);
     let cells: [fn(usize, usize, usize) -> usize; 2] = [key_cell, value_cell];
     let mut out = Vec::new();
-    for slab in 0..GEOMETRY.head_slabs() {
+    for (_, dim, range) in slabs() {
         for cell_of in cells {
             for position in 0..len {
                 let page = &pages.memory[tables[0][position / PAGE]];
-                let page = &page[GEOMETRY.slab_range(slab)];
+                let page = &page[range.clone()];
                 out.extend((0..dim).map(|i| page[cell_of(dim, position % PAGE, i)]));
             }
         }

@@ -3,7 +3,7 @@
 
 use hearthnet_engine::kernels::Isa;
 use hearthnet_engine::{Engine, EngineError, EngineOptions, Head, SeqId, Span};
-use hearthnet_files::ModelFile;
+use hearthnet_files::{ModelFile, ModelSpec};
 use hearthnet_testkit::FullModel;
 
 /// Options with this many threads and this instruction set, and little memory.
@@ -59,9 +59,34 @@ pub(crate) fn forward(
     seq: SeqId,
     rows: &mut [f32],
 ) -> Result<(), EngineError> {
-    let count = rows.len() / engine.spec().width as usize;
+    let count = rows.len() / engine.spec().row_values(&engine.layers());
     let position = engine.len(seq).unwrap();
     engine.forward(&[Span::new(seq, position, count as u32)], rows)
+}
+
+/// The residual stream of rows that each have `values` values.
+pub(crate) fn streams(spec: &ModelSpec, rows: &[f32], values: usize) -> Vec<f32> {
+    let rows = rows.chunks_exact(values);
+    rows.flat_map(|row| &row[..spec.width as usize])
+        .copied()
+        .collect()
+}
+
+/// Streams of rows, with the per-layer inputs of some layers; `inputs` are the rows before the
+/// first layer.
+pub(crate) fn with_inputs(
+    spec: &ModelSpec,
+    streams: &[f32],
+    inputs: &[f32],
+    layers: &std::ops::Range<u32>,
+) -> Vec<f32> {
+    let [begin, end] = [layers.start, layers.end].map(|layer| spec.row_values(&(0..layer)));
+    let rows = inputs.chunks_exact(spec.row_values(&(0..spec.layers)));
+    let streams = streams.chunks_exact(spec.width as usize);
+    let rows = streams.zip(rows);
+    rows.flat_map(|(stream, row)| stream.iter().chain(&row[begin..end]))
+        .copied()
+        .collect()
 }
 
 pub(crate) fn open(whole: &mut FullModel) -> SeqId {
@@ -74,7 +99,8 @@ pub(crate) fn append(whole: &mut FullModel, seq: SeqId, ids: &[u32], chunk: usiz
     for ids in ids.chunks(chunk) {
         let mut rows = embed(whole.head(), ids);
         forward(whole.engine_mut(), seq, &mut rows).unwrap();
-        all.extend(rows);
+        let spec = whole.head().spec();
+        all.extend(streams(spec, &rows, rows.len() / ids.len()));
     }
     all
 }

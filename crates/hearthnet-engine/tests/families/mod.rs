@@ -22,8 +22,8 @@ mod vectors;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use hearthnet_engine::Span;
 use hearthnet_engine::kernels::Isa;
+use hearthnet_engine::{Engine, EngineError, LoadError, Span};
 use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::manifest::VerifyError;
 use hearthnet_files::spec::{
@@ -36,7 +36,7 @@ use serde::de::DeserializeOwned;
 
 use crate::engine_common::{
     all_logits, assert_same_bits, embed, engine, forward, ids, in_chunks, logits, open as opened,
-    options, run, whole,
+    options, run, streams, whole, with_inputs,
 };
 
 /// Largest deviation of a logit from *cache*, relative to the largest logit, in the better half of
@@ -179,10 +179,18 @@ fn every_cut_gives_the_same_bits() {
         let mut uncut = whole(&file, &options);
         let (_, expected) = run(&mut uncut, &reference.prompt);
         let inputs = embed(uncut.head(), &reference.prompt);
-        let (layers, width) = (file.spec().layers, file.spec().width as usize);
+        let (spec, all_values) = (file.spec(), inputs.len() / reference.prompt.len());
+        let (layers, width) = (spec.layers, spec.width as usize);
         // Bit i of a cut tells whether layer i + 1 begins a part.
         for cut in 0..1u32 << (layers - 1) {
-            let mut rows = inputs.clone();
+            let starts = (1..layers).filter(|layer| cut & (1 << (layer - 1)) != 0);
+            if starts
+                .map(|layer| spec.check_cut(layer))
+                .any(|c| c.is_err())
+            {
+                continue;
+            }
+            let mut rows = streams(spec, &inputs, all_values);
             let mut start = 0;
             for end in 1..=layers {
                 if end < layers && cut & (1 << (end - 1)) == 0 {
@@ -192,16 +200,19 @@ fn every_cut_gives_the_same_bits() {
                 let seq = part.open().unwrap();
                 // A prefill, then decoding, with a hop's bytes before each.
                 let (mut all, boundary) = (Vec::new(), file.spec().boundary);
+                let count = rows.len() / width;
+                let rows_in = with_inputs(spec, &rows, &inputs, &(start..end));
+                let values = rows_in.len() / count;
                 for batch in [
-                    &rows[..20 * width],
-                    &rows[20 * width..21 * width],
-                    &rows[21 * width..],
+                    &rows_in[..20 * values],
+                    &rows_in[20 * values..21 * values],
+                    &rows_in[21 * values..],
                 ] {
                     let (mut bytes, mut batch_rows) = (Vec::new(), Vec::new());
                     boundary.encode(batch, &mut bytes);
                     boundary.decode(&bytes, &mut batch_rows).unwrap();
                     forward(&mut part, seq, &mut batch_rows).unwrap();
-                    all.extend(batch_rows);
+                    all.extend(streams(spec, &batch_rows, values));
                 }
                 rows = all;
                 start = end;
@@ -209,6 +220,28 @@ fn every_cut_gives_the_same_bits() {
             assert_same_bits(&rows, &expected, width, &format!("{name}, cut {cut:b}"));
         }
     }
+}
+
+#[test]
+fn a_cut_between_a_layer_and_the_keys_that_it_uses_is_refused_with_the_reason() {
+    let file = open("gemma4ple");
+    let (spec, options) = (file.spec(), options(1, Isa::detect()));
+    assert_eq!(spec.together(), 2..6);
+    let legal: Vec<u32> = (0..=6).filter(|cut| spec.check_cut(*cut).is_ok()).collect();
+    assert_eq!(legal, [0, 1, 2, 6]);
+    for range in [0..3, 3..6, 2..5, 4..6] {
+        let error = Engine::load(&file, range, &options, &mut |_, _| ()).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, LoadError::Cut(_)), "{text}");
+        assert!(text.contains("uses the keys and values of layer"), "{text}");
+    }
+    // Nor may rows run through a part of the layers.
+    let mut whole = whole(&file, &options);
+    let seq = opened(&mut whole);
+    let mut rows = embed(whole.head(), &[3]);
+    let spans = [Span::new(seq, 0, 1)];
+    let ran = whole.engine_mut().forward_layers(0..4, &spans, &mut rows);
+    assert!(matches!(ran, Err(EngineError::Cut(_))), "{ran:?}");
 }
 
 #[test]
@@ -257,6 +290,11 @@ fn threads_chunks_batches_and_instruction_sets_change_no_bit() {
                     Span::new(opened(&mut whole), 0, prompt.len() as u32)
                 });
                 whole.engine_mut().forward(&spans, &mut rows).unwrap();
+                let rows = streams(
+                    file.spec(),
+                    &rows,
+                    file.spec().row_values(&(0..file.spec().layers)),
+                );
                 assert_same_bits(&rows, &expected.concat(), width, &format!("{what}, batch"));
             }
         }
@@ -327,7 +365,7 @@ fn specs_describe_each_family() {
             found.heads,
             found.kv_heads,
             found.head_dim,
-            found.key_width(),
+            found.block(0).key_width(),
         );
         assert_eq!(widths, (4, 1, 40, 72));
         let experts = found.experts.unwrap();
@@ -400,6 +438,34 @@ fn specs_describe_each_family() {
     );
     let scaling = RopeScaling::Linear { factor: 8.0 };
     assert_eq!(gemma3.rope.scaling, Some(scaling));
+    for name in ["gemma4", "gemma4moe", "gemma4ple"] {
+        let found = spec(name);
+        assert_eq!(found.attention.scale, Some(1.0), "{name}");
+        assert_eq!(found.rope.scaling, Some(RopeScaling::Factors), "{name}");
+        let shared = name == "gemma4ple";
+        let heads = |layer| {
+            let block = found.block(layer);
+            (
+                block.kv_heads,
+                block.head_dim,
+                block.window,
+                block.has_values(),
+            )
+        };
+        assert_eq!(heads(0), (2, 16, Some(7), true), "{name}");
+        assert_eq!(
+            heads(1),
+            (1 + u32::from(shared), 32, None, shared),
+            "{name}"
+        );
+        assert!(found.block_scale && found.attention.value_norm, "{name}");
+    }
+    let experts = r#"{"count": 5, "used": 3, "normalise": true, "shared": {"ffn": 64, "plain": true}, "norms": true}"#;
+    assert_eq!(spec("gemma4moe").experts, json(experts));
+    let ple = spec("gemma4ple");
+    assert_eq!(ple.per_layer, json(r#"{"width": 32}"#));
+    assert_eq!(ple.shared_keys, json(r#"{"blocks": 2, "ffn": 128}"#));
+    assert_eq!([3, 4, 5].map(|layer| ple.block(layer).keys_of), [3, 2, 3]);
     assert_eq!(base.attention.scale, Some(0.2));
     let scales = r#"{"embedding": 3.0, "residual": 0.4, "logits": 1.5}"#;
     assert_eq!(base.scales, json(scales));
@@ -534,9 +600,38 @@ fn unsupported_keys_of_a_family_are_refused_by_name() {
         ("gemma2", "attention.sliding_window", U32(1 << 25)),
         ("gemma3", "rope.freq_base_swa", F32(0.1)),
         ("gemma3", "rope.scaling.factor", F32(-8.0)),
+        ("gemma4", "attention.sliding_window_pattern", U32(1)),
+        ("gemma4", "rope.dimension_count_swa", U32(32)),
+        ("gemma4moe", "embedding_length_per_layer_input", U32(32)),
     ] {
         let (key, error) = refused(name, key, value);
         assert!(error.contains(&key), "{key}: {error}");
+    }
+    for (name, key, value, tensor) in [
+        (
+            "gemma4ple",
+            "embedding_length_per_layer_input",
+            16,
+            "per_layer",
+        ),
+        (
+            "gemma4ple",
+            "attention.shared_kv_layers",
+            1,
+            "feed_forward_length",
+        ),
+        ("gemma4ple", "attention.head_count_kv", 1, "attn_k"),
+        ("gemma4", "attention.key_length_swa", 8, "value_length_swa"),
+    ] {
+        let (_, error) = refused(name, key, U32(value));
+        assert!(error.contains(tensor), "{key}: {error}");
+    }
+    // More layers without keys of their own than there are, and none with keys and without window.
+    for blocks in [6, 5] {
+        let mut spec = open("gemma4ple").spec().clone();
+        spec.shared_keys.as_mut().unwrap().blocks = blocks;
+        let error = spec.check().unwrap_err();
+        assert_eq!(error.field, "shared_keys.blocks");
     }
     // Fewer experts than the tensors hold.
     let (_, error) = refused("qwen3moe", "expert_count", U32(4));

@@ -32,7 +32,10 @@ const TYPES: [(TensorType, f64, f64); 7] = [
 ];
 
 /// Families whose quantised forms have not been run through llama.cpp.
-const NOT_COMPARED: [&str; 8] = [
+const NOT_COMPARED: [&str; 11] = [
+    "gemma4",
+    "gemma4moe",
+    "gemma4ple",
     "qwen35",
     "qwen35moe",
     "qwen3next",

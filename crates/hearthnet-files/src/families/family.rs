@@ -1,8 +1,9 @@
 //! Description of a family, and the tensors of its models.
 
 use super::rules::{
-    EMBEDDING, Group, OUTPUT, OUTPUT_NORM, PREDICTION, PREDICTION_EMBEDDING, PREDICTION_OUTPUT,
-    ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, Rule,
+    EMBEDDING, Group, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
+    PER_LAYER_PROJECTION_NORM, PREDICTION, PREDICTION_EMBEDDING, PREDICTION_OUTPUT, ROPE_FACTORS,
+    ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, Rule,
 };
 use crate::boundary::BoundaryDtype;
 use crate::spec::{Activation, BlockSpec, LayerTensor, ModelSpec, QkNorm, RopeKind, RopeScaling};
@@ -45,8 +46,8 @@ pub struct Family {
     pub experts_normalised: bool,
     /// [`ExpertSpec::correction`](crate::spec::ExpertSpec::correction)
     pub correction: Presence,
-    /// Whether a file may have [`ROPE_FACTORS`].
-    pub rope_factors: bool,
+    /// Whether a file has [`ROPE_FACTORS`].
+    pub rope_factors: Presence,
     /// Whether a file may have [`ROPE_FACTORS_SHORT`] and [`ROPE_FACTORS_LONG`].
     pub long_rope: bool,
     pub yarn: Yarn,
@@ -65,6 +66,10 @@ pub struct Family {
     pub global_every: Option<u32>,
     /// [`AttentionSpec::output_gate`](crate::spec::AttentionSpec::output_gate)
     pub output_gate: bool,
+    /// [`AttentionSpec::scale`](crate::spec::AttentionSpec::scale), which files do not state.
+    pub attention_scale: Option<f32>,
+    /// [`AttentionSpec::value_norm`](crate::spec::AttentionSpec::value_norm)
+    pub value_norm: bool,
     /// Blocks with a gated delta rule; files do not state these two facts about it.
     pub delta: Option<DeltaFamily>,
 }
@@ -117,7 +122,7 @@ impl Family {
         scaled_embedding: false,
         experts_normalised: false,
         correction: Presence::Never,
-        rope_factors: false,
+        rope_factors: Presence::Never,
         long_rope: false,
         yarn: Yarn::Never,
         yarn_scales_scores: false,
@@ -126,6 +131,8 @@ impl Family {
         rope_local_theta: None,
         global_every: None,
         output_gate: false,
+        attention_scale: None,
+        value_norm: false,
         delta: None,
     };
 
@@ -133,6 +140,11 @@ impl Family {
     pub(super) fn lists(&self, tensor: LayerTensor) -> bool {
         let mut rules = self.layer.iter().flat_map(|group| group.rules);
         rules.any(|rule| rule.tensor == tensor)
+    }
+
+    /// Whether a metadata key is among [`Self::reads`].
+    pub(super) fn reads_key(&self, key: &str) -> bool {
+        self.reads.split_whitespace().any(|known| known == key)
     }
 
     /// Tensors of a block, in the order of use.
@@ -150,6 +162,13 @@ impl Family {
         let mut outer = vec![(EMBEDDING, vec![width, vocab]), (OUTPUT_NORM, vec![width])];
         if !spec.tied_embedding {
             outer.push((OUTPUT, vec![width, vocab]));
+        }
+        if let Some(per_layer) = spec.per_layer {
+            let own = u64::from(per_layer.width);
+            let all = own * u64::from(spec.layers);
+            outer.push((PER_LAYER_EMBEDDING, vec![all, vocab]));
+            outer.push((PER_LAYER_PROJECTION, vec![width, all]));
+            outer.push((PER_LAYER_PROJECTION_NORM, vec![own]));
         }
         let pairs = u64::from(spec.rope.dims / 2);
         outer.extend(shared_tensors(spec).iter().map(|name| (*name, vec![pairs])));

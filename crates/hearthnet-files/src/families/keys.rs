@@ -43,6 +43,19 @@ const OTHERS: &[(&str, &str)] = &[
     ("experts.count", "expert_count"),
     ("experts.used", "expert_used_count"),
     ("attention.window.positions", "attention.sliding_window"),
+    ("attention.window.global_every", WINDOWS),
+    ("attention.window.heads.kv_heads", "attention.head_count_kv"),
+    (
+        "attention.window.heads.head_dim",
+        "attention.key_length_swa",
+    ),
+    (
+        "attention.window.heads.rope_dims",
+        "rope.dimension_count_swa",
+    ),
+    ("shared_keys.blocks", SHARED_KEYS),
+    ("shared_keys.ffn", "feed_forward_length"),
+    ("per_layer.width", PER_LAYER),
     ("attention.latent.queries", "attention.q_lora_rank"),
     ("attention.latent.keys", "attention.kv_lora_rank"),
     ("attention.temperature.scale", "attention.temperature_scale"),
@@ -107,6 +120,13 @@ const IGNORED: &[&str] = &[
     POOLING_KEY,
 ];
 
+/// Whether each block has a window.
+pub(super) const WINDOWS: &str = "attention.sliding_window_pattern";
+/// Number of blocks, at the end, that use keys and values of an earlier block.
+pub(super) const SHARED_KEYS: &str = "attention.shared_kv_layers";
+/// Values per block of the per-layer embeddings.
+pub(super) const PER_LAYER: &str = "embedding_length_per_layer_input";
+
 /// Kinds of the blocks, which families derive: whether each has a recurrence.
 pub(super) const RECURRENT: &str = "attention.recurrent_layers";
 
@@ -168,6 +188,29 @@ impl Keys<'_> {
         }
     }
 
+    /// An integer for each of `blocks` blocks: an array, or one number for all. Empty if the key is
+    /// missing.
+    pub(super) fn per_block(&self, key: &str, blocks: u32) -> Result<Vec<u32>, ModelError> {
+        let array = self.reads(key).then(|| self.gguf.get(&self.full(key)));
+        let Some(Some(Value::Array(list))) = array else {
+            let one = self.integer(key)?;
+            // A hostile number of blocks takes no memory.
+            return Ok(one.into_iter().collect());
+        };
+        let number = |value: Value<'_>| {
+            let bit = match value {
+                Value::Bool(bit) => Some(i128::from(bit)),
+                other => other.as_integer(),
+            };
+            bit.and_then(|number| u32::try_from(number).ok())
+        };
+        let numbers = match list.len() == blocks as usize {
+            true => list.iter().map(number).collect::<Option<Vec<u32>>>(),
+            false => None,
+        };
+        numbers.ok_or_else(|| self.bad(key, "must have a number for each block"))
+    }
+
     /// A number beyond the range of f32 becomes infinite, which
     /// [`ModelSpec::check`](crate::spec::ModelSpec::check) refuses.
     pub(super) fn float32(&self, key: &str) -> Result<Option<f32>, ModelError> {
@@ -178,8 +221,7 @@ impl Keys<'_> {
     fn reads(&self, key: &str) -> bool {
         let among = |keys: &[(&str, &str)]| keys.iter().any(|(_, known)| *known == key);
         let yarn = self.family.yarn != Yarn::Never && among(YARN);
-        let mut own = self.family.reads.split_whitespace();
-        among(COMMON) || yarn || own.any(|known| known == key)
+        among(COMMON) || yarn || self.family.reads_key(key)
     }
 
     pub(super) fn refuse_unknown(&self) -> Result<(), ModelError> {

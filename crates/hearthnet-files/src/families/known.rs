@@ -15,7 +15,7 @@ use crate::spec::{Activation, QkNorm, RopeKind};
 pub(super) const LLAMA: Family = Family {
     layer: &[ATTENTION, FEED_NORM, DENSE, EXPERTS],
     reads: "expert_count expert_used_count attention.sliding_window",
-    rope_factors: true,
+    rope_factors: Presence::IfStored,
     yarn: Yarn::Whole,
     experts_normalised: true,
     ..Family::BASE
@@ -130,6 +130,43 @@ pub(super) const GEMMA3: Family = Family {
     // The 27B model.
     scaled_by_width: &[62],
     ..GEMMA2
+};
+
+/// Gemma 4 (text part): blocks with a window have narrower heads, and other numbers of them, than
+/// global blocks, which rotate a quarter of each head. In the larger models, the values of global
+/// blocks are their keys. In 26B-A4B, experts are a branch beside a dense feed-forward layer. In
+/// E2B and E4B, the last blocks use keys and values of earlier ones, and each block has an input of
+/// its own for each token. Source: the model cards of Gemma 4 (Google, 2026), and `transformers`.
+///
+/// Files do not state that scores are not scaled. A file has RoPE's factors, which are 1 for
+/// rotated pairs and 1e30 for the others.
+pub(super) const GEMMA4: Family = Family {
+    architecture: "gemma4",
+    layer: &[
+        QUERIES,
+        KEYS,
+        VALUES,
+        FEED_NORM,
+        DENSE,
+        PARALLEL_EXPERTS,
+        POST_NORMS,
+        PER_LAYER_INPUT,
+        BLOCK_SCALE,
+    ],
+    reads: "attention.sliding_window final_logit_softcapping rope.freq_base_swa \
+        attention.key_length_swa attention.value_length_swa rope.dimension_count_swa \
+        attention.sliding_window_pattern attention.shared_kv_layers \
+        embedding_length_per_layer_input expert_count expert_used_count \
+        expert_feed_forward_length",
+    qk_norm: Some(QkNorm::Head),
+    attention_scale: Some(1.0),
+    value_norm: true,
+    rope_factors: Presence::Always,
+    experts_normalised: true,
+    // The file states it.
+    global_every: None,
+    scaled_by_width: &[],
+    ..GEMMA3
 };
 
 /// Granite 3: Llama with constant factors of embedding, residual stream, scores and logits.

@@ -6,7 +6,7 @@
 //! | description of a family, tensors of a model | [`Family`], `family.rs` |
 //! | names and shapes of tensors | [`Rule`], `rules.rs` |
 //! | metadata keys that are read, accepted or refused | `keys.rs` |
-//! | metadata of a file to a [`ModelSpec`](crate::spec::ModelSpec) | `read.rs` |
+//! | metadata of a file to a [`ModelSpec`](crate::spec::ModelSpec) | `read.rs`; what differs between blocks: `per_block.rs` |
 //!
 //! An unknown architecture, hyperparameter or tensor is an error, because ignoring it would give
 //! plausible wrong answers.
@@ -18,14 +18,16 @@
 mod family;
 mod keys;
 mod known;
+mod per_block;
 mod read;
 mod rules;
 
 pub(crate) use family::shared_tensors;
 pub use family::{DeltaFamily, Family, Presence, Yarn};
 pub use rules::{
-    CONVOLUTION, CORRECTION, EMBEDDING, Group, OUTPUT, OUTPUT_NORM, ROPE_FACTORS,
-    ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROUTER, Rule,
+    CONVOLUTION, CORRECTION, EMBEDDING, Group, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING,
+    PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, ROPE_FACTORS, ROPE_FACTORS_LONG,
+    ROPE_FACTORS_SHORT, ROUTER, Rule,
 };
 
 use crate::error::ModelError;
@@ -42,6 +44,7 @@ pub const ALL: &[&Family] = &[
     &known::PHI3,
     &known::GEMMA2,
     &known::GEMMA3,
+    &known::GEMMA4,
     &known::GRANITE,
     &known::GLM4,
     &known::GPT_OSS,

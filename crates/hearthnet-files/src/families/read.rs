@@ -2,15 +2,16 @@
 
 use super::BOUNDARY_KEY;
 use super::family::{Family, Presence, Yarn};
-use super::keys::{Keys, ORIGINAL_CONTEXT, RECURRENT, key_of};
+use super::keys::{Keys, ORIGINAL_CONTEXT, PER_LAYER, RECURRENT, key_of};
+use super::per_block::{Windows, ffn, shared_keys};
 use super::rules::{CORRECTION, EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, Value};
 use crate::schema::Lookup as _;
 use crate::spec::{
     AttentionSpec, DeltaSpec, ExpertSpec, GroupSpec, LatentSpec, LayerTensor, LeadingSpec,
-    MAX_SIZE, ModelSpec, PredictionTables, RopeScaling, RopeSpec, ScaleSpec, SharedExpertSpec,
-    TemperatureSpec, WindowSpec, YarnSpec,
+    MAX_SIZE, ModelSpec, PerLayerSpec, PredictionTables, RopeScaling, RopeSpec, ScaleSpec,
+    SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
 };
 
 /// Widths of keys and values of a head in absorbed latent attention.
@@ -50,12 +51,14 @@ impl Family {
         }
         let has = |layer, rule: &str| gguf.tensor(&format!("blk.{layer}.{rule}")).is_some();
         let experts = self.experts(&keys)?;
+        let windows = Windows::read(&keys, layers)?;
+        let shared_keys = shared_keys(&keys, layers)?;
         let expert_ffn = match experts {
             Some(_) => keys.integer("expert_feed_forward_length")?,
             None => None,
         };
         let rope = self.rope(&keys, head_dim)?;
-        let mut attention = self.attention(&keys, (layers, width, heads))?;
+        let mut attention = self.attention(&keys, &windows, (layers, width, heads))?;
         if attention.scale.is_none() {
             attention.scale = self.corrected_scale(&keys, &rope, head_dim)?;
         }
@@ -64,11 +67,11 @@ impl Family {
             layers,
             width,
             heads,
-            kv_heads: keys.integer("attention.head_count_kv")?.unwrap_or(heads),
+            kv_heads: windows.kv_heads(&keys, layers, false)?.unwrap_or(heads),
             head_dim,
             ffn: match expert_ffn {
                 Some(ffn) => ffn,
-                None => keys.required_integer("feed_forward_length")?,
+                None => ffn(&keys, layers)?,
             },
             vocab: vocab(gguf, &keys)?,
             context: keys.required_integer("context_length")?,
@@ -97,6 +100,12 @@ impl Family {
                     output: has(layers, "nextn.shared_head_head.weight"),
                 },
             },
+            shared_keys,
+            block_scale: self.lists(LayerTensor::BlockScale),
+            per_layer: keys
+                .integer(PER_LAYER)?
+                .filter(|width| *width > 0)
+                .map(|width| PerLayerSpec { width }),
         };
         spec.check().map_err(|error| {
             let key = match error.field {
@@ -114,6 +123,7 @@ impl Family {
     fn attention(
         &self,
         keys: &Keys<'_>,
+        windows: &Windows,
         (layers, width, heads): (u32, u32, u32),
     ) -> Result<AttentionSpec, ModelError> {
         let window = keys
@@ -121,8 +131,16 @@ impl Family {
             .filter(|positions| *positions > 0)
             .map(|positions| WindowSpec {
                 positions,
-                global_every: self.global_every,
+                global_every: windows.global_every.or(self.global_every),
+                heads: None,
             });
+        let window = match window {
+            Some(window) => Some(WindowSpec {
+                heads: windows.heads(keys, layers)?,
+                ..window
+            }),
+            None => None,
+        };
         Ok(AttentionSpec {
             qkv_bias: match self.qkv_bias {
                 Presence::Never => false,
@@ -140,7 +158,7 @@ impl Family {
             sinks: self.lists(LayerTensor::AttnSinks),
             scale: match self.scaled_by_width.contains(&layers) && heads > 0 {
                 true => Some(1.0 / ((width / heads) as f32).sqrt()),
-                false => keys.float32("attention.scale")?,
+                false => keys.float32("attention.scale")?.or(self.attention_scale),
             },
             softcap: keys.float32("attn_logit_softcapping")?,
             window,
@@ -151,6 +169,12 @@ impl Family {
                     positions: keys.required_integer(ORIGINAL_CONTEXT)?,
                 }),
             },
+            value_norm: self.value_norm,
+            // The check of the tensors requires the same of all these blocks.
+            keys_as_values: windows.global_every.is_some_and(|every| {
+                let name = format!("blk.{}.attn_v.weight", every - 1);
+                keys.gguf.tensor(&name).is_none()
+            }),
         })
     }
 
@@ -270,12 +294,17 @@ impl Family {
             scale: keys
                 .float32("expert_weights_scale")?
                 .filter(|scale| ![0.0, 1.0].contains(scale)),
+            norms: self.lists(LayerTensor::ExpertNorm),
         }))
     }
 
     fn shared_expert(&self, keys: &Keys<'_>) -> Result<Option<SharedExpertSpec>, ModelError> {
         if !self.lists(LayerTensor::SharedGate) {
             return Ok(None);
+        }
+        if self.lists(LayerTensor::ExpertNorm) {
+            let ffn = keys.required_integer("feed_forward_length")?;
+            return Ok(Some(SharedExpertSpec { ffn, plain: true }));
         }
         if self.lists(LayerTensor::SharedScore) {
             let ffn = keys.required_integer("expert_shared_feed_forward_length")?;
@@ -323,7 +352,12 @@ impl Family {
                 architecture: self.architecture,
             })
         };
-        let stored = self.rope_factors && keys.gguf.tensor(ROPE_FACTORS).is_some();
+        let stored = match self.rope_factors {
+            Presence::Never => false,
+            // The check of the tensors requires them.
+            Presence::Always => true,
+            Presence::IfStored => keys.gguf.tensor(ROPE_FACTORS).is_some(),
+        };
         let long = self.long_rope && keys.gguf.tensor(ROPE_FACTORS_LONG).is_some();
         let scaling = match keys.gguf.str(&keys.full("rope.scaling.type"))? {
             None | Some("none" | "longrope") if long => {
@@ -398,7 +432,7 @@ fn check_absorbed(keys: &Keys<'_>, spec: &ModelSpec) -> Result<(), ModelError> {
     for (key, width, reason) in [
         (
             "attention.key_length",
-            spec.key_width(),
+            spec.block(0).key_width(),
             "must be the sum of attention.kv_lora_rank and rope.dimension_count",
         ),
         (
@@ -422,7 +456,7 @@ fn check_kinds(keys: &Keys<'_>, spec: &ModelSpec) -> Result<(), ModelError> {
     let same = match listed {
         Value::Array(list) => {
             let blocks = spec.layers.saturating_add(spec.prediction);
-            let kinds = (0..blocks).map(|layer| Value::Bool(!spec.block(layer).has_keys()));
+            let kinds = (0..blocks).map(|layer| Value::Bool(spec.block(layer).is_recurrent()));
             list.len() == blocks as usize && list.iter().eq(kinds)
         }
         _ => false,

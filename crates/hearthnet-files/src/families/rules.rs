@@ -11,6 +11,14 @@ pub const OUTPUT_NORM: &str = "output_norm.weight";
 /// Output matrix, `[width, vocab]`; a file without it uses the embedding.
 pub const OUTPUT: &str = "output.weight";
 
+/// Per-layer embeddings of all blocks, `[layers * per_layer.width, vocab]`.
+pub const PER_LAYER_EMBEDDING: &str = "per_layer_token_embd.weight";
+/// Projection of a row of the embedding to the per-layer inputs of all blocks,
+/// `[width, layers * per_layer.width]`.
+pub const PER_LAYER_PROJECTION: &str = "per_layer_model_proj.weight";
+/// Norm of the projection, block by block, `[per_layer.width]`.
+pub const PER_LAYER_PROJECTION_NORM: &str = "per_layer_proj_norm.weight";
+
 /// Router matrix of a block, `[width, experts]`; the prefix is `blk.N.`.
 pub const ROUTER: &str = "ffn_gate_inp.weight";
 /// Values that correct the choice of experts of a block, `[experts]`; the prefix is `blk.N.`.
@@ -74,6 +82,32 @@ pub(super) const ATTENTION: Group = group(
         rule(T::AttnV, "attn_v.weight", &[Width, Keys]),
         rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
     ],
+);
+
+/// Queries of blocks that may use the keys and values of another block, with their norm.
+pub(super) const QUERIES: Group = group(
+    |_| true,
+    &[
+        rule(T::AttnNorm, "attn_norm.weight", &[Width]),
+        rule(T::AttnQ, "attn_q.weight", &[Width, Queries]),
+        rule(T::AttnQNorm, "attn_q_norm.weight", &[QueryNorm]),
+        rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
+    ],
+);
+
+/// Keys beside [`QUERIES`].
+pub(super) const KEYS: Group = group(
+    |block| block.has_keys(),
+    &[
+        rule(T::AttnK, "attn_k.weight", &[Width, Keys]),
+        rule(T::AttnKNorm, "attn_k_norm.weight", &[KeyNorm]),
+    ],
+);
+
+/// Values beside [`KEYS`].
+pub(super) const VALUES: Group = group(
+    |block| block.has_values(),
+    &[rule(T::AttnV, "attn_v.weight", &[Width, Keys])],
 );
 
 /// Norm before latent attention. The further tensors follow in the groups `LATENT_*`.
@@ -312,6 +346,48 @@ pub(super) const SHARED_EXPERT: Group = group(
         rule(T::SharedUp, "ffn_up_shexp.weight", &[Width, SharedFfn]),
         rule(T::SharedDown, "ffn_down_shexp.weight", &[SharedFfn, Width]),
     ],
+);
+
+/// Experts, and an expert that all rows go through, each with norms of its own. The norm before the
+/// shared expert is [`FEED_NORM`].
+pub(super) const PARALLEL_EXPERTS: Group = group(
+    |block| matches!(block.feed, Feed::Experts(experts) if experts.norms),
+    &[
+        rule(T::Router, ROUTER, &[Width, Experts]),
+        rule(T::RouterNorm, "ffn_gate_inp.scale", &[Width]),
+        rule(T::ExpertScale, "ffn_down_exps.scale", &[Experts]),
+        rule(T::ExpertNorm, "pre_ffw_norm_2.weight", &[Width]),
+        rule(
+            T::ExpertGateUp,
+            "ffn_gate_up_exps.weight",
+            &[Width, TwoFfn, Experts],
+        ),
+        rule(
+            T::ExpertDown,
+            "ffn_down_exps.weight",
+            &[Ffn, Width, Experts],
+        ),
+        rule(T::ExpertPostNorm, "post_ffw_norm_2.weight", &[Width]),
+        rule(T::SharedGate, "ffn_gate.weight", &[Width, SharedFfn]),
+        rule(T::SharedUp, "ffn_up.weight", &[Width, SharedFfn]),
+        rule(T::SharedDown, "ffn_down.weight", &[SharedFfn, Width]),
+        rule(T::SharedPostNorm, "post_ffw_norm_1.weight", &[Width]),
+    ],
+);
+
+/// Use of the per-layer input of a block.
+pub(super) const PER_LAYER_INPUT: Group = group(
+    |block| block.model.per_layer.is_some(),
+    &[
+        rule(T::PerLayerGate, "inp_gate.weight", &[Width, PerLayer]),
+        rule(T::PerLayerOutput, "proj.weight", &[PerLayer, Width]),
+        rule(T::PerLayerNorm, "post_norm.weight", &[Width]),
+    ],
+);
+
+pub(super) const BLOCK_SCALE: Group = group(
+    |block| block.model.block_scale,
+    &[rule(T::BlockScale, "layer_output_scale.weight", &[One])],
 );
 
 /// Norms of the outputs that a block adds to the residual stream.

@@ -51,6 +51,10 @@ pub(super) struct Class {
     pub(super) stacked_experts: bool,
     /// Whether the experts of a block may be stacked in one tensor, gates above ups, as rows.
     pub(super) stacked_rows: bool,
+    /// Whether the experts of a block are stacked in one tensor as in the model file.
+    pub(super) whole_experts: bool,
+    /// Whether blocks with a window have heads of their own: see `gemma4.rs`.
+    pub(super) window_heads: bool,
     /// Whether norm weights are stored minus 1.
     pub(super) norms_around_zero: bool,
     /// Whether the vocabulary's size is written.
@@ -81,6 +85,9 @@ pub(super) enum RopeDims {
     OfWidth,
     /// The head width times `partial_rotary_factor`, by default one half.
     Half,
+    /// The whole head of a block without a window, where `partial_rotary_factor` tells how many
+    /// pairs have a factor of 1.
+    Proportional,
     /// As [`Self::Half`], by default one quarter. Keys of positions in images are accepted.
     Quarter,
 }

@@ -69,6 +69,8 @@ pub(super) const BASE: Class = Class {
     permuted: false,
     stacked_experts: false,
     stacked_rows: false,
+    whole_experts: false,
+    window_heads: false,
     norms_around_zero: false,
     vocab_size: false,
     rope_dims: RopeDims::Omitted,

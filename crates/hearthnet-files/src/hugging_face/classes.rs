@@ -12,7 +12,7 @@ use super::class::{
 use super::class_base::*;
 use super::names::*;
 use super::routed_classes::{DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE};
-use crate::schema::Scalar::{Bool, EmptyList, Number};
+use crate::schema::Scalar::{Bool, EmptyList, Number, Text};
 use crate::schema::{off, on, optional_value, require};
 
 /// Classes that the converter treats as Llama.
@@ -197,6 +197,53 @@ const GEMMA3_VISION: Class = Class {
     prefixes: VISION_PREFIXES,
     others: VISION_TENSORS,
     ..GEMMA3
+};
+
+const GEMMA4: Class = Class {
+    name: "Gemma4ForCausalLM",
+    model_types: &["gemma4_text"],
+    architecture: "gemma4",
+    keys: &[&[
+        integer("num_hidden_layers", "block_count"),
+        integer("max_position_embeddings", "context_length"),
+        integer("hidden_size", "embedding_length"),
+        integer("num_attention_heads", "attention.head_count"),
+        integer("sliding_window", "attention.sliding_window"),
+        float_or("rms_norm_eps", "attention.layer_norm_rms_epsilon", 1e-6),
+        optional_float("final_logit_softcapping", "final_logit_softcapping"),
+    ]],
+    requirements: &[&[
+        off("attention_bias"),
+        optional_value("hidden_activation", &[Text("gelu_pytorch_tanh")]),
+        // Of images only.
+        optional_value("use_bidirectional_attention", &[Text("vision")]),
+    ]],
+    ropes: &["proportional"],
+    names: &[GEMMA4_NAMES, ATTENTION, GEMMA_NORMS, FEED_FORWARD],
+    whole_experts: true,
+    window_heads: true,
+    norms_around_zero: false,
+    rope_dims: RopeDims::Proportional,
+    rope_base: RopeBase::Required,
+    ..GEMMA3
+};
+
+/// The towers of images and sounds are left out.
+const GEMMA4_TOWERS_CLASS: Class = Class {
+    name: "Gemma4ForConditionalGeneration",
+    model_types: &["gemma4", "gemma4_text"],
+    ignored: "audio_config audio_token_id boa_token_id boi_token_id eoa_token_id eoa_token_index \
+        eoi_token_id image_token_id video_token_id vision_config vision_soft_tokens_per_image",
+    prefixes: VISION_PREFIXES,
+    others: GEMMA4_TOWERS,
+    ..GEMMA4
+};
+
+/// Gemma 4 12B.
+const GEMMA4_UNIFIED: Class = Class {
+    name: "Gemma4UnifiedForConditionalGeneration",
+    model_types: &["gemma4_unified", "gemma4_unified_text"],
+    ..GEMMA4_TOWERS_CLASS
 };
 
 const GRANITE: Class = Class {
@@ -464,6 +511,9 @@ pub(super) const ALL: &[&Class] = &[
     &GEMMA2,
     &GEMMA3,
     &GEMMA3_VISION,
+    &GEMMA4,
+    &GEMMA4_TOWERS_CLASS,
+    &GEMMA4_UNIFIED,
     &GRANITE,
     &GLM4,
     &GPT_OSS,

@@ -5,6 +5,7 @@ use serde_json::{Map, Value as Json};
 use super::class::{Class, Key, Kind};
 use super::classes::ALL;
 use super::error::ImportError;
+use super::gemma4;
 use super::json::{bad, object, present, refuse_others, required, shown, typed};
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
@@ -154,6 +155,9 @@ impl Config {
         if let Some(axes) = self.class.image_axes {
             writer.set_i32s(&full("rope.dimension_sections"), &axes)?;
         }
+        if self.class.window_heads {
+            gemma4::write(&self.values, self.class.architecture, writer)?;
+        }
         let kinds = present(&self.values, "layer_types").and_then(Json::as_array);
         if let Some(kinds) = kinds.filter(|_| self.is_recurrent()) {
             let kinds = kinds.iter().map(|kind| kind == LINEAR);
@@ -235,8 +239,11 @@ impl Config {
     /// Compares per-layer values of the file with those that the family derives.
     pub(super) fn check_layers(&self, spec: &ModelSpec) -> Result<(), ImportError> {
         let differs = "is not supported for this model class";
+        if self.class.window_heads {
+            gemma4::check(&self.values, spec)?;
+        }
         let kinds = |layer| match spec.window(layer) {
-            _ if !spec.block(layer).has_keys() => Json::from(LINEAR),
+            _ if spec.block(layer).is_recurrent() => Json::from(LINEAR),
             Some(_) => Json::from("sliding_attention"),
             None => Json::from("full_attention"),
         };
@@ -352,7 +359,8 @@ fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), Impor
     let rules = class.requirements.iter().copied().flatten().chain(NEUTRAL);
     known.extend(rules.map(|rule| rule.key));
     known.push(class.prediction);
-    let others = [IGNORED, READ, class.ignored].into_iter();
+    let own = if class.window_heads { gemma4::READ } else { "" };
+    let others = [IGNORED, READ, class.ignored, own].into_iter();
     known.extend(others.flat_map(str::split_whitespace));
     let reason = "this key is unknown, and may change the computation";
     refuse_others(values, &known, reason)

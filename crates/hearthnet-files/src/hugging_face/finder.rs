@@ -11,7 +11,10 @@ use super::delta;
 use super::error::ImportError;
 use super::planned::{Change, GROUP, Pick, Planned, Source};
 use super::shards::{PART_BYTES, Shards, Stored, wrong_type};
-use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM};
+use crate::families::{
+    EMBEDDING, Family, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
+    PER_LAYER_PROJECTION_NORM,
+};
 use crate::gguf::TensorType;
 use crate::spec::{DeltaSpec, Mixer, ModelSpec};
 
@@ -62,6 +65,13 @@ impl<'a> Finder<'a> {
             EMBEDDING => return Some(format!("{model}embed_tokens.weight")),
             OUTPUT_NORM => return Some(format!("{model}norm.weight")),
             OUTPUT => return Some(format!("{head}lm_head.weight")),
+            PER_LAYER_EMBEDDING => return Some(format!("{model}embed_tokens_per_layer.weight")),
+            PER_LAYER_PROJECTION => {
+                return Some(format!("{model}per_layer_model_projection.weight"));
+            }
+            PER_LAYER_PROJECTION_NORM => {
+                return Some(format!("{model}per_layer_projection_norm.weight"));
+            }
             _ => {}
         }
         let (layer, rule) = name.strip_prefix("blk.")?.split_once('.')?;
@@ -152,7 +162,7 @@ impl<'a> Finder<'a> {
                 source,
             });
         }
-        self.refuse_others()?;
+        self.refuse_others(spec)?;
         let base = common_type(&planned);
         for tensor in &mut planned {
             if !tensor.is_kept_exact() && tensor.base != TensorType::MXFP4 {
@@ -178,6 +188,7 @@ impl<'a> Finder<'a> {
             return Ok(source);
         }
         let (lengths, experts) = match *lengths {
+            _ if self.class.whole_experts => (lengths.to_vec(), 1),
             // The matrices of all experts, which the directory has one by one.
             [row, rows, experts] => (vec![row, rows], experts as u32),
             _ => (lengths.to_vec(), 1),
@@ -351,13 +362,31 @@ impl<'a> Finder<'a> {
         Ok(Source::Rows { parts, change })
     }
 
-    fn refuse_others(&self) -> Result<(), ImportError> {
+    /// Whether nothing uses a tensor: the keys and values of a block that uses those of another one.
+    fn is_unused(&self, name: &str, spec: &ModelSpec) -> bool {
+        let own = ["k_proj", "v_proj", "k_norm"].map(|part| format!("self_attn.{part}.weight"));
+        self.layer_of(name).is_some_and(|(layer, rest)| {
+            let shares = layer < spec.layers && spec.block(layer).keys_of != layer;
+            shares && own.iter().any(|own| own == rest)
+        })
+    }
+
+    /// Block of a tensor of the directory, and the rest of its name.
+    fn layer_of<'n>(&self, name: &'n str) -> Option<(u32, &'n str)> {
+        let (model, _) = self.prefix;
+        let rest = name.strip_prefix(model)?.strip_prefix("layers.")?;
+        let (layer, rest) = rest.split_once('.')?;
+        Some((layer.parse().ok()?, rest))
+    }
+
+    fn refuse_others(&self, spec: &ModelSpec) -> Result<(), ImportError> {
         let output = self.name_of(OUTPUT, 0).filter(|_| self.class.always_tied);
         let belongs = |name: &str| {
             self.used.contains(name)
                 || output.as_deref() == Some(name)
                 // Constants in old checkpoints.
                 || name.ends_with(".rotary_emb.inv_freq")
+                || self.is_unused(name, spec)
                 || self.class.others.iter().any(|other| name.starts_with(other))
                 || self.is_left_out(name)
         };
@@ -371,11 +400,8 @@ impl<'a> Finder<'a> {
     }
 
     fn is_left_out(&self, name: &str) -> bool {
-        let (model, _) = self.prefix;
-        let rest = name.strip_prefix(model);
-        let rest = rest.and_then(|rest| rest.strip_prefix("layers."));
-        let layer = rest.and_then(|rest| rest.split_once('.')?.0.parse().ok());
-        layer.is_some_and(|layer| self.left_out.contains(&layer))
+        let layer = self.layer_of(name);
+        layer.is_some_and(|(layer, _)| self.left_out.contains(&layer))
     }
 
     /// Checks that the output matrix exists unless it is tied, and that a tied one equals the

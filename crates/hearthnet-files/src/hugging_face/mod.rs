@@ -19,6 +19,7 @@ mod delta;
 mod directory;
 mod error;
 mod finder;
+mod gemma4;
 mod json;
 mod names;
 mod plan;

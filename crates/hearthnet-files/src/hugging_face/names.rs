@@ -37,6 +37,21 @@ pub(super) const GEMMA_NORMS: Names = &[
     ("ffn_norm", "pre_feedforward_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
+/// Beside [`GEMMA_NORMS`], before them.
+pub(super) const GEMMA4_NAMES: Names = &[
+    ("layer_output_scale.weight", "layer_scalar"),
+    ("inp_gate", "per_layer_input_gate"),
+    ("proj", "per_layer_projection"),
+    ("post_norm", "post_per_layer_input_norm"),
+    ("ffn_gate_inp.scale", "router.scale"),
+    ("ffn_gate_inp", "router.proj"),
+    ("ffn_down_exps.scale", "router.per_expert_scale"),
+    ("ffn_gate_up_exps.weight", "experts.gate_up_proj"),
+    ("ffn_down_exps.weight", "experts.down_proj"),
+    ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+    ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+    ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+];
 /// Norm before the feed-forward layer, in families that name it for its position.
 pub(super) const MIDDLE_NORM: Names = &[("post_attention_norm", "post_attention_layernorm")];
 pub(super) const GLM_NORMS: Names = &[
@@ -102,6 +117,13 @@ pub(super) const VISION_PREFIXES: Names = &[
     ("model.language_model.", ""),
 ];
 pub(super) const QWEN_VISION_TENSORS: &[&str] = &["visual.", "model.visual.", "mtp.", "model.mtp."];
+pub(super) const GEMMA4_TOWERS: &[&str] = &[
+    "model.vision_tower.",
+    "model.vision_embedder.",
+    "model.embed_vision.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+];
 pub(super) const VISION_TENSORS: &[&str] = &[
     "vision_tower.",
     "multi_modal_projector.",

@@ -5,6 +5,7 @@ use serde_json::{Map, Value as Json};
 use super::class::{Class, RopeBase, RopeDims};
 use super::config::Config;
 use super::error::ImportError;
+use super::gemma4;
 use super::json::{bad, present, refuse_others, required, typed};
 use crate::families::{ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT};
 use crate::gguf::Value;
@@ -123,6 +124,7 @@ impl Rope {
         Ok(match config.class.rope_dims {
             RopeDims::Omitted => None,
             RopeDims::Head => Some(head),
+            RopeDims::Proportional => Some(gemma4::global_head_dim(&config.values)?),
             RopeDims::Half => Some(part(head, partial.unwrap_or(0.5))),
             RopeDims::Quarter => Some(part(head, partial.unwrap_or(0.25))),
             RopeDims::OfWidth => {
@@ -178,6 +180,15 @@ impl Rope {
                 ];
                 let factors = llama3(config.head_dim()?, self.theta.unwrap_or(10_000.0), numbers);
                 self.tensors.push((ROPE_FACTORS, factors));
+            }
+            "proportional" => {
+                let dims = gemma4::global_head_dim(&config.values)?;
+                let factors = proportional(dims, self.partial.unwrap_or(1.0));
+                self.tensors.push((ROPE_FACTORS, factors));
+            }
+            _ if class.rope_dims == RopeDims::Proportional => {
+                let reason = format!("must be \"proportional\" for {}", class.name);
+                return Err(bad("rope_type", &Json::from(kind), reason));
             }
             "longrope" | "su" => {
                 known.extend(["short_factor", "long_factor"]);
@@ -306,7 +317,7 @@ fn parts(outer: &Object) -> Result<(&Object, Option<&Object>), ImportError> {
 fn partial(fraction: Option<f64>, class: &Class) -> Result<Option<f64>, ImportError> {
     let has = matches!(
         class.rope_dims,
-        RopeDims::OfWidth | RopeDims::Half | RopeDims::Quarter
+        RopeDims::OfWidth | RopeDims::Half | RopeDims::Quarter | RopeDims::Proportional
     );
     match fraction {
         Some(1.0) if !has => Ok(None),
@@ -356,6 +367,16 @@ fn llama3(dims: u32, theta: f64, [factor, low, high, original]: [f64; 4]) -> Vec
             1.0 / ((1.0 - smooth) / factor as f32 + smooth)
         }
     };
+    (0..(dims / 2).min(MAX_FACTORS as u32))
+        .map(of_pair)
+        .collect()
+}
+
+/// Divisors of the pairs' frequencies: 1 for the first ones, and for the others, which do not
+/// rotate, the converter's number.
+fn proportional(dims: u32, partial: f64) -> Vec<f32> {
+    let rotated = (f64::from(dims) * partial / 2.0) as u32;
+    let of_pair = |pair: u32| if pair < rotated { 1.0 } else { 1e30 };
     (0..(dims / 2).min(MAX_FACTORS as u32))
         .map(of_pair)
         .collect()

@@ -36,6 +36,13 @@ pub struct AttentionSpec {
     /// Factor of the queries that grows with the position.
     #[serde(skip_serializing_if = "is_default")]
     pub temperature: Option<TemperatureSpec>,
+    /// RMSNorm of each head of the values, without weights.
+    #[serde(skip_serializing_if = "is_default")]
+    pub value_norm: bool,
+    /// Whether blocks without a window have no matrix of values: their values are the keys before
+    /// norm and RoPE.
+    #[serde(skip_serializing_if = "is_default")]
+    pub keys_as_values: bool,
 }
 
 /// Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434): queries, and keys with values,
@@ -99,4 +106,32 @@ pub struct WindowSpec {
     /// Every n-th block (n, 2n, ... counted from 1) has no window; `None`: all blocks have it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub global_every: Option<u32>,
+    /// Heads of the blocks with a window; `None`: as in the other blocks.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub heads: Option<WindowHeads>,
+}
+
+/// Heads of the blocks with a window. Each block has
+/// [`ModelSpec::heads`](super::ModelSpec::heads) query heads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WindowHeads {
+    /// Divides the number of query heads.
+    pub kv_heads: u32,
+    /// Values per head, even.
+    pub head_dim: u32,
+    /// Rotated values of a head: even, at most `head_dim`.
+    pub rope_dims: u32,
+}
+
+/// The last blocks of a model use keys and values of an earlier block: of the last block with keys
+/// of its own that has a window, or has none, as they.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharedKeysSpec {
+    /// Number of these blocks.
+    pub blocks: u32,
+    /// Width of their feed-forward layers; `None` for [`ModelSpec::ffn`](super::ModelSpec::ffn).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub ffn: Option<u32>,
 }

@@ -12,10 +12,19 @@ use super::{DeltaSpec, ExpertSpec, LatentSpec, ModelSpec, QkNorm, Rotation, Stat
 pub struct BlockSpec<'a> {
     /// Values that all blocks share.
     pub model: &'a ModelSpec,
+    /// Number of the block, from 0.
+    pub layer: u32,
+    /// Block whose keys and values it uses: itself, or an earlier one.
+    pub keys_of: u32,
+    pub kv_heads: u32,
+    /// Values per head.
+    pub head_dim: u32,
+    /// Rotated values of a head.
+    pub rope_dims: u32,
+    /// Width of the dense feed-forward layer, or of each expert.
+    pub ffn: u32,
     pub mixer: Mixer,
     pub feed: Feed,
-    /// Width of the feed-forward layer, or of each expert, in values.
-    pub ffn: u32,
     /// Whether the block is one for multi-token prediction.
     pub predicts: bool,
     /// Sliding window: positions that a row attends to, its own included; `None` for all.
@@ -45,9 +54,42 @@ pub enum Feed {
 impl BlockSpec<'_> {
     /// Whether a sequence has keys and values in the block, which grow with its length.
     pub fn has_keys(&self) -> bool {
-        match self.mixer {
-            Mixer::Attention | Mixer::Latent(_) => true,
-            Mixer::Delta(_) => false,
+        self.keys_of == self.layer && !self.is_recurrent()
+    }
+
+    /// Whether a matrix gives the values of a block that has keys.
+    pub fn has_values(&self) -> bool {
+        self.has_keys() && !(self.model.attention.keys_as_values && self.window.is_none())
+    }
+
+    pub fn is_recurrent(&self) -> bool {
+        matches!(self.mixer, Mixer::Delta(_))
+    }
+
+    /// Width of all query heads together, in values.
+    pub fn query_width(&self) -> u32 {
+        self.model.heads.saturating_mul(self.head_dim)
+    }
+
+    /// Width of a key in the cache, in values.
+    pub fn key_width(&self) -> u32 {
+        match self.model.attention.latent {
+            Some(latent) if latent.absorbed => latent.keys.saturating_add(self.rope_dims),
+            _ => self.head_dim,
+        }
+    }
+
+    /// Width of all key (or value) heads together, in values. (In latent attention values are
+    /// padded to the width of keys.)
+    pub fn kv_width(&self) -> u32 {
+        self.kv_heads.saturating_mul(self.key_width())
+    }
+
+    /// Bytes of keys and values of one position, stored as f16.
+    pub fn kv_bytes_per_position(&self) -> u64 {
+        match self.has_keys() {
+            true => 2 * 2 * u64::from(self.kv_width()),
+            false => 0,
         }
     }
 
@@ -70,18 +112,86 @@ impl ModelSpec {
             .filter(|delta| !(layer + 1).is_multiple_of(delta.attention_every))
             .filter(|_| layer < self.layers);
         let attention = latent.map_or(Mixer::Attention, Mixer::Latent);
+        let window = self.window(layer);
+        let local = self.attention.window.and_then(|window| window.heads);
+        let local = local.filter(|_| window.is_some());
+        let shared = self.shared_keys.filter(|_| self.shares_keys(layer));
         let leading = self.experts.and_then(|experts| experts.leading);
         let leading = leading.filter(|leading| layer < leading.blocks);
         let experts = self.experts.filter(|_| leading.is_none());
+        let own_ffn = leading.map(|leading| leading.ffn);
+        let own_ffn = own_ffn.or(shared.and_then(|shared| shared.ffn));
         BlockSpec {
             model: self,
+            layer,
+            keys_of: self.keys_of(layer),
+            kv_heads: local.map_or(self.kv_heads, |local| local.kv_heads),
+            head_dim: local.map_or(self.head_dim, |local| local.head_dim),
+            rope_dims: local.map_or(self.rope.dims, |local| local.rope_dims),
+            ffn: own_ffn.unwrap_or(self.ffn),
             mixer: delta.map_or(attention, Mixer::Delta),
             feed: experts.map_or(Feed::Dense, Feed::Experts),
-            ffn: leading.map_or(self.ffn, |leading| leading.ffn),
             predicts: layer >= self.layers,
-            window: self.window(layer),
+            window,
             rotation: self.rotation(layer),
         }
+    }
+
+    fn shares_keys(&self, layer: u32) -> bool {
+        layer < self.layers && layer >= self.first_sharing()
+    }
+
+    /// First block that uses keys and values of an earlier one; the number of blocks if none does.
+    fn first_sharing(&self) -> u32 {
+        let blocks = self.shared_keys.map_or(0, |shared| shared.blocks);
+        self.layers.saturating_sub(blocks)
+    }
+
+    /// Block whose keys and values a block uses.
+    fn keys_of(&self, layer: u32) -> u32 {
+        if !self.shares_keys(layer) {
+            return layer;
+        }
+        let kind = |layer| self.window(layer).is_some();
+        let mut own = (0..self.first_sharing()).rev();
+        // `check` refuses a model without such a block.
+        own.find(|&own| kind(own) == kind(layer)).unwrap_or(layer)
+    }
+
+    /// Layers that one machine must run together, up to the last one; empty if the model may be cut
+    /// anywhere.
+    pub fn together(&self) -> std::ops::Range<u32> {
+        let origins = (self.first_sharing()..self.layers).map(|layer| self.keys_of(layer));
+        origins.min().unwrap_or(self.layers)..self.layers
+    }
+
+    /// Checks that the model may be cut between block `layer` and the one before it.
+    ///
+    /// # Errors
+    /// [`CutError`] when a block from `layer` on uses keys and values of a block before it.
+    pub fn check_cut(&self, layer: u32) -> Result<(), CutError> {
+        if self.shared_keys.is_none() {
+            return Ok(());
+        }
+        let mut readers = layer.max(self.first_sharing())..self.layers;
+        let pair = readers.find_map(|reader| {
+            let origin = self.keys_of(reader);
+            (origin < layer).then_some(CutError {
+                layer,
+                reader,
+                origin,
+            })
+        });
+        pair.map_or(Ok(()), Err)
+    }
+
+    /// Checks that a machine may run the blocks of a range, and others the rest.
+    ///
+    /// # Errors
+    /// As for [`Self::check_cut`].
+    pub fn check_range(&self, layers: &std::ops::Range<u32>) -> Result<(), CutError> {
+        self.check_cut(layers.start)?;
+        self.check_cut(layers.end)
     }
 
     /// [`BlockSpec::window`] of a block.
@@ -100,6 +210,20 @@ impl ModelSpec {
             _ => Rotation::Global,
         }
     }
+}
+
+/// Error for a cut of a model between a block and the block whose keys and values it uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "the model cannot be cut before layer {layer}: layer {reader} uses the keys and values of layer \
+     {origin}, so one machine must run both"
+)]
+pub struct CutError {
+    /// First layer behind the cut.
+    pub layer: u32,
+    pub reader: u32,
+    /// Layer that makes the keys and values.
+    pub origin: u32,
 }
 
 /// Role of a tensor in a block, with its shape (row length first).
@@ -204,6 +328,18 @@ pub enum LayerTensor {
     ExpertDown,
     /// Biases of the down projections: `[width, experts]`.
     ExpertDownBias,
+    /// Gates of an expert, then its ups, one expert after another: `[width, 2 ffn, experts]`.
+    ExpertGateUp,
+    /// Weight of the norm before the router: `[width]`.
+    RouterNorm,
+    /// Factors of the weights of the experts: `[experts]`.
+    ExpertScale,
+    /// RMSNorm before the experts: `[width]`.
+    ExpertNorm,
+    /// RMSNorm of the output of the experts: `[width]`.
+    ExpertPostNorm,
+    /// RMSNorm of the output of the shared expert: `[width]`.
+    SharedPostNorm,
     /// Score of the shared expert: `[width, 1]`.
     SharedScore,
     /// Gate of the shared expert: `[width, shared.ffn]`.
@@ -214,6 +350,14 @@ pub enum LayerTensor {
     SharedDown,
     /// RMSNorm of the feed-forward output, before the residual stream: `[width]`.
     FfnPostNorm,
+    /// Gate of the per-layer input of a row: `[width, per_layer.width]`.
+    PerLayerGate,
+    /// Projection of the gated per-layer input: `[per_layer.width, width]`.
+    PerLayerOutput,
+    /// RMSNorm of the projected per-layer input: `[width]`.
+    PerLayerNorm,
+    /// Factor of the output of a block: `[1]`.
+    BlockScale,
     /// Multi-token prediction: input of the block, from embedding and residual stream:
     /// `[2 width, width]`.
     PredictionInput,
@@ -268,7 +412,9 @@ pub enum Dim {
     /// [`BlockSpec::ffn`]
     Ffn,
     TwoFfn,
-    /// A single row.
+    /// [`PerLayerSpec::width`](super::PerLayerSpec::width)
+    PerLayer,
+    /// A single row or value.
     One,
     /// [`ExpertSpec::count`]
     Experts,
@@ -291,9 +437,9 @@ impl Dim {
     /// Length of the dimension in a block.
     pub fn of(self, block: &BlockSpec<'_>) -> u64 {
         let spec = block.model;
-        let (heads, rotary) = (u64::from(spec.heads), u64::from(spec.rope.dims));
+        let (heads, rotary) = (u64::from(spec.heads), u64::from(block.rope_dims));
         let (queries, keys, values) = match block.mixer {
-            Mixer::Attention | Mixer::Delta(_) => (0, 0, spec.head_dim),
+            Mixer::Attention | Mixer::Delta(_) => (0, 0, block.head_dim),
             Mixer::Latent(latent) => {
                 let queries = latent.queries.unwrap_or(0);
                 (queries, latent.keys, latent.values)
@@ -305,27 +451,28 @@ impl Dim {
         };
         let per_head = spec.attention.qk_norm == Some(QkNorm::Head);
         match self {
-            Self::QueryNorm | Self::KeyNorm if per_head => spec.head_dim.into(),
+            Self::QueryNorm | Self::KeyNorm if per_head => block.head_dim.into(),
             Self::Width => spec.width.into(),
             Self::TwoWidth => 2 * u64::from(spec.width),
-            Self::Queries | Self::QueryNorm => spec.query_width().into(),
-            Self::Keys | Self::KeyNorm => spec.kv_width().into(),
-            Self::Qkv => u64::from(spec.query_width()) + 2 * u64::from(spec.kv_width()),
+            Self::Queries | Self::QueryNorm => block.query_width().into(),
+            Self::Keys | Self::KeyNorm => block.kv_width().into(),
+            Self::Qkv => u64::from(block.query_width()) + 2 * u64::from(block.kv_width()),
             Self::Attended => heads * u64::from(values),
             Self::LatentQueries => queries.into(),
             Self::LatentKeys => keys.into(),
             Self::LatentKeysAndRotary => u64::from(keys) + rotary,
             Self::KeysAndValues => {
-                let nope = u64::from(spec.head_dim).saturating_sub(rotary);
+                let nope = u64::from(block.head_dim).saturating_sub(rotary);
                 heads * (nope + u64::from(values))
             }
-            Self::KeysWithoutRotary => u64::from(spec.head_dim).saturating_sub(rotary),
+            Self::KeysWithoutRotary => u64::from(block.head_dim).saturating_sub(rotary),
             Self::LatentValues => values.into(),
             Self::Heads => heads,
             Self::Ffn => block.ffn.into(),
             Self::Vocab => spec.vocab.into(),
             Self::One => 1,
             Self::TwoFfn => 2 * u64::from(block.ffn),
+            Self::PerLayer => spec.per_layer.map_or(0, |per_layer| per_layer.width).into(),
             Self::Experts => match block.feed {
                 Feed::Dense => 0,
                 Feed::Experts(experts) => experts.count.into(),
@@ -334,7 +481,7 @@ impl Dim {
                 Feed::Experts(experts) => experts.shared.map_or(0, |shared| shared.ffn).into(),
                 Feed::Dense => 0,
             },
-            Self::GatedQueries => 2 * u64::from(spec.query_width()),
+            Self::GatedQueries => 2 * u64::from(block.query_width()),
             Self::DeltaChannels => of_delta(DeltaSpec::channels),
             Self::DeltaValues => of_delta(DeltaSpec::values),
             Self::DeltaHeads => of_delta(|delta| delta.value_heads),

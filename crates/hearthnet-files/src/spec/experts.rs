@@ -41,6 +41,11 @@ pub struct ExpertSpec {
     /// Factor of the weights; `None` is 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub scale: Option<f32>,
+    /// Whether the router and the experts normalise the residual stream each for themselves, and
+    /// the outputs of the experts and of the shared expert are normalised before they are added.
+    /// The weight of each expert then has a stored factor, too.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub norms: bool,
 }
 
 /// Expert that all rows go through. Its output is multiplied by the sigmoid of a score.
@@ -81,6 +86,10 @@ impl ExpertSpec {
         let reason = "must be between 1 and 64, and at most the number of experts";
         ensure(used, "experts.used", reason)?;
         positive("experts.scale", self.scale)?;
+        let plain = self.shared.is_some_and(|shared| shared.plain);
+        let whole = !self.norms || plain && !self.bias;
+        let reason = "must be combined with a shared expert without score, and not with biases";
+        ensure(whole, "experts.norms", reason)?;
         let possible = self.sigmoid || !self.correction;
         let reason = "must be 2 (sigmoid) in a model that corrects the choice of experts";
         ensure(possible, "experts.sigmoid", reason)?;

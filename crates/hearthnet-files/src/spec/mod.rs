@@ -18,8 +18,10 @@ mod rope;
 use serde::{Deserialize, Serialize};
 
 use crate::boundary::BoundaryDtype;
-pub use attention::{AttentionSpec, LatentSpec, QkNorm, TemperatureSpec, WindowSpec};
-pub use block::{BlockSpec, Dim, Feed, LayerTensor, Mixer};
+pub use attention::{
+    AttentionSpec, LatentSpec, QkNorm, SharedKeysSpec, TemperatureSpec, WindowHeads, WindowSpec,
+};
+pub use block::{BlockSpec, CutError, Dim, Feed, LayerTensor, Mixer};
 pub use check::{MAX_SIZE, SpecError};
 use check::{base, ensure, epsilon, is_default, positive, size};
 pub use experts::{
@@ -48,9 +50,9 @@ pub struct ModelSpec {
     /// Query heads; a multiple of `kv_heads`.
     pub heads: u32,
     pub kv_heads: u32,
-    /// Values per head, even.
+    /// Values per head, even. (Blocks with a window may have other heads: see [`WindowHeads`].)
     pub head_dim: u32,
-    /// Width of the feed-forward layer, in values.
+    /// Width of the feed-forward layer, or of each expert, in values.
     pub ffn: u32,
     pub vocab: u32,
     /// Context length in positions; longer sequences are refused.
@@ -86,6 +88,15 @@ pub struct ModelSpec {
     /// Matrices of their own that these blocks have.
     #[serde(default, skip_serializing_if = "is_default")]
     pub prediction_tables: PredictionTables,
+    /// Blocks that use keys and values of an earlier block; `None`: each block has its own.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub shared_keys: Option<SharedKeysSpec>,
+    /// Whether the output of each block is multiplied by a stored factor.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub block_scale: bool,
+    /// Input of each block beside the residual stream, which depends on the row's token only.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub per_layer: Option<PerLayerSpec>,
 }
 
 /// Matrices of the vocabulary that each block for multi-token prediction has, beside the model's.
@@ -96,6 +107,15 @@ pub struct PredictionTables {
     pub embedding: bool,
     #[serde(skip_serializing_if = "is_default")]
     pub output: bool,
+}
+
+/// Per-layer embeddings: a second embedding gives `width` values per block for each token. Together
+/// with a projection of the first embedding they are the block's per-layer input.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PerLayerSpec {
+    /// Values per block.
+    pub width: u32,
 }
 
 impl ModelSpec {
@@ -126,6 +146,8 @@ impl ModelSpec {
                 "attention.temperature.positions",
                 temperature.map(|t| t.positions),
             ),
+            ("shared_keys.ffn", self.shared_keys.and_then(|s| s.ffn)),
+            ("per_layer.width", self.per_layer.map(|p| p.width)),
         ] {
             size(field, value.unwrap_or(1))?;
         }
@@ -144,7 +166,8 @@ impl ModelSpec {
         ensure(shared, "kv_heads", "must divide the number of heads")?;
         ensure(self.head_dim.is_multiple_of(2), "head_dim", "must be even")?;
         let reason = "must be at most 16777216 divided by the width of a head";
-        ensure(self.query_width() <= MAX_SIZE, "heads", reason)?;
+        let wide = self.heads.saturating_mul(self.head_dim) <= MAX_SIZE;
+        ensure(wide, "heads", reason)?;
         let valid = self.rope.dims <= self.head_dim && self.rope.dims.is_multiple_of(2);
         ensure(
             valid,
@@ -165,8 +188,73 @@ impl ModelSpec {
         )?;
         self.delta
             .map_or(Ok(()), |delta| delta.check(self.context))?;
+        self.check_windows()?;
+        self.check_shared_keys()?;
+        let per_layer = self.per_layer.map_or(0, |p| p.width);
+        let reason = "must be at most 16777216 divided by the number of layers";
+        let wide = per_layer.saturating_mul(self.layers) <= MAX_SIZE;
+        ensure(wide, "per_layer.width", reason)?;
+        let dense = self.per_layer.is_none() || self.experts.is_none();
+        ensure(
+            dense,
+            "per_layer.width",
+            "must not be combined with experts",
+        )?;
         self.experts
             .map_or(Ok(()), |experts| experts.check(self.layers))
+    }
+
+    /// Checks the heads of blocks with a window.
+    fn check_windows(&self) -> Result<(), SpecError> {
+        let attention = &self.attention;
+        let grouped = attention.latent.is_none() && self.delta.is_none();
+        let plain = grouped || !(attention.keys_as_values || attention.value_norm);
+        let reason = "must not be combined with latent attention or a recurrence";
+        ensure(plain, "attention.keys_as_values", reason)?;
+        let Some(local) = attention.window.and_then(|window| window.heads) else {
+            return Ok(());
+        };
+        ensure(grouped, "attention.window.heads", reason)?;
+        let (heads, dim) = (
+            "attention.window.heads.kv_heads",
+            "attention.window.heads.head_dim",
+        );
+        size(heads, local.kv_heads)?;
+        size(dim, local.head_dim)?;
+        size("attention.window.heads.rope_dims", local.rope_dims)?;
+        let shared = self.heads.is_multiple_of(local.kv_heads);
+        ensure(shared, heads, "must divide the number of heads")?;
+        ensure(local.head_dim.is_multiple_of(2), dim, "must be even")?;
+        let reason = "must be at most 16777216 divided by the number of heads";
+        let wide = self.heads.saturating_mul(local.head_dim) <= MAX_SIZE;
+        ensure(wide, dim, reason)?;
+        let valid = local.rope_dims <= local.head_dim && local.rope_dims.is_multiple_of(2);
+        let reason = "must be even and at most the head's width";
+        ensure(valid, "attention.window.heads.rope_dims", reason)
+    }
+
+    /// Blocks that use keys of an earlier block need one, with or without a window as they.
+    fn check_shared_keys(&self) -> Result<(), SpecError> {
+        let Some(shared) = self.shared_keys else {
+            return Ok(());
+        };
+        let field = "shared_keys.blocks";
+        let some = (1..self.layers).contains(&shared.blocks);
+        let reason = "must be below the number of layers: the first layer has keys of its own";
+        ensure(some, field, reason)?;
+        let grouped = self.attention.latent.is_none() && self.delta.is_none();
+        let reason = "must not be combined with latent attention or a recurrence";
+        ensure(grouped, field, reason)?;
+        let plain = !self.attention.qkv_bias;
+        ensure(plain, field, "must not be combined with biases of keys")?;
+        let dense = shared.ffn.is_none() || self.experts.is_none();
+        let reason = "must not differ from that of the other layers in a model with experts";
+        ensure(dense, "shared_keys.ffn", reason)?;
+        let mut sharing = self.layers - shared.blocks..self.layers;
+        let found = sharing.all(|layer| self.block(layer).keys_of < layer);
+        let reason =
+            "must leave a layer with keys of its own of each kind, with and without window";
+        ensure(found, field, reason)
     }
 
     /// Latent attention requires a key head per query head, or a single one if absorbed, and heads
@@ -185,7 +273,11 @@ impl ModelSpec {
                 let reason = "must be at most 16777216 divided by the number of heads";
                 let fits =
                     |width: u32| self.heads.checked_mul(width).is_some_and(|w| w <= MAX_SIZE);
-                ensure(fits(self.key_width()), "attention.latent.keys", reason)?;
+                ensure(
+                    fits(self.block(0).key_width()),
+                    "attention.latent.keys",
+                    reason,
+                )?;
                 ensure(fits(latent.values), values, reason)?;
             }
             false => {
@@ -200,34 +292,19 @@ impl ModelSpec {
         epsilon("attention.latent.norm_eps", latent.norm_eps)
     }
 
+    /// Values of a row before the blocks of a range: of the residual stream, then the per-layer
+    /// inputs of these blocks. Behind them, a row is `width` values.
+    pub fn row_values(&self, layers: &std::ops::Range<u32>) -> usize {
+        let own = self
+            .per_layer
+            .map_or(0, |per_layer| per_layer.width as usize);
+        self.width as usize + own * layers.len()
+    }
+
     /// Bytes that a sequence keeps for blocks of a range, whatever its length.
     pub fn state_bytes(&self, layers: std::ops::Range<u32>) -> u64 {
         let states = layers.map(|layer| self.block(layer).state().total());
         4 * states.sum::<u64>()
-    }
-
-    /// Width of all query heads together, in values.
-    pub fn query_width(&self) -> u32 {
-        self.heads.saturating_mul(self.head_dim)
-    }
-
-    /// Width of a key in the cache, in values.
-    pub fn key_width(&self) -> u32 {
-        match self.attention.latent {
-            Some(latent) if latent.absorbed => latent.keys.saturating_add(self.rope.dims),
-            _ => self.head_dim,
-        }
-    }
-
-    /// Width of all key (or value) heads together, in values. (In latent attention values are
-    /// padded to the width of keys.)
-    pub fn kv_width(&self) -> u32 {
-        self.kv_heads.saturating_mul(self.key_width())
-    }
-
-    /// Bytes of keys and values of one position in one layer, stored as f16.
-    pub fn kv_bytes_per_position_and_layer(&self) -> u64 {
-        2 * 2 * u64::from(self.kv_width())
     }
 }
 

@@ -1,7 +1,8 @@
 //! Conversion of text to token ids and back, from the metadata of a model file.
 //!
-//! There are two kinds of vocabulary: byte-level BPE (`byte_level`; GPT-2, Llama 3, Qwen) and
-//! SentencePiece (`sentencepiece`; Llama 2, Mistral, Phi-3, Gemma). For both, special tokens are
+//! There are three kinds of vocabulary: byte-level BPE (`byte_level`; GPT-2, Llama 3, Qwen),
+//! SentencePiece (`sentencepiece`; Llama 2, Mistral, Phi-3, Gemma) and BPE of characters (`text_bpe`;
+//! Gemma 4). For all of them, special tokens are
 //! split off first (`special`), and the vocabulary encodes the text between them. The results equal
 //! llama.cpp's for the same file: `tests/vocabularies.rs` runs llama.cpp's own tests,
 //! `tests/tokenizer_parity.rs` compares a stored corpus.
@@ -48,6 +49,7 @@ mod grammar_words;
 mod pre;
 mod sentencepiece;
 mod special;
+mod text_bpe;
 mod vocabulary;
 
 pub use error::{EncodeError, MAX_TEXT_BYTES};
@@ -63,6 +65,7 @@ use sentencepiece::SentencePiece;
 use special::{Piece, SpecialFinder, dropping_space_behind};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use text_bpe::TextBpe;
 use vocabulary::{
     Merges, TokenBytes, ends, ids_by_text, kinds, structure_alphabet, unreachable_marks,
 };
@@ -85,6 +88,7 @@ pub struct Tokenizer(Arc<Inner>);
 enum Vocabulary {
     ByteLevel(Box<ByteLevel>),
     SentencePiece(Box<SentencePiece>),
+    TextBpe(Box<TextBpe>),
 }
 
 struct Inner {
@@ -143,7 +147,7 @@ impl Tokenizer {
         let mut kinds = kinds(parts)?;
         let ids = ids_by_text(&parts.tokens)?;
         let merges = match algorithm {
-            Algorithm::ByteLevelBpe => Merges::check(parts, &ids, &kinds)?,
+            Algorithm::ByteLevelBpe | Algorithm::TextBpe => Merges::check(parts, &ids, &kinds)?,
             Algorithm::SentencePiece => Merges::default(),
         };
         let ends = ends(parts, &ids, &mut kinds, &merges.used)?;
@@ -152,6 +156,11 @@ impl Tokenizer {
                 let vocabulary = ByteLevel::new(parts, &ids, &kinds, merges.pairs)?;
                 let vocabulary = Vocabulary::ByteLevel(Box::new(vocabulary));
                 (vocabulary, byte_level::append_token_bytes)
+            }
+            Algorithm::TextBpe => {
+                let vocabulary = TextBpe::new(parts, &ids, &mut kinds, merges.pairs)?;
+                let vocabulary = Vocabulary::TextBpe(Box::new(vocabulary));
+                (vocabulary, sentencepiece::append_token_bytes)
             }
             Algorithm::SentencePiece => {
                 let vocabulary = SentencePiece::new(parts, &ids, &mut kinds)?;
@@ -163,7 +172,7 @@ impl Tokenizer {
         let marks = unreachable_marks(&parts.tokens, &kinds, &merges.used);
         let add_bos = match &vocabulary {
             Vocabulary::ByteLevel(vocabulary) => vocabulary.adds_bos(),
-            Vocabulary::SentencePiece(_) => true,
+            Vocabulary::SentencePiece(_) | Vocabulary::TextBpe(_) => true,
         };
 
         let special_tokens = |wanted: &dyn Fn(TokenKind) -> bool| {
@@ -236,7 +245,9 @@ impl Tokenizer {
         }
         match &self.0.vocabulary {
             Vocabulary::ByteLevel(_) => text.bytes().all(|byte| self.encodes_byte(byte)),
-            Vocabulary::SentencePiece(_) => !text.contains(sentencepiece::SPACE),
+            Vocabulary::SentencePiece(_) | Vocabulary::TextBpe(_) => {
+                !text.contains(sentencepiece::SPACE)
+            }
         }
     }
 
@@ -244,7 +255,7 @@ impl Tokenizer {
     pub fn encodes_byte(&self, byte: u8) -> bool {
         match &self.0.vocabulary {
             Vocabulary::ByteLevel(vocabulary) => vocabulary.encodes_byte(byte),
-            Vocabulary::SentencePiece(_) => true,
+            Vocabulary::SentencePiece(_) | Vocabulary::TextBpe(_) => true,
         }
     }
 
@@ -317,7 +328,7 @@ impl Tokenizer {
     /// Whether encoding puts a space before text: at the beginning, and behind every special token.
     pub(crate) fn adds_space_prefix(&self) -> bool {
         match &self.0.vocabulary {
-            Vocabulary::ByteLevel(_) => false,
+            Vocabulary::ByteLevel(_) | Vocabulary::TextBpe(_) => false,
             Vocabulary::SentencePiece(vocabulary) => vocabulary.adds_space_prefix(),
         }
     }
@@ -339,6 +350,9 @@ impl Tokenizer {
             match (piece, &self.0.vocabulary) {
                 (Piece::Token(id), _) => ids.push(id),
                 (Piece::Text(text), Vocabulary::ByteLevel(vocabulary)) => {
+                    vocabulary.encode(text, ids)?;
+                }
+                (Piece::Text(text), Vocabulary::TextBpe(vocabulary)) => {
                     vocabulary.encode(text, ids)?;
                 }
                 // Every piece stands at the beginning or behind a special token.

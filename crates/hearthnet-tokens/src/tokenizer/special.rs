@@ -47,7 +47,7 @@ impl TokenKind {
 
 /// Texts of tokens that end a generation, which llama.cpp recognises without metadata.
 pub(super) const END_TEXTS: &str = "
-    <|eot_id|> <|im_end|> <|end|> <|eom_id|> <|endoftext|> <|end_of_text|> <end_of_turn>
+    <|eot_id|> <|im_end|> <|end|> <|eom_id|> <|endoftext|> <|end_of_text|> <end_of_turn> <turn|>
     <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] </s> <｜end▁of▁sentence｜>
 ";
 

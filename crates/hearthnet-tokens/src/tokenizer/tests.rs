@@ -453,3 +453,48 @@ proptest! {
         }
     }
 }
+
+/// Vocabulary and ids of Hugging Face's `tokenizers` 0.23.3 with Gemma 4's rules: spaces become `▁`,
+/// BPE with bytes for characters without a token.
+#[test]
+fn bpe_of_characters_gives_the_ids_of_hugging_face() {
+    let mut texts: Vec<String> = ["<unk>", "<bos>", "<eos>"].map(String::from).to_vec();
+    texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+    let words = "▁ a b c é \n \n\n \n\n\n ab ▁a ▁ab abc ▁▁ bc ▁▁▁ c▁";
+    texts.extend(words.split(' ').map(str::to_owned));
+    let merges = "a b;▁ ▁;▁ ab;b c;ab c;▁ a;▁▁ ▁;c ▁;\n \n;\n\n \n";
+    let mut types = vec![1; texts.len()];
+    types[..3].copy_from_slice(&[2, 3, 3]);
+    let tokenizer = Tokenizer::new(&TokenizerParts {
+        model: "gemma4",
+        tokens: texts.iter().map(String::as_str).collect(),
+        token_types: Some(types),
+        merges: merges.split(';').collect(),
+        bos: Some(1),
+        eos: Some(2),
+        ..TokenizerParts::default()
+    });
+    let tokenizer = tokenizer.unwrap();
+    let cases: [(&str, &[u32]); 10] = [
+        ("ab abc", &[267, 269, 262]),
+        ("a  b", &[260, 271, 261]),
+        ("   abc", &[271, 269, 262]),
+        ("c ab", &[262, 269]),
+        ("\n\n\n\na", &[265, 265, 260]),
+        ("ab\nc\n\n ab", &[267, 264, 262, 265, 269]),
+        ("é ç bc", &[263, 259, 198, 170, 259, 272]),
+        ("<bos>", &[63, 261, 114, 118, 65]),
+        ("x🙂b", &[123, 243, 162, 156, 133, 261]),
+        (" ", &[259]),
+    ];
+    for (text, expected) in cases {
+        let ids = tokenizer.encode(text, Special::Plain).unwrap();
+        assert_eq!(ids, expected, "{text:?}");
+        assert_eq!(tokenizer.decode(&ids), text);
+    }
+    assert_eq!(
+        tokenizer.encode("<bos>a", Special::Parse).unwrap(),
+        [1, 260]
+    );
+    assert!(tokenizer.adds_bos());
+}

@@ -156,7 +156,8 @@ impl<'a> Pass<'a> {
     /// Queries, keys and values of the rows, all `[rows, heads, width]`, fp32, after RoPE.
     fn heads(&self, layer: &Layer, mixed: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
         let spec = self.spec;
-        let (q, kv) = (i64::from(spec.query_width()), i64::from(spec.kv_width()));
+        let block = spec.block(0);
+        let (q, kv) = (i64::from(block.query_width()), i64::from(block.kv_width()));
         let part = |start, width| mixed.f_narrow(1, start, width)?.f_to_kind(Kind::Float);
         let (mut queries, mut keys, values) = (part(0, q)?, part(q, kv)?, part(q + kv, kv)?);
         let d = i64::from(spec.head_dim);

@@ -29,8 +29,9 @@ pub(crate) fn load(
     hearthnet_torch::load(file, layers, options, &mut |_, _| ()).unwrap()
 }
 
-/// Families that this engine refuses: they have recurrent layers, or shared experts.
-pub(crate) const REFUSED: [&str; 7] = [
+/// Families that this engine refuses: they have recurrent layers, shared experts, or layers with
+/// different heads.
+pub(crate) const REFUSED: [&str; 10] = [
     "qwen35",
     "qwen35moe",
     "qwen3next",
@@ -38,6 +39,9 @@ pub(crate) const REFUSED: [&str; 7] = [
     "deepseek2",
     "deepseek3",
     "glm47flash",
+    "gemma4",
+    "gemma4moe",
+    "gemma4ple",
 ];
 
 /// The small models made by `transformers` for the exact engine's tests.

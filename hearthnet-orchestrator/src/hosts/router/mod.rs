@@ -6,6 +6,8 @@
 //! corrected by what the caller observed (`measured.rs`). No policy takes a needless hop: layers
 //! that the next host of the route holds as well, and is not worse at, are part of its span.
 //!
+//! Layers that must run together count as one layer (`together.rs`), so that no policy cuts them.
+//!
 //! # Worked example
 //! A model of 16 layers, shards `0-7`, `4-11`, `8-15`, all idle. The cursor
 //! stands at layer 0: only `0-7` has it. The cursor moves to 8: `4-11` and
@@ -21,6 +23,7 @@ mod policy;
 mod policy_name;
 mod request;
 mod share;
+mod together;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -53,6 +56,20 @@ pub const MAX_OF_HOST: usize = 4;
 /// # Errors
 /// Any [`RouteError`].
 pub fn pick_by(
+    policy: &dyn RoutePolicy,
+    request: &RouteRequest<'_>,
+    candidates: &[Candidate],
+) -> Result<Vec<Span>, RouteError> {
+    match request.together.len() {
+        0 | 1 => pick_anywhere(policy, request, candidates),
+        _ => together::pick(request, candidates, |request, candidates| {
+            pick_anywhere(policy, request, candidates)
+        }),
+    }
+}
+
+/// [`pick_by`], for a model that may be cut between any two layers.
+fn pick_anywhere(
     policy: &dyn RoutePolicy,
     request: &RouteRequest<'_>,
     candidates: &[Candidate],

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::hash::RandomState;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use hearthnet_bus::{Descriptor, NodeId};
 
@@ -84,6 +84,9 @@ pub struct RouteRequest<'a> {
     pub layers: RangeInclusive<u32>,
     /// Number of layers of the whole model.
     pub total_layers: u32,
+    /// Last layers of the model that one host must run together: some of them use keys and values of
+    /// others. Empty if the model may be cut anywhere.
+    pub together: Range<u32>,
     /// Maximum number of spans.
     pub max_shards: usize,
     /// True if the caller's own node may serve; as first shard only if no other is as good.
@@ -103,6 +106,16 @@ pub enum RouteError {
     Uncovered {
         /// First layer without a shard.
         layer: u32,
+        model_id: String,
+    },
+    /// No usable shard holds all layers that must run together.
+    #[error(
+        "no shard covers layers {first} to {last} of {model_id} together: the last ones use keys and \
+         values of the first, so one host must hold them all"
+    )]
+    Together {
+        first: u32,
+        last: u32,
         model_id: String,
     },
     /// All shards of this model hold other weights.

@@ -48,6 +48,7 @@ pub(super) fn ask() -> RouteRequest<'static> {
         arithmetic: Exact::default().allows(None),
         layers: 0..=15,
         total_layers: 16,
+        together: 16..16,
         max_shards: 16,
         allow_self: false,
         exclude: &NONE,

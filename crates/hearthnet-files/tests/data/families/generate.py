@@ -42,6 +42,18 @@ DELTA = dict(
     linear_key_head_dim=16,
     linear_value_head_dim=16,
 )
+GEMMA4 = dict(
+    HEADS,
+    num_hidden_layers=4,
+    global_head_dim=32,
+    sliding_window=7,
+    layer_types=["sliding_attention", "full_attention"] * 2,
+    final_logit_softcapping=9.0,
+    rope_parameters={
+        "full_attention": dict(rope_type="proportional", rope_theta=1e6, partial_rotary_factor=0.25),
+        "sliding_attention": dict(rope_type="default", rope_theta=1e4),
+    },
+)
 EXPERTS = dict(HEADS, intermediate_size=32, num_experts_per_tok=2)
 DELTA_EXPERTS = dict(
     DELTA,
@@ -69,7 +81,17 @@ LATENT = dict(GROUPED_EXPERTS, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_hea
 
 
 # Added to the seed if another draw keeps greedy choices further apart.
-SEEDS = {"mistralyarn": 3, "qwen3yarn": 3, "phi3long": 3, "qwen3": 3, "qwen3moe": 2, "deepseek3": 3}
+SEEDS = {
+    "gemma4": 1,
+    "gemma4moe": 3,
+    "gemma4ple": 6,
+    "mistralyarn": 3,
+    "qwen3yarn": 3,
+    "phi3long": 3,
+    "qwen3": 3,
+    "qwen3moe": 2,
+    "deepseek3": 3,
+}
 
 
 def rope(theta=10000.0, **more):
@@ -86,6 +108,8 @@ SIZES_OF = {
     "gptoss": {"experts.gate_up_proj": 4, "experts.down_proj": 0.25},
     # The embedding of a token is multiplied by 12, and would dominate everything else.
     "minicpm3": {"embed_tokens.weight": 0.125},
+    # Scores are not scaled; with larger ones, one value that is rounded the other way moves a logit.
+    "gemma4ple": {"k_norm.weight": 0.4},
 }
 
 
@@ -246,6 +270,38 @@ FAMILIES = {
             },
         ),
     ),
+    # As Gemma 4 31B: heads and key heads differ between blocks; global blocks have no values.
+    "gemma4": (
+        "Gemma4",
+        dict(GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0),
+    ),
+    # As Gemma 4 26B-A4B.
+    "gemma4moe": (
+        "Gemma4",
+        dict(
+            GEMMA4,
+            attention_k_eq_v=True,
+            num_global_key_value_heads=1,
+            hidden_size_per_layer_input=0,
+            enable_moe_block=True,
+            num_experts=5,
+            top_k_experts=3,
+            moe_intermediate_size=32,
+        ),
+    ),
+    # As Gemma 4 E2B: the last two of six blocks use the keys and values of the two before them.
+    "gemma4ple": (
+        "Gemma4",
+        dict(
+            GEMMA4,
+            num_hidden_layers=6,
+            layer_types=["sliding_attention", "full_attention"] * 3,
+            hidden_size_per_layer_input=32,
+            vocab_size_per_layer_input=VOCAB,
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+        ),
+    ),
     "granite": (
         "Granite",
         dict(
@@ -354,7 +410,7 @@ def build(name):
     # Weights large enough for every feature to matter, and exact in half precision.
     def is_around_zero(key):
         # The norm of a gated delta rule is not.
-        return family.startswith("Gemma") or family in DELTA_FAMILIES and "linear_attn" not in key
+        return family in ("Gemma2", "Gemma3") or family in DELTA_FAMILIES and "linear_attn" not in key
 
     with torch.no_grad():
         for key, p in model.named_parameters():
@@ -373,6 +429,8 @@ def build(name):
         for key, p in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 p.copy_((0.3 * torch.randn(p.shape)).half())
+            elif key.endswith("layer_scalar"):
+                p.copy_((0.7 + 0.3 * torch.randn(p.shape).abs()).half().float())
     if name in LATENT_CACHES:
         for module in model.modules():
             if hasattr(module, "expand_kv"):

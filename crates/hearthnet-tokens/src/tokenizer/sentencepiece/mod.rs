@@ -179,7 +179,7 @@ fn byte_of(text: &str) -> Option<u8> {
 }
 
 /// Token of each byte.
-fn byte_tokens(
+pub(super) fn byte_tokens(
     parts: &TokenizerParts<'_>,
     ids: &HashMap<&str, u32>,
     kinds: &mut [TokenKind],

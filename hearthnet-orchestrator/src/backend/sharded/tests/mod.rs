@@ -648,6 +648,7 @@ impl Stage {
             weights: WEIGHTS,
             width: WIDTH,
             layers: LAYERS,
+            together: LAYERS..LAYERS,
             hosted,
             context: 4096,
             boundary: BoundaryDtype::F32,

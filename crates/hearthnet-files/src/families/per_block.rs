@@ -1,0 +1,121 @@
+//! Hyperparameters that differ between the blocks of a model.
+
+use super::keys::{Keys, SHARED_KEYS, WINDOWS};
+use crate::error::ModelError;
+use crate::schema::Lookup as _;
+use crate::spec::{SharedKeysSpec, WindowHeads};
+
+/// Blocks that have a window, in families whose files state them.
+pub(super) struct Windows {
+    /// Every n-th block is global; `None` if the file does not state it.
+    pub(super) global_every: Option<u32>,
+}
+
+impl Windows {
+    pub(super) fn read(keys: &Keys<'_>, layers: u32) -> Result<Self, ModelError> {
+        if !keys.family.reads_key(WINDOWS) {
+            return Ok(Self { global_every: None });
+        }
+        let windows = keys.per_block(WINDOWS, layers)?;
+        if windows.is_empty() {
+            return Err(keys.missing(WINDOWS));
+        }
+        let first = (1..).zip(&windows).find(|(_, window)| **window == 0);
+        let every: u32 = first.map_or(layers.saturating_add(1), |(block, _)| block);
+        let regular = (1..)
+            .zip(&windows)
+            .all(|(block, window): (u32, _)| (*window == 0) == block.is_multiple_of(every));
+        match first.is_some() && regular && windows.len() == layers as usize {
+            true => Ok(Self {
+                global_every: Some(every),
+            }),
+            false => Err(keys.bad(WINDOWS, "must have a global block after each n - 1 others")),
+        }
+    }
+
+    /// Key heads of blocks with a window, or of the others.
+    pub(super) fn kv_heads(
+        &self,
+        keys: &Keys<'_>,
+        layers: u32,
+        windowed: bool,
+    ) -> Result<Option<u32>, ModelError> {
+        let key = "attention.head_count_kv";
+        let Some(every) = self.global_every else {
+            return keys.integer(key);
+        };
+        let all = keys.per_block(key, layers)?;
+        if all.len() < 2 {
+            return Ok(all.first().copied());
+        }
+        let of_kind = (1..)
+            .zip(&all)
+            .filter(|(block, _): &(u32, _)| !block.is_multiple_of(every) == windowed);
+        let mut heads = of_kind.map(|(_, heads)| *heads);
+        let first = heads.next();
+        match heads.all(|heads| Some(heads) == first) {
+            true => Ok(first),
+            false => Err(keys.bad(
+                key,
+                "must be equal in all blocks with a window, and in all others",
+            )),
+        }
+    }
+
+    pub(super) fn heads(
+        &self,
+        keys: &Keys<'_>,
+        layers: u32,
+    ) -> Result<Option<WindowHeads>, ModelError> {
+        let Some(head_dim) = keys.integer("attention.key_length_swa")? else {
+            return Ok(None);
+        };
+        let values = keys.integer("attention.value_length_swa")?;
+        if values.is_some_and(|values| values != head_dim) {
+            let reason = "must equal attention.key_length_swa";
+            return Err(keys.bad("attention.value_length_swa", reason));
+        }
+        let kv_heads = match self.kv_heads(keys, layers, true)? {
+            Some(kv_heads) => kv_heads,
+            None => keys.required_integer("attention.head_count")?,
+        };
+        let dims = keys.integer("rope.dimension_count_swa")?;
+        Ok(Some(WindowHeads {
+            kv_heads,
+            head_dim,
+            rope_dims: dims.unwrap_or(head_dim),
+        }))
+    }
+}
+
+/// Width of the feed-forward layer of the blocks with keys of their own.
+pub(super) fn ffn(keys: &Keys<'_>, layers: u32) -> Result<u32, ModelError> {
+    let all = keys.per_block("feed_forward_length", layers)?;
+    match all.first() {
+        Some(ffn) => Ok(*ffn),
+        None => Err(keys.missing("feed_forward_length")),
+    }
+}
+
+/// Blocks at the end that use keys and values of an earlier block, and the width of their
+/// feed-forward layers.
+pub(super) fn shared_keys(
+    keys: &Keys<'_>,
+    layers: u32,
+) -> Result<Option<SharedKeysSpec>, ModelError> {
+    let key = "feed_forward_length";
+    let all = keys.per_block(key, layers)?;
+    let blocks = keys.integer(SHARED_KEYS)?.unwrap_or(0);
+    let own = layers.saturating_sub(blocks).max(1) as usize;
+    let (own, sharing) = all.split_at(own.min(all.len()));
+    let equal = |widths: &[u32]| widths.windows(2).all(|pair| pair[0] == pair[1]);
+    if !equal(own) || !equal(sharing) {
+        let reason = "must be equal in all blocks, except those that share keys of other blocks";
+        return Err(keys.bad(key, reason));
+    }
+    let ffn = sharing.first().filter(|ffn| own.first() != Some(ffn));
+    Ok((blocks > 0).then_some(SharedKeysSpec {
+        blocks,
+        ffn: ffn.copied(),
+    }))
+}
