@@ -105,6 +105,8 @@ struct State {
     babbles: bool,
     /// Number of steps received.
     steps: u32,
+    /// Number of streams opened.
+    opened: u32,
     /// Positions requested when streams were opened or grown.
     asked: Vec<u32>,
     /// Lengths at which streams became idle.
@@ -423,6 +425,7 @@ impl Puppet {
                 };
                 let stream = (session, open.stream);
                 if !grows {
+                    state.opened += 1;
                     state.streams.insert(stream, (open.lo, layers));
                     if self.arithmetic == ARITHMETIC {
                         state.begin_book(self.key.id(), session, &open);
