@@ -600,6 +600,7 @@ mod tests {
             layers: 16,
             together: 16..16,
             hosted: 0..16,
+            recurrent: false,
             context: 64,
             boundary: BoundaryDtype::F16,
             bands: None,

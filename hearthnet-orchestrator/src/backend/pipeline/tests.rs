@@ -158,6 +158,63 @@ fn dropped_history_is_recomputed_by_the_earlier_spans() {
     assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
 }
 
+#[test]
+fn a_host_that_kept_less_gets_the_rows_in_between_and_no_other_host_notices() {
+    let mut p = Pipeline::new(2, 4, Want::Last, LIMITS);
+    p.submit(0, rows(&[1, 2, 3, 4, 5]), 0);
+    while let Some(Action::Send {
+        span, chunk, want, ..
+    }) = p.poll()
+    {
+        let back = match want {
+            Want::None => 0,
+            Want::Last => 1,
+            Want::All => chunk.rows,
+        };
+        let data = rows(&vec![7; back as usize]);
+        p.on_result(span, 1, chunk.position, back, data).unwrap();
+    }
+    assert!(p.is_idle() && p.is_through());
+    // Back to position 3, with a new row. Neither host may get it yet.
+    p.submit(3, rows(&[9]), 0);
+    (0..2).for_each(|span| p.hold(span, 3));
+    assert_eq!((p.poll(), p.is_idle()), (None, false));
+    // The first host kept all three positions.
+    assert!(p.kept(0, 3));
+    assert_eq!(sends(&mut p), [(0, 3, Want::All)]);
+    p.on_result(0, 1, 3, 1, rows(&[19])).unwrap();
+    assert_eq!(p.poll(), None, "the second host has not answered");
+    // The second one kept none.
+    assert!(p.kept(1, 0));
+    assert_eq!(sends(&mut p), [(1, 0, Want::None), (1, 2, Want::None)]);
+    p.on_result(1, 1, 0, 0, Bytes::new()).unwrap();
+    assert_eq!(sends(&mut p), [(1, 3, Want::Last)]);
+    p.on_result(1, 1, 2, 0, Bytes::new()).unwrap();
+    p.on_result(1, 1, 3, 1, rows(&[29])).unwrap();
+    assert_eq!(p.poll(), Some(Action::Output { row: rows(&[29]) }));
+}
+
+#[test]
+fn a_host_that_kept_less_is_replaced_if_the_rows_in_between_were_dropped() {
+    let limits = Limits {
+        history_bytes: 0,
+        ..LIMITS
+    };
+    let mut p = Pipeline::new(2, 4, Want::Last, limits);
+    p.submit(0, rows(&[1, 2]), 0);
+    sends(&mut p);
+    p.on_result(0, 1, 0, 2, rows(&[11, 12])).unwrap();
+    sends(&mut p);
+    p.on_result(1, 1, 0, 1, rows(&[22])).unwrap();
+    sends(&mut p);
+    p.submit(1, rows(&[3]), 0);
+    (0..2).for_each(|span| p.hold(span, 1));
+    assert!(p.kept(0, 0), "the first boundary is always kept");
+    assert!(!p.kept(1, 0));
+    assert_eq!(p.replace(1, 1), 0..2);
+    assert_eq!(sends(&mut p), [(0, 0, Want::All)]);
+}
+
 /// Stream of a host: layers with their state, and unanswered steps.
 struct Stream {
     lo: u32,
@@ -210,12 +267,14 @@ impl Stream {
 const LAYERS: u32 = 6;
 
 /// Runs a script of (go back by, submit) turns through hosts that fail as `chaos` says. Rows are
-/// submitted `part` at a time; `back` selects the rows returned per turn.
+/// submitted `part` at a time; `back` selects the rows returned per turn. With `checkpoints`, hosts
+/// tell how far they went back: to where they were asked to, or to a multiple of that number.
 fn converse(
     cuts: &[u32],
     turns: &[(u32, Vec<u32>)],
     limits: Limits,
     (part, back): (usize, Want),
+    checkpoints: Option<u32>,
     chaos: &mut dyn FnMut(u32) -> u32,
 ) -> Vec<u32> {
     let mut streams: Vec<Stream> = Vec::new();
@@ -235,7 +294,11 @@ fn converse(
         while !done {
             if !rest.is_empty() && (position == length || p.is_idle()) {
                 let (now, later) = rest.split_at(part.min(rest.len()));
+                let goes_back = position < length;
                 p.submit(position, rows(now), later.len() as u32);
+                if goes_back && checkpoints.is_some() {
+                    (0..streams.len()).for_each(|span| p.hold(span, position));
+                }
                 position += now.len() as u32;
                 (length, rest) = (position, later);
             }
@@ -254,6 +317,7 @@ fn converse(
                         );
                         streams[span].steps.push_back((chunk, want));
                         assert!(streams[span].steps.len() <= limits.depth);
+                        assert_eq!(p.returns_to(span), None, "sent to a held span");
                     }
                     Action::Output { row } => {
                         let values = row.chunks_exact(4);
@@ -284,12 +348,27 @@ fn converse(
                 }
                 continue;
             }
+            let held = (0..streams.len()).filter_map(|i| Some((i, p.returns_to(i)?)));
+            let held: Vec<(usize, u32)> = held.collect();
+            if let Some(&(span, asked)) = held.get(chaos(held.len() as u32 + 1) as usize) {
+                let every = checkpoints.unwrap();
+                let kept = [asked, asked - asked % every, 0][chaos(3) as usize];
+                for state in &mut streams[span].states {
+                    state.truncate(kept as usize);
+                }
+                if !p.kept(span, kept) {
+                    for index in p.replace(span, 1) {
+                        streams[index] = Stream::new(streams[index].layers(), p.epoch(index));
+                    }
+                }
+                continue;
+            }
             let busy: Vec<usize> = (0..streams.len())
                 .filter(|&i| !streams[i].steps.is_empty())
                 .collect();
             if busy.is_empty() {
                 assert!(
-                    done || !submitted,
+                    done || !submitted || !held.is_empty(),
                     "nothing is under way, and nothing came out"
                 );
                 continue;
@@ -338,6 +417,7 @@ proptest! {
         history_bytes in prop_oneof![Just(usize::MAX), 0usize..120],
         part in 1usize..9,
         back in prop_oneof![Just(Want::Last), Just(Want::All)],
+        checkpoints in proptest::option::of(1u32..5),
         script in proptest::collection::vec(any::<u32>(), 0..300),
     ) {
         let mut cuts = cuts;
@@ -356,6 +436,7 @@ proptest! {
         let limits = Limits { depth, chunk_rows, history_bytes };
         // After the end of the script, no host fails.
         let mut chaos = |n: u32| script.next().map_or(0, |x| x % n.max(1));
-        prop_assert_eq!(converse(&cuts, &turns, limits, (part, back), &mut chaos), undisturbed);
+        let rows = converse(&cuts, &turns, limits, (part, back), checkpoints, &mut chaos);
+        prop_assert_eq!(rows, undisturbed);
     }
 }

@@ -3,6 +3,7 @@
 mod audits;
 mod forks;
 mod receipts;
+mod rewinds;
 mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +16,8 @@ use hearthnet_engine::ARITHMETIC;
 use hearthnet_files::{BoundaryDtype, WeightsId};
 use hearthnet_transport::{
     Admission, CloseCode, Code, Config, Connection, DType, Hello, Identity, Listener, Message,
-    NodeId, Receipt, Sender, Step, StepResult, StreamError, StreamOpen, StreamOpened, Want,
+    NodeId, Receipt, Sender, Step, StepResult, StreamError, StreamOpen, StreamOpened, Truncate,
+    Truncated, Want,
 };
 use parking_lot::{Mutex, MutexGuard};
 use proptest::prelude::*;
@@ -93,8 +95,18 @@ struct State {
     lies: Option<Lie>,
     /// Change to every answer to STREAM_OPEN.
     misnames: Option<fn(&mut StreamOpened)>,
+    /// If set, a stream returns to its length and to multiples of this number only.
+    checkpoints: Option<u32>,
+    /// Change to every answer to a truncation.
+    misstates: Option<fn(&mut Truncated)>,
+    /// Answers no truncation.
+    ignores_truncation: bool,
+    /// Sends an answer to a truncation that was not requested, once, before its next result.
+    babbles: bool,
     /// Number of steps received.
     steps: u32,
+    /// Number of streams opened.
+    opened: u32,
     /// Positions requested when streams were opened or grown.
     asked: Vec<u32>,
     /// Lengths at which streams became idle.
@@ -124,6 +136,36 @@ struct Book {
 }
 
 impl State {
+    /// Positions that a stream keeps when it has to return to `position`.
+    fn kept(&self, stream: (usize, u32), position: u32) -> u32 {
+        let held = self.streams.get(&stream).map(|(_, layers)| layers[0].len());
+        match self.checkpoints {
+            Some(every) if held > Some(position as usize) => position - position % every,
+            _ => position,
+        }
+    }
+
+    fn truncate(&mut self, session: usize, truncate: Truncate) -> Option<Truncated> {
+        if self.ignores_truncation {
+            return None;
+        }
+        let stream = (session, truncate.stream);
+        let position = self.kept(stream, truncate.position);
+        let (_, layers) = self.streams.get_mut(&stream)?;
+        for layer in layers {
+            layer.truncate(position as usize);
+        }
+        let mut truncated = Truncated {
+            stream: truncate.stream,
+            epoch: truncate.epoch,
+            position,
+        };
+        if let Some(misstate) = self.misstates {
+            misstate(&mut truncated);
+        }
+        Some(truncated)
+    }
+
     fn begin_book(&mut self, host: NodeId, session: usize, open: &StreamOpen) {
         let source = open
             .fork
@@ -383,6 +425,7 @@ impl Puppet {
                 };
                 let stream = (session, open.stream);
                 if !grows {
+                    state.opened += 1;
                     state.streams.insert(stream, (open.lo, layers));
                     if self.arithmetic == ARITHMETIC {
                         state.begin_book(self.key.id(), session, &open);
@@ -402,6 +445,10 @@ impl Puppet {
                 state.certify((session, close.stream), &self.key);
                 state.books.remove(&(session, close.stream));
                 None
+            }
+            Message::Truncate(truncate) if truncate.answer => {
+                assert!(self.descriptor().answers_truncation());
+                state.truncate(session, truncate).map(Message::Truncated)
             }
             Message::Truncate(truncate) => {
                 let stream = (session, truncate.stream);
@@ -440,6 +487,18 @@ impl Puppet {
                 }
                 if state.mute.contains(&stream) {
                     return None;
+                }
+                if state.babbles {
+                    state.babbles = false;
+                    let _ = state.sessions[session].try_send(Message::Truncated(Truncated {
+                        stream: step.stream,
+                        epoch: step.epoch,
+                        position: 0,
+                    }));
+                }
+                if state.kept(stream, step.position) != step.position {
+                    state.streams.remove(&stream);
+                    return refuse(step.stream, step.epoch, "position_gap");
                 }
                 let lies = state.lies;
                 let Some((lo, layers)) = state.streams.get_mut(&stream) else {
@@ -650,6 +709,7 @@ impl Stage {
             layers: LAYERS,
             together: LAYERS..LAYERS,
             hosted,
+            recurrent: true,
             context: 4096,
             boundary: BoundaryDtype::F32,
             bands: None,
