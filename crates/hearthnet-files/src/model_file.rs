@@ -12,8 +12,8 @@ use crate::blocks::{WeightType, all_finite};
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::families::{
-    CONVOLUTION, EMBEDDING, Family, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
-    PER_LAYER_PROJECTION_NORM, Rule, shared_tensors,
+    EMBEDDING, Family, OUTPUT, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
+    PER_LAYER_PROJECTION_NORM, Rule, is_convolution, shared_tensors,
 };
 use crate::gguf::{Gguf, SPLIT_COUNT, TensorInfo, TensorType};
 use crate::pooling::Pooling;
@@ -387,7 +387,7 @@ impl ModelFile {
 
     /// Tensors outside the blocks: embeddings, last norm, and the output matrix if it is separate.
     pub fn head_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        let plain = [EMBEDDING, OUTPUT_NORM, OUTPUT];
+        let plain = [EMBEDDING, self.family.output_norm, OUTPUT];
         let per_layer = [
             PER_LAYER_EMBEDDING,
             PER_LAYER_PROJECTION,
@@ -486,7 +486,7 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
         // Vectors are small and used in full precision, as are the stacked biases of experts and
         // convolutions.
         // Converters store them as F32.
-        let vector = info.dims.len() == 1 || name.ends_with(".bias") || name.ends_with(CONVOLUTION);
+        let vector = info.dims.len() == 1 || name.ends_with(".bias") || is_convolution(&name);
         let supported = match info.dtype {
             dtype if vector && dtype != TensorType::F32 => Some("F32".to_owned()),
             _ if !info.dtype.is_supported() => Some(TensorType::names(TensorType::supported())),

@@ -19,6 +19,8 @@ pub struct Family {
     pub boundary: BoundaryDtype,
     /// Groups of tensors that a block can have. [`Group::present`] selects those of a block.
     pub layer: &'static [Group],
+    /// Name of the norm before the output matrix.
+    pub output_norm: &'static str,
     /// Metadata keys read for this family only, without the architecture's prefix, with spaces
     /// between.
     pub reads: &'static str,
@@ -72,6 +74,8 @@ pub struct Family {
     pub value_norm: bool,
     /// Blocks with a gated delta rule; files do not state these two facts about it.
     pub delta: Option<DeltaFamily>,
+    /// Whether blocks without key heads have a gated short convolution.
+    pub convolution: bool,
 }
 
 /// Facts about the gated delta rule of a family.
@@ -110,6 +114,7 @@ impl Family {
         rope: RopeKind::Interleaved,
         boundary: BoundaryDtype::F16,
         layer: &[],
+        output_norm: OUTPUT_NORM,
         reads: "",
         qkv_bias: Presence::Never,
         qk_norm: None,
@@ -134,6 +139,7 @@ impl Family {
         attention_scale: None,
         value_norm: false,
         delta: None,
+        convolution: false,
     };
 
     /// Returns true if blocks can have a tensor.
@@ -159,7 +165,8 @@ impl Family {
     /// the blocks come first.
     pub fn tensors(&self, spec: &ModelSpec) -> impl Iterator<Item = (String, Vec<u64>)> {
         let (width, vocab) = (u64::from(spec.width), u64::from(spec.vocab));
-        let mut outer = vec![(EMBEDDING, vec![width, vocab]), (OUTPUT_NORM, vec![width])];
+        let embedding = (EMBEDDING, vec![width, vocab]);
+        let mut outer = vec![embedding, (self.output_norm, vec![width])];
         if !spec.tied_embedding {
             outer.push((OUTPUT, vec![width, vocab]));
         }

@@ -68,6 +68,8 @@ const OTHERS: &[(&str, &str)] = &[
     ("delta.value_heads", "ssm.time_step_rank"),
     ("delta.key_width", "ssm.state_size"),
     ("delta.value_width", "ssm.inner_size"),
+    ("convolution.positions", SHORT_CONVOLUTION),
+    ("convolution.attention", KEY_HEADS),
     ("experts.shared.ffn", "expert_shared_feed_forward_length"),
     ("experts.leading.blocks", "leading_dense_block_count"),
     ("experts.leading.ffn", "feed_forward_length"),
@@ -126,6 +128,11 @@ pub(super) const WINDOWS: &str = "attention.sliding_window_pattern";
 pub(super) const SHARED_KEYS: &str = "attention.shared_kv_layers";
 /// Values per block of the per-layer embeddings.
 pub(super) const PER_LAYER: &str = "embedding_length_per_layer_input";
+
+/// Key heads, of each block if it is an array.
+pub(super) const KEY_HEADS: &str = "attention.head_count_kv";
+/// Positions of gated short convolutions.
+pub(super) const SHORT_CONVOLUTION: &str = "shortconv.l_cache";
 
 /// Kinds of the blocks, which families derive: whether each has a recurrence.
 pub(super) const RECURRENT: &str = "attention.recurrent_layers";

@@ -25,9 +25,9 @@ mod rules;
 pub(crate) use family::shared_tensors;
 pub use family::{DeltaFamily, Family, Presence, Yarn};
 pub use rules::{
-    CONVOLUTION, CORRECTION, EMBEDDING, Group, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING,
+    CORRECTION, EMBEDDING, EMBEDDING_NORM, Group, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING,
     PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, ROPE_FACTORS, ROPE_FACTORS_LONG,
-    ROPE_FACTORS_SHORT, ROUTER, Rule,
+    ROPE_FACTORS_SHORT, ROUTER, Rule, is_convolution,
 };
 
 use crate::error::ModelError;
@@ -56,6 +56,8 @@ pub const ALL: &[&Family] = &[
     &known::SEED_OSS,
     &known::GLM4_MOE,
     &known::DEEPSEEK2,
+    &known::LFM2,
+    &known::LFM2_MOE,
 ];
 
 /// Metadata key with which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).

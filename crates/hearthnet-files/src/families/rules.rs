@@ -8,6 +8,8 @@ use crate::spec::{BlockSpec, Feed, LayerTensor, Mixer};
 pub const EMBEDDING: &str = "token_embd.weight";
 /// Norm before the output matrix, `[width]`.
 pub const OUTPUT_NORM: &str = "output_norm.weight";
+/// [`OUTPUT_NORM`] in families whose converter names it for the embedding.
+pub const EMBEDDING_NORM: &str = "token_embd_norm.weight";
 /// Output matrix, `[width, vocab]`; a file without it uses the embedding.
 pub const OUTPUT: &str = "output.weight";
 
@@ -24,7 +26,9 @@ pub const ROUTER: &str = "ffn_gate_inp.weight";
 /// Values that correct the choice of experts of a block, `[experts]`; the prefix is `blk.N.`.
 pub const CORRECTION: &str = "exp_probs_b.bias";
 /// Weights of the convolution of a block, `[positions, channels]`; the prefix is `blk.N.`.
-pub const CONVOLUTION: &str = "ssm_conv1d.weight";
+const CONVOLUTION: &str = "ssm_conv1d.weight";
+/// [`CONVOLUTION`] of a gated short convolution, `[positions, width]`.
+const SHORT_CONVOLUTION: &str = "shortconv.conv.weight";
 /// Divisors of RoPE frequencies, `[pairs]`: see
 /// [`RopeScaling::Factors`](crate::spec::RopeScaling::Factors).
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -48,13 +52,20 @@ impl Rule {
     /// Returns true for a matrix or the matrices of all experts, false for vectors, biases and the
     /// weights of a convolution.
     pub fn is_matrix(&self) -> bool {
-        self.dims.len() > 1 && !self.name.ends_with(".bias") && self.name != CONVOLUTION
+        self.dims.len() > 1 && !self.name.ends_with(".bias") && !is_convolution(self.name)
     }
 
     /// Full tensor name in block `layer`.
     pub fn full_name(&self, layer: u32) -> String {
         format!("blk.{layer}.{}", self.name)
     }
+}
+
+/// Returns true for the weights of a convolution.
+pub fn is_convolution(name: &str) -> bool {
+    [CONVOLUTION, SHORT_CONVOLUTION]
+        .iter()
+        .any(|end| name.ends_with(end))
 }
 
 /// Tensors that a block has all or none of.
@@ -74,7 +85,7 @@ const fn rule(tensor: T, name: &'static str, dims: &'static [Dim]) -> Rule {
 }
 
 pub(super) const ATTENTION: Group = group(
-    |_| true,
+    |block| !block.is_recurrent(),
     &[
         rule(T::AttnNorm, "attn_norm.weight", &[Width]),
         rule(T::AttnQ, "attn_q.weight", &[Width, Queries]),
@@ -236,6 +247,29 @@ pub(super) const FUSED_DELTA_SCORES: Group = group(
         "ssm_ba.weight",
         &[Width, TwoDeltaHeads],
     )],
+);
+
+/// Gated short convolution.
+pub(super) const GATED_CONVOLUTION: Group = group(
+    |block| matches!(block.mixer, Mixer::Convolution { .. }),
+    &[
+        rule(T::AttnNorm, "attn_norm.weight", &[Width]),
+        rule(
+            T::ConvolutionInput,
+            "shortconv.in_proj.weight",
+            &[Width, ThreeWidth],
+        ),
+        rule(
+            T::Convolution,
+            SHORT_CONVOLUTION,
+            &[ConvolutionPositions, Width],
+        ),
+        rule(
+            T::ConvolutionOutput,
+            "shortconv.out_proj.weight",
+            &[Width, Width],
+        ),
+    ],
 );
 
 pub(super) const QKV_BIAS: Group = group(

@@ -71,6 +71,7 @@ pub(super) const BASE: Class = Class {
     stacked_rows: false,
     whole_experts: false,
     window_heads: false,
+    convolution: false,
     norms_around_zero: false,
     vocab_size: false,
     rope_dims: RopeDims::Omitted,

@@ -10,6 +10,7 @@ use super::class::{
     optional, optional_float,
 };
 use super::class_base::*;
+use super::lfm2::{LFM2, LFM2_MOE};
 use super::names::*;
 use super::routed_classes::{DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE};
 use crate::schema::Scalar::{Bool, EmptyList, Number, Text};
@@ -530,4 +531,6 @@ pub(super) const ALL: &[&Class] = &[
     &DEEPSEEK2,
     &DEEPSEEK3,
     &GLM4_MOE_LITE,
+    &LFM2,
+    &LFM2_MOE,
 ];

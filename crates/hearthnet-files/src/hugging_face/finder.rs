@@ -12,8 +12,8 @@ use super::error::ImportError;
 use super::planned::{Change, GROUP, Pick, Planned, Source};
 use super::shards::{PART_BYTES, Shards, Stored, wrong_type};
 use crate::families::{
-    EMBEDDING, Family, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
-    PER_LAYER_PROJECTION_NORM,
+    EMBEDDING, EMBEDDING_NORM, Family, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING,
+    PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, is_convolution,
 };
 use crate::gguf::TensorType;
 use crate::spec::{DeltaSpec, Mixer, ModelSpec};
@@ -64,6 +64,7 @@ impl<'a> Finder<'a> {
         match name {
             EMBEDDING => return Some(format!("{model}embed_tokens.weight")),
             OUTPUT_NORM => return Some(format!("{model}norm.weight")),
+            EMBEDDING_NORM => return Some(format!("{model}embedding_norm.weight")),
             OUTPUT => return Some(format!("{head}lm_head.weight")),
             PER_LAYER_EMBEDDING => return Some(format!("{model}embed_tokens_per_layer.weight")),
             PER_LAYER_PROJECTION => {
@@ -201,10 +202,15 @@ impl<'a> Finder<'a> {
             let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
             return self.delta(rule, &theirs, &lengths, delta);
         }
+        let dims = match lengths[..] {
+            // The directory has a matrix for each channel.
+            [row, rows] if is_convolution(name) => vec![row, 1, rows],
+            _ => lengths,
+        };
         let mut parts = Vec::new();
         for expert in 0..experts {
             let theirs = self.name_of(name, expert).ok_or_else(unknown)?;
-            parts.push(self.find(&theirs, &lengths)?);
+            parts.push(self.find(&theirs, &dims)?);
         }
         let heads = match name.rsplit_once(".attn_") {
             Some((_, "q.weight" | "q.bias")) => spec.heads,

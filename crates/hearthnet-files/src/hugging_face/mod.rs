@@ -21,6 +21,7 @@ mod error;
 mod finder;
 mod gemma4;
 mod json;
+mod lfm2;
 mod names;
 mod plan;
 mod planned;

@@ -110,6 +110,25 @@ pub(super) const LATENT: Names = &[
     ("attn_k_b", "self_attn.kv_b_proj"),
     ("attn_v_b", "self_attn.kv_b_proj"),
 ];
+/// Before [`ATTENTION`].
+pub(super) const LFM2_NAMES: Names = &[
+    ("attn_norm", "operator_norm"),
+    ("attn_q_norm", "self_attn.q_layernorm"),
+    ("attn_k_norm", "self_attn.k_layernorm"),
+    ("attn_output", "self_attn.out_proj"),
+    ("shortconv.in_proj", "conv.in_proj"),
+    ("shortconv.conv", "conv.conv"),
+    ("shortconv.out_proj", "conv.out_proj"),
+    ("ffn_norm", "ffn_norm"),
+    ("ffn_gate", "feed_forward.w1"),
+    ("ffn_up", "feed_forward.w3"),
+    ("ffn_down", "feed_forward.w2"),
+    ("ffn_gate_inp", "feed_forward.gate"),
+    ("exp_probs_b.bias", "feed_forward.expert_bias"),
+    ("ffn_gate_exps", "feed_forward.experts.{}.w1"),
+    ("ffn_up_exps", "feed_forward.experts.{}.w3"),
+    ("ffn_down_exps", "feed_forward.experts.{}.w2"),
+];
 
 /// Tensor name prefixes in models with a vision tower.
 pub(super) const VISION_PREFIXES: Names = &[
