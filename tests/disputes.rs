@@ -1,8 +1,8 @@
-//! Disputes in a community of daemons: a host that lies is found, accused and convicted without anyone's
-//! help, and a false accusation falls back on the accuser.
+//! Disputes in a community of daemons: a host that lies is found, accused and convicted without
+//! anyone's help, and a false accusation falls back on the accuser.
 //!
-//! The host that lies and the slanderer are of this process, since the program does neither. All others
-//! are the program.
+//! The host that lies and the slanderer are of this process, since the program does neither. All
+//! others are the program.
 
 use hearthnet_bus::evidence::Evidence;
 use hearthnet_bus::log::Body;
@@ -68,7 +68,8 @@ fn a_host_that_lies_is_convicted_by_the_daemons_and_then_avoided_by_all() {
         passing.rows.iter_mut().enumerate().for_each(steer);
     });
     let liar = OwnHost::tampered(&lies, &founder_runs, (0, 29), steer);
-    // Only hosts answer, so the two hosts contradict each other, and the caller cannot tell who is right.
+    // Only hosts answer, so the two hosts contradict each other, and the caller cannot tell who is
+    // right.
     let settings = [&static_peer(&founder_runs)[..], &AUDITED, &TOGETHER].concat();
     let asks_runs = serve(&asks, &settings);
     until("both hosts are known", || {

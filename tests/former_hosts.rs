@@ -1,5 +1,5 @@
-//! A host that loses its rights or is convicted receives no more rows, even if it ignores that: in the
-//! middle of an answer, and for an idle conversation.
+//! A host that loses its rights or is convicted receives no more rows, even if it ignores that: in
+//! the middle of an answer, and for an idle conversation.
 //!
 //! The host is a node in this process that serves real layers and never checks its own rights. It
 //! is reached over a slow line, so that an answer takes long enough.
@@ -151,8 +151,8 @@ impl Street {
             .hearthnet(&[&known[..], &ask, &how, extra].concat())
     }
 
-    /// Asks and lets `act` act against the host after some tokens. The host must run no step once its
-    /// replacement works, and the answer must be the same.
+    /// Asks and lets `act` act against the host after some tokens. The host must run no step once
+    /// its replacement works, and the answer must be the same.
     fn ends_mid_answer(&self, act: impl Fn(), code: &str) {
         let alone = self.chat(&["--local", "--json"]).output().expect("it runs");
         let alone: Value = serde_json::from_slice(&alone.stdout).expect("JSON");

@@ -45,8 +45,8 @@ pub(crate) struct OwnNode {
 }
 
 impl OwnNode {
-    /// Starts it with a link to the founder's running node. `at`: where it listens, and where it says
-    /// that it does.
+    /// Starts it with a link to the founder's running node. `at`: where it listens, and where it
+    /// says that it does.
     pub(crate) fn start(home: &Home, founder: &Server, at: (&str, &str)) -> Self {
         let runtime = Runtime::new().expect("a runtime");
         let (key, log) = key_and_log(home);

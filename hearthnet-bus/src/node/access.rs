@@ -294,8 +294,8 @@ impl Connections {
     }
 
     /// Watches a connection to `host` over which this node sends rows or asks for a grant. It stays
-    /// open while the host is trusted and not convicted, the policy allows research and the grant in
-    /// `token`, if any, is valid. After that, or if the right is gone already, it is closed with
+    /// open while the host is trusted and not convicted, the policy allows research and the grant
+    /// in `token`, if any, is valid. After that, or if the right is gone already, it is closed with
     /// `revoked` or `unauthorized`.
     pub fn watch_host(&self, host: NodeId, token: Option<&[u8]>, closer: Closer) {
         self.add(host, Use::Host(token.and_then(grant_of)), closer, false);

@@ -112,8 +112,8 @@ pub fn have_measured(state: &log::Community, weights: WeightsId, now_ms: u64) ->
 }
 
 /// [`observed_for`] no caller, for the plan of the host `own`. Hosts that have not measured the model
-/// keep the ranges that they advertise. `None` if `own` has not measured it or is convicted, or if not
-/// all of `reachable` are among the nodes of the plan.
+/// keep the ranges that they advertise. `None` if `own` has not measured it or is convicted, or if
+/// not all of `reachable` are among the nodes of the plan.
 pub fn observed_by_host(
     own: NodeId,
     reachable: &BTreeSet<NodeId>,

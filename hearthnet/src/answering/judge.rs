@@ -18,8 +18,8 @@ use crate::home::evidence::EvidenceFolder;
 use crate::models::{OpenModel, here_with, open_model};
 use crate::node::may_judge;
 
-/// Finds out who signed wrong rows. The layers are those of the model `named`, or of any model here with
-/// the weights of the dispute. Without `threads`, their number is that of the configuration.
+/// Finds out who signed wrong rows. The layers are those of the model `named`, or of any model here
+/// with the weights of the dispute. Without `threads`, their number is that of the configuration.
 ///
 /// # Errors
 /// If this node may not judge, or lacks the evidence or the layers.

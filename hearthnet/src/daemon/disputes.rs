@@ -36,8 +36,8 @@ use crate::node::{Came, DaemonNode, EvidenceFetch, to_judge};
 const WAITING: (usize, usize) = (16, 64 << 20);
 /// Evidences that are fetched at once. Further ones take turns.
 const FETCHES: usize = 4;
-/// Pause before evidence that no member serves is asked for again. It doubles each time. At first the
-/// accuser's address may not be known yet.
+/// Pause before evidence that no member serves is asked for again. It doubles each time. At first
+/// the accuser's address may not be known yet.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// How long a verdict waits until this node computes nothing else. A busy node judges all the same.
 const IDLE_PATIENCE: Duration = Duration::from_secs(60);
@@ -223,8 +223,8 @@ impl Disputes {
         Ok(Some(id))
     }
 
-    /// Removes evidence of disputes that are not open any more, and begins tasks for those that this
-    /// node may judge. A task that has ended is not begun again while its dispute is open.
+    /// Removes evidence of disputes that are not open any more, and begins tasks for those that
+    /// this node may judge. A task that has ended is not begun again while its dispute is open.
     async fn follow(&self, tasks: &mut JoinSet<()>, pursued: &mut BTreeMap<[u8; 32], AbortHandle>) {
         let (state, own) = (self.home.state(), self.home.key.id());
         let open = state.disputes().map(|(_, case)| case);

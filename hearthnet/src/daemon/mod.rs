@@ -363,8 +363,8 @@ impl Daemon {
         })
     }
 
-    /// Lets members read the parts of models and the evidence here. Their transfer slows down while this
-    /// node is busy.
+    /// Lets members read the parts of models and the evidence here. Their transfer slows down while
+    /// this node is busy.
     fn serve_parts(&self, parts: Arc<Parts>, evidence: EvidenceFolder, busy: Busy) {
         let shelf = Shelf { parts, evidence };
         let node = &self.daemon_node.node;

@@ -1,5 +1,6 @@
 //! Sealed evidence of disputes: a folder of the data directory, one file for each, named by its hash.
-//! Evidence that is being fetched has the extension `part`, so that a transfer goes on where it ended.
+//! Evidence that is being fetched has the extension `part`, so that a transfer goes on where it
+//! ended.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -64,8 +65,8 @@ impl EvidenceFolder {
         }
     }
 
-    /// Checks what has come. Returns whether it is the evidence, which then is there as a whole. Other
-    /// bytes are dropped.
+    /// Checks what has come. Returns whether it is the evidence, which then is there as a whole.
+    /// Other bytes are dropped.
     pub(crate) fn finish(&self, hash: &[u8; 32]) -> io::Result<bool> {
         let part = self.part(hash);
         let sealed = regular_file::read(&part, MAX_SEALED_BYTES as u64)?;

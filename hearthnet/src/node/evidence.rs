@@ -17,8 +17,8 @@ use crate::home::evidence::EvidenceFolder;
 
 /// How long one member is asked for pieces before the next member or dispute has its turn.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes within that time for which the member is asked again before others. The largest evidence then
-/// takes 36 turns.
+/// Bytes within that time for which the member is asked again before others. The largest evidence
+/// then takes 36 turns.
 const LEAST_BYTES: u64 = 1 << 20;
 
 /// Returns whether a node may judge a dispute.
@@ -47,8 +47,8 @@ pub(crate) enum Came {
     Nothing,
 }
 
-/// Transfer of the evidence of one dispute. What has come is in the folder, so that it goes on there
-/// with the next turn, and after a restart.
+/// Transfer of the evidence of one dispute. What has come is in the folder, so that it goes on
+/// there with the next turn, and after a restart.
 pub(crate) struct EvidenceFetch {
     folder: EvidenceFolder,
     /// Member that sent the last bytes.

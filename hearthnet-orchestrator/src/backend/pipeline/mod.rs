@@ -25,8 +25,8 @@
 //! boundary 1 (nothing is asked back, they have been through), then row 10
 //! again, under a new epoch. Span 0 notices nothing.
 //!
-//! If the rows of the failed host may be wrong, [`Pipeline::redo`] runs the spans behind it again as
-//! well, because their keys and values come from these rows.
+//! If the rows of the failed host may be wrong, [`Pipeline::redo`] runs the spans behind it again
+//! as well, because their keys and values come from these rows.
 //!
 //! Kept rows have a limit in bytes. Beyond it, all boundaries but the first are dropped, and a
 //! replacement replays through the spans before it as well: slower, but correct.
@@ -499,9 +499,9 @@ impl Pipeline {
         reopened
     }
 
-    /// As [`Pipeline::replace`], if the host's rows may be wrong: all spans behind it run again, and so
-    /// does the part of the current submission that has left the last span. If all rows come back,
-    /// those before it do as well, because the caller computes layers behind.
+    /// As [`Pipeline::replace`], if the host's rows may be wrong: all spans behind it run again,
+    /// and so does the part of the current submission that has left the last span. If all rows come
+    /// back, those before it do as well, because the caller computes layers behind.
     pub(crate) fn redo(&mut self, span: usize, count: usize) -> Range<usize> {
         let reopened = self.replace(span, count);
         if reopened.is_empty() {

@@ -229,8 +229,8 @@ impl PrivateEnds {
         let Some(last) = &mut self.last else {
             return Ok(rows);
         };
-        // Earlier rows precede them if hosts ran them again, or this machine did: the last layers then
-        // run them again as well, because the rows before may have been wrong.
+        // Earlier rows precede them if hosts ran them again, or this machine did: the last layers
+        // then run them again as well, because the rows before may have been wrong.
         let (count, all) = (self.submitted.count, self.submitted.all);
         let end = self.submitted.position as usize + count;
         let mut at = end.saturating_sub(rows.len() / width) as u32;

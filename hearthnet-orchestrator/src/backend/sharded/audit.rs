@@ -399,8 +399,8 @@ impl ShardedBackend {
         })
     }
 
-    /// Ends the call on hosts. Returns what this machine can compare when it takes over; `None` if a
-    /// host is not exact.
+    /// Ends the call on hosts. Returns what this machine can compare when it takes over; `None` if
+    /// a host is not exact.
     pub(crate) fn take_over(&mut self) -> Option<TakeOver> {
         let model = &self.model;
         let values = self.pipeline.submitted_length() as usize * model.width;

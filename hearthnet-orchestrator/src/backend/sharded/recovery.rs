@@ -402,8 +402,8 @@ impl ShardedBackend {
         self.open_streams(opened);
     }
 
-    /// Replaces the host of a span whose rows may be wrong. The hosts behind it have computed keys and
-    /// values from these rows, so they run all rows again in new streams.
+    /// Replaces the host of a span whose rows may be wrong. The hosts behind it have computed keys
+    /// and values from these rows, so they run all rows again in new streams.
     fn redo(&mut self, span: usize, route: Vec<RoutedSpan>) {
         // What hosts behind it returned for these rows can still be audited.
         for index in span.saturating_add(1)..self.hops.len() {
@@ -418,8 +418,8 @@ impl ShardedBackend {
         self.open_streams(opened);
     }
 
-    /// Puts new streams into the place of a span and of its neighbours in `reopened`, which counts the
-    /// spans of `route`. The neighbours stay on their hosts.
+    /// Puts new streams into the place of a span and of its neighbours in `reopened`, which counts
+    /// the spans of `route`. The neighbours stay on their hosts.
     fn reopen(
         &mut self,
         span: usize,

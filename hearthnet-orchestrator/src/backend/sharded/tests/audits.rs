@@ -346,7 +346,8 @@ impl Backend for Local {
 }
 
 impl Stage {
-    /// Runs a call that a host leaves by a refusal that is no failure, so that this machine takes over.
+    /// Runs a call that a host leaves by a refusal that is no failure, so that this machine takes
+    /// over.
     fn take_over(&self, leaves: &Puppet) {
         let load: LoadLocal = Arc::new(|| {
             Ok(Box::new(Local {
