@@ -6,7 +6,7 @@
 //! log ───► a task for each dispute that this node may judge: fetch ─► wait until idle ─► verdict
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_transport::background;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::{AbortHandle, JoinSet, spawn_blocking};
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep};
 
 use super::weights::Parts;
@@ -143,7 +143,7 @@ impl Disputes {
         let mut changes = self.home.log.changes();
         // Ends its tasks when dropped.
         let mut tasks = JoinSet::new();
-        let mut pursued = BTreeMap::new();
+        let mut pursued = BTreeSet::new();
         self.follow(&mut tasks, &mut pursued).await;
         loop {
             let next = async {
@@ -225,33 +225,28 @@ impl Disputes {
 
     /// Removes evidence of disputes that are not open any more, and begins tasks for those that
     /// this node may judge. A task that has ended is not begun again while its dispute is open.
-    async fn follow(&self, tasks: &mut JoinSet<()>, pursued: &mut BTreeMap<[u8; 32], AbortHandle>) {
+    async fn follow(&self, tasks: &mut JoinSet<()>, pursued: &mut BTreeSet<[u8; 32]>) {
         let (state, own) = (self.home.state(), self.home.key.id());
         let open = state.disputes().map(|(_, case)| case);
         let open = open.filter(|case| state.outcome(case).is_none());
         let kept: BTreeSet<[u8; 32]> = open.map(|case| case.dispute.evidence).collect();
         let ids: BTreeSet<[u8; 32]> = to_judge(&state, &own).map(|(id, _)| *id).collect();
-        pursued.retain(|id, task| {
-            let is_open = ids.contains(id);
-            if !is_open {
-                task.abort();
-            }
-            is_open
-        });
-        for id in ids {
-            let begin = || tasks.spawn(self.clone().pursue(id));
-            pursued.entry(id).or_insert_with(begin);
+        for id in ids.difference(pursued) {
+            tasks.spawn(self.clone().pursue(*id));
         }
+        *pursued = ids;
         self.blocking(move |folder| folder.keep(&kept)).await;
     }
 
-    /// Fetches the evidence of a dispute, and judges it.
+    /// Fetches the evidence of a dispute, and judges it. Ends without, if the dispute is decided.
     async fn pursue(self, dispute: [u8; 32]) {
+        let own = self.home.key.id();
         let mut fetch = EvidenceFetch::new(self.evidence.clone());
         let mut pause = PAUSE.0;
         let case = loop {
             let state = self.home.state();
-            let Some(case) = state.dispute(&dispute) else {
+            let found = to_judge(&state, &own).find(|(id, _)| **id == dispute);
+            let Some((_, case)) = found else {
                 return;
             };
             if self.evidence.has(&case.dispute.evidence) {

@@ -486,6 +486,7 @@ impl Pipeline {
                 break;
             };
             state.epoch = self.epoch;
+            state.compares = false;
             state.in_flight.clear();
             state.waiting.clear();
             if index > from {
@@ -509,6 +510,7 @@ impl Pipeline {
         }
         for behind in self.spans.iter_mut().skip(reopened.end) {
             behind.epoch = self.epoch;
+            behind.compares = false;
             behind.in_flight.clear();
             behind.waiting.clear();
             behind.input.truncate(0, self.row_bytes);
