@@ -123,6 +123,8 @@ fn true_claims(host: &NodeKey, caller: NodeId) -> Evidence {
     let (mut values, mut rows, mut returned) = (Vec::new(), Vec::new(), Vec::new());
     head.embed(&tokens, &mut values).expect("rows");
     spec.boundary.encode(&values, &mut rows);
+    values.clear();
+    spec.boundary.decode(&rows, &mut values).expect("rows");
     let mut engine = Engine::load(&file, layers.0..layers.1 + 1, &one_thread(), &mut |_, _| {})
         .expect("an engine");
     let seq = engine.open().expect("a sequence");
