@@ -134,8 +134,9 @@ impl OwnHost {
         let listen = free_address();
         OwnNode::start(home, founder, (&listen, &listen)).host(async |node: &Node| {
             let config = ServeConfig::new(&listen);
-            let host = ShardHost::start_on(config, node, served, source, &mut |_| {});
-            host.await.expect("a host")
+            ShardHost::start_on(config, node, served, source, &mut |_| {})
+                .await
+                .expect("a host")
         })
     }
 
