@@ -160,6 +160,12 @@ pub trait HostSource: Send {
 
     fn choice(&self) -> &Choice;
 
+    /// Returns true if verdicts have found that a host signed wrong rows (`specs/disputes.md` 8).
+    fn is_convicted(&self, host: &NodeId) -> bool {
+        let _ = host;
+        false
+    }
+
     /// Copy for a copy of the sequence, if there can be one.
     fn fork(&self) -> Option<Box<dyn HostSource>> {
         None

@@ -25,6 +25,9 @@
 //! boundary 1 (nothing is asked back, they have been through), then row 10
 //! again, under a new epoch. Span 0 notices nothing.
 //!
+//! If the rows of the failed host may be wrong, [`Pipeline::redo`] runs the spans behind it again
+//! as well, because their keys and values come from these rows.
+//!
 //! Kept rows have a limit in bytes. Beyond it, all boundaries but the first are dropped, and a
 //! replacement replays through the spans before it as well: slower, but correct.
 //!
@@ -256,6 +259,8 @@ pub(crate) struct Pipeline {
     epoch: u32,
     /// Positions that have left the last span.
     left: u32,
+    /// First position of the current submission.
+    first: u32,
     /// Number of positions submitted and announced.
     target: u32,
     /// Rows that have left the last span and have not been polled.
@@ -284,6 +289,7 @@ impl Pipeline {
             limits,
             epoch: 1,
             left: 0,
+            first: 0,
             target: 0,
             output: VecDeque::new(),
             back,
@@ -307,6 +313,7 @@ impl Pipeline {
         self.left = self.left.min(position);
         if !goes_on {
             self.output.clear();
+            self.first = position;
         }
         let Some(first) = self.spans.first_mut() else {
             return;
@@ -526,6 +533,7 @@ impl Pipeline {
                 break;
             };
             state.epoch = self.epoch;
+            state.compares = false;
             state.in_flight.clear();
             state.waiting.clear();
             state.returns_to = None;
@@ -538,6 +546,31 @@ impl Pipeline {
             }
         }
         reopened
+    }
+
+    /// As [`Pipeline::replace`], if the host's rows may be wrong: all spans behind it run again,
+    /// and so does the part of the current submission that has left the last span. If all rows come
+    /// back, those before it do as well, because the caller computes layers behind.
+    pub(crate) fn redo(&mut self, span: usize, count: usize) -> Range<usize> {
+        let reopened = self.replace(span, count);
+        if reopened.is_empty() {
+            return reopened;
+        }
+        for behind in self.spans.iter_mut().skip(reopened.end) {
+            behind.epoch = self.epoch;
+            behind.compares = false;
+            behind.in_flight.clear();
+            behind.waiting.clear();
+            behind.input.truncate(0, self.row_bytes);
+        }
+        let is_out = self.is_through() && self.output.is_empty();
+        self.left = match self.back {
+            Want::All => 0,
+            _ if is_out => self.left,
+            _ => self.left.min(self.first),
+        };
+        self.output.clear();
+        reopened.start..self.spans.len()
     }
 
     /// Lets a span return the rows of its replay, which are then not passed on. To be called after

@@ -137,6 +137,58 @@ fn a_new_span_gets_the_history_and_returns_only_new_rows() {
 }
 
 #[test]
+fn behind_a_host_with_wrong_rows_everything_runs_again_and_no_row_comes_back_twice() {
+    let mut p = Pipeline::new(3, 4, Want::Last, LIMITS);
+    p.submit(0, rows(&[1, 2]), 0);
+    sends(&mut p);
+    p.on_result(0, 1, 0, 2, rows(&[11, 12])).unwrap();
+    sends(&mut p);
+    p.on_result(1, 1, 0, 2, rows(&[66, 67])).unwrap();
+    sends(&mut p);
+    p.on_result(2, 1, 0, 1, rows(&[68])).unwrap();
+    assert_eq!(p.poll(), Some(Action::Output { row: rows(&[68]) }));
+    // The next row is in flight in the last span when the host of the second is convicted.
+    p.submit(2, rows(&[3]), 0);
+    sends(&mut p);
+    p.on_result(0, 1, 2, 1, rows(&[13])).unwrap();
+    sends(&mut p);
+    p.on_result(1, 1, 2, 1, rows(&[69])).unwrap();
+    assert_eq!(sends(&mut p), [(2, 2, Want::Last)]);
+    assert_eq!(p.redo(1, 1), 1..3);
+    assert_eq!((p.epoch(0), p.epoch(1), p.epoch(2)), (1, 2, 2));
+    assert_eq!(sends(&mut p), [(1, 0, Want::All), (1, 2, Want::All)]);
+    assert_eq!(p.on_result(2, 1, 2, 1, rows(&[70])), Ok(Outcome::Stale));
+    p.on_result(1, 2, 0, 2, rows(&[21, 22])).unwrap();
+    p.on_result(1, 2, 2, 1, rows(&[23])).unwrap();
+    assert_eq!(sends(&mut p), [(2, 0, Want::None), (2, 2, Want::Last)]);
+    p.on_result(2, 2, 0, 0, Bytes::new()).unwrap();
+    p.on_result(2, 2, 2, 1, rows(&[33])).unwrap();
+    assert_eq!(p.poll(), Some(Action::Output { row: rows(&[33]) }));
+    assert!(p.is_through());
+}
+
+#[test]
+fn a_caller_with_layers_behind_wrong_rows_gets_all_rows_again() {
+    let mut p = Pipeline::new(1, 4, Want::All, LIMITS);
+    p.submit(0, rows(&[1, 2]), 0);
+    sends(&mut p);
+    p.on_result(0, 1, 0, 2, rows(&[66, 67])).unwrap();
+    assert!(matches!(p.poll(), Some(Action::Output { .. })));
+    p.submit(2, rows(&[3]), 0);
+    sends(&mut p);
+    assert_eq!(p.redo(0, 1), 0..1);
+    assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
+    p.on_result(0, 2, 0, 2, rows(&[11, 12])).unwrap();
+    let again = Action::Output {
+        row: rows(&[11, 12]),
+    };
+    assert_eq!((p.poll(), p.is_through()), (Some(again), false));
+    p.on_result(0, 2, 2, 1, rows(&[13])).unwrap();
+    assert!(matches!(p.poll(), Some(Action::Output { .. })));
+    assert!(p.is_through());
+}
+
+#[test]
 fn dropped_history_is_recomputed_by_the_earlier_spans() {
     let limits = Limits {
         history_bytes: 20,
@@ -286,6 +338,8 @@ fn converse(
         }
     }
     let mut p = Pipeline::new(streams.len(), 4, back, limits);
+    // Otherwise earlier rows come back.
+    let may_redo = back == Want::Last;
     let (mut length, mut outputs) = (0u32, Vec::new());
     for (back, values) in turns {
         let mut position = length - back.min(&length);
@@ -331,7 +385,10 @@ fn converse(
                 let dead = chaos(streams.len() as u32) as usize;
                 let layers = streams[dead].layers();
                 let count = 1 + chaos(2.min(layers.len() as u32)) as usize;
-                let reopened = p.replace(dead, count);
+                let reopened = match may_redo && chaos(3) == 1 {
+                    true => p.redo(dead, count),
+                    false => p.replace(dead, count),
+                };
                 let epoch = p.epoch(dead);
                 let fresh: Vec<Stream> = if count == 2 {
                     let cut = layers.start + 1 + chaos(layers.len() as u32 - 1);

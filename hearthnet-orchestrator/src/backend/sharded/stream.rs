@@ -231,7 +231,9 @@ impl Hop {
     }
 
     pub(super) fn bad_receipt(&self, fault: ReceiptFault) -> HopFailure {
-        metrics::counter!("distributed_inference_shard_corruption_detected_total").increment(1);
+        if let Some(receipts) = &self.receipts {
+            receipts.note_fault(fault);
+        }
         self.hop_failure(RECEIPT_MISMATCH, Cause::Corrupt, |host| {
             ChatError::PipelineStalled(format!("{host} is not honest: {RECEIPT_MISMATCH}: {fault}"))
         })

@@ -1,6 +1,7 @@
 //! Callers over scripted hosts: real sessions on loopback, plain arithmetic.
 
 mod audits;
+mod convicted;
 mod forks;
 mod receipts;
 mod rewinds;
@@ -586,7 +587,11 @@ fn run(lo: u32, layers: &mut [Vec<u32>], step: Step) -> StepResult {
 struct Connected {
     links: Vec<Arc<HostLink>>,
     choice: Choice,
+    convicted: Convicted,
 }
+
+/// Hosts that a verdict convicted.
+type Convicted = Arc<Mutex<BTreeSet<NodeId>>>;
 
 impl HostSource for Connected {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
@@ -599,6 +604,10 @@ impl HostSource for Connected {
 
     fn choice(&self) -> &Choice {
         &self.choice
+    }
+
+    fn is_convicted(&self, host: &NodeId) -> bool {
+        self.convicted.lock().contains(host)
     }
 }
 
@@ -613,6 +622,7 @@ struct Stage {
     audit_share: f64,
     /// Computes layers on this machine for audits.
     here: Option<RecomputeHere>,
+    convicted: Convicted,
 }
 
 /// Events of a sequence.
@@ -666,6 +676,7 @@ impl Stage {
             exact: Exact::default(),
             audit_share: 0.0,
             here: None,
+            convicted: Convicted::default(),
         }
     }
 
@@ -691,6 +702,7 @@ impl Stage {
         let source = Connected {
             links: self.links.clone(),
             choice: self.choice(hosted),
+            convicted: Arc::clone(&self.convicted),
         };
         let runtime = self.runtime.handle().clone();
         let settings = PumpSettings {
@@ -1691,6 +1703,7 @@ fn the_recovery_time_of_a_fallback_includes_the_search_for_hosts() {
     let connected = Connected {
         links: stage.links.clone(),
         choice: stage.choice(0..LAYERS),
+        convicted: Convicted::default(),
     };
     let source = Box::new(Vain(connected, wait));
     let hosts = ShardedBackend::open(runtime, source, fallback_settings(), &stage.cancel);
