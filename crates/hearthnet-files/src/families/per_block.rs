@@ -50,7 +50,7 @@ impl Windows {
         }
         let of_kind = (1..)
             .zip(&all)
-            .filter(|(block, _): &(u32, _)| !block.is_multiple_of(every) == windowed);
+            .filter(|(block, _): &(u32, _)| block.is_multiple_of(every) != windowed);
         let mut heads = of_kind.map(|(_, heads)| *heads);
         let first = heads.next();
         match heads.all(|heads| Some(heads) == first) {
