@@ -405,11 +405,11 @@ pub enum Dim {
     ThreeWidth,
     /// [`ModelSpec::vocab`]
     Vocab,
-    /// [`ModelSpec::query_width`]
+    /// [`BlockSpec::query_width`]
     Queries,
     /// Queries and gates of all heads.
     GatedQueries,
-    /// [`ModelSpec::kv_width`]
+    /// [`BlockSpec::kv_width`]
     Keys,
     /// Queries, keys and values together.
     Qkv,
