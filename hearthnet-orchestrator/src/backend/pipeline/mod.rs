@@ -249,6 +249,15 @@ impl Span {
             returns_to: None,
         }
     }
+
+    /// Forgets what was under way to the old stream.
+    fn reopen(&mut self, epoch: u32) {
+        self.epoch = epoch;
+        self.waiting.clear();
+        self.in_flight.clear();
+        self.compares = false;
+        self.returns_to = None;
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -532,11 +541,7 @@ impl Pipeline {
             let Some(state) = self.spans.get_mut(index) else {
                 break;
             };
-            state.epoch = self.epoch;
-            state.compares = false;
-            state.in_flight.clear();
-            state.waiting.clear();
-            state.returns_to = None;
+            state.reopen(self.epoch);
             if index > from {
                 state.input.truncate(0, self.row_bytes);
             } else {
@@ -557,10 +562,7 @@ impl Pipeline {
             return reopened;
         }
         for behind in self.spans.iter_mut().skip(reopened.end) {
-            behind.epoch = self.epoch;
-            behind.compares = false;
-            behind.in_flight.clear();
-            behind.waiting.clear();
+            behind.reopen(self.epoch);
             behind.input.truncate(0, self.row_bytes);
         }
         let is_out = self.is_through() && self.output.is_empty();
