@@ -9,7 +9,8 @@ use crate::kv::KvPlace;
 
 #[derive(Debug)]
 pub(super) struct Layer {
-    pub(super) attn_norm: Vec<f32>,
+    /// `None` if the matrices read the residual stream as it is.
+    pub(super) attn_norm: Option<Vec<f32>>,
     /// Matrices that read the normalised residual stream. With latent attention, their outputs are
     /// the low-rank rows.
     pub(super) qkv: Qkv,
@@ -35,9 +36,16 @@ pub(super) struct Layer {
     pub(super) attn_output: Packed,
     pub(super) attn_output_bias: Option<Vec<f32>>,
     pub(super) attn_post_norm: Option<Vec<f32>>,
-    pub(super) ffn_norm: Vec<f32>,
+    /// LayerNorm of the residual stream after the output of attention was added.
+    pub(super) attn_sum_norm: Option<LayerNorm>,
+    /// `None` if the feed-forward layer reads the residual stream as it is.
+    pub(super) ffn_norm: Option<Vec<f32>>,
     pub(super) feed_forward: FeedForward,
+    /// Bias of the down projection.
+    pub(super) ffn_bias: Option<Vec<f32>>,
     pub(super) ffn_post_norm: Option<Vec<f32>>,
+    /// LayerNorm of the residual stream after the feed-forward output was added.
+    pub(super) ffn_sum_norm: Option<LayerNorm>,
     pub(super) per_layer: Option<PerLayer>,
     /// Factor of the layer's output.
     pub(super) scale: Option<f32>,
@@ -47,6 +55,12 @@ pub(super) struct Layer {
     pub(super) place: KvPlace,
     /// First value of the layer in the state of a sequence.
     pub(super) state: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct LayerNorm {
+    pub(super) weight: Vec<f32>,
+    pub(super) bias: Vec<f32>,
 }
 
 #[derive(Debug)]
@@ -167,6 +181,8 @@ pub(super) enum Ffn {
     Fused(Packed),
     /// Separate matrices, for cases that the fused kernel does not cover (see `Loader::ffn`).
     Split { gate: Packed, up: Packed },
+    /// No gate, but a bias, and GELU by the error function.
+    Plain { up: Packed, bias: Vec<f32> },
 }
 
 impl Qkv {
@@ -216,22 +232,24 @@ impl Ffn {
         match self {
             Self::Fused(both) => ActForm::of([both]),
             Self::Split { gate, up } => ActForm::of([gate, up]),
+            Self::Plain { up, .. } => ActForm::of([up]),
         }
     }
 
-    /// Panels of each of the two matrices.
+    /// Panels of each of the matrices.
     pub(super) fn panels(&self) -> usize {
-        self.gate().panels()
+        self.first().panels()
     }
 
     pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
-        self.gate().columns(panels)
+        self.first().columns(panels)
     }
 
-    fn gate(&self) -> &Packed {
+    fn first(&self) -> &Packed {
         match self {
             Self::Fused(both) => both,
             Self::Split { gate, .. } => gate,
+            Self::Plain { up, .. } => up,
         }
     }
 }

@@ -10,8 +10,8 @@ use super::error::LoadError;
 use crate::kernels::{Arena, LANES, Matrix, PackError, Packed};
 use crate::kv::{KvPlace, places};
 use crate::layer::{
-    Delta, Expert, ExpertBias, ExpertNorms, FeedForward, Ffn, Latent, LatentUp, Layer, PerLayer,
-    Qkv, Router, SharedExpert,
+    Delta, Expert, ExpertBias, ExpertNorms, FeedForward, Ffn, Latent, LatentUp, Layer, LayerNorm,
+    PerLayer, Qkv, Router, SharedExpert,
 };
 
 /// Repacks tensors of a file into an arena of the right size, and releases the file's memory pages.
@@ -94,7 +94,7 @@ impl<'a> Loader<'a> {
         let block = file.spec().block(layer);
         let get = |tensor| file.layer_tensor(layer, tensor);
         let before = self.bytes;
-        let attn_norm = self.vector(&get(T::AttnNorm)?)?;
+        let attn_norm = self.optional(layer, T::AttnNorm)?;
         let delta = match block.mixer {
             Mixer::Delta(spec) => Some(self.delta(layer, spec)?),
             _ => None,
@@ -125,6 +125,9 @@ impl<'a> Loader<'a> {
                 }
             }
             views.extend(q.iter().skip(1).step_by(2).filter(|_| q.len() > 1));
+            if file.has(layer, T::AttnGate) {
+                views.push(get(T::AttnGate)?);
+            }
             Qkv::of(self.stacks(&views)?)
         };
         let latent = match file.has(layer, T::LatentKv) {
@@ -163,9 +166,12 @@ impl<'a> Loader<'a> {
             },
             attn_output_bias: self.optional(layer, T::AttnOutputBias)?,
             attn_post_norm: self.optional(layer, T::AttnPostNorm)?,
-            ffn_norm: self.vector(&get(T::FfnNorm)?)?,
+            attn_sum_norm: self.layer_norm(layer, T::AttnSumNorm, T::AttnSumNormBias)?,
+            ffn_norm: self.optional(layer, T::FfnNorm)?,
             feed_forward: self.feed_forward(layer)?,
+            ffn_bias: self.optional(layer, T::FfnDownBias)?,
             ffn_post_norm: self.optional(layer, T::FfnPostNorm)?,
+            ffn_sum_norm: self.layer_norm(layer, T::FfnSumNorm, T::FfnSumNormBias)?,
             per_layer: match file.has(layer, T::PerLayerGate) {
                 true => Some(PerLayer {
                     gate: self.matrix(&get(T::PerLayerGate)?)?,
@@ -251,10 +257,33 @@ impl<'a> Loader<'a> {
         }
     }
 
+    /// Loads a LayerNorm that the model may lack.
+    fn layer_norm(
+        &mut self,
+        layer: u32,
+        weight: LayerTensor,
+        bias: LayerTensor,
+    ) -> Result<Option<LayerNorm>, LoadError> {
+        let found = (self.optional(layer, weight)?, self.optional(layer, bias)?);
+        Ok(match found {
+            (Some(weight), Some(bias)) => Some(LayerNorm { weight, bias }),
+            _ => None,
+        })
+    }
+
     fn feed_forward(&mut self, layer: u32) -> Result<FeedForward, LoadError> {
         use LayerTensor as T;
         let file = self.file;
         let get = |tensor| file.layer_tensor(layer, tensor);
+        if file.has(layer, T::FfnUpBias) {
+            return Ok(FeedForward::Dense {
+                ffn: Ffn::Plain {
+                    up: self.matrix(&get(T::FfnUp)?)?,
+                    bias: self.vector(&get(T::FfnUpBias)?)?,
+                },
+                down: self.matrix(&get(T::FfnDown)?)?,
+            });
+        }
         if !file.has(layer, T::Router) {
             let (gate, up) = match file.has(layer, T::FfnGateUp) {
                 true => {
@@ -451,14 +480,19 @@ fn matrices<'a>(
         T::LatentKeyUp | T::LatentValueUp => spec.heads as usize,
         T::FfnGateUp => 2,
         // The queries of a head, then its gates.
-        T::AttnQ if spec.attention.output_gate => 2 * spec.heads as usize,
+        T::AttnQ if interleaves_gates(spec) => 2 * spec.heads as usize,
         _ => 1,
     })
 }
 
 /// Step between the query matrices of two heads in a tensor that may also have gates.
 fn gated(block: &BlockSpec<'_>) -> usize {
-    1 + usize::from(block.model.attention.output_gate)
+    1 + usize::from(interleaves_gates(block.model))
+}
+
+/// Whether the matrix of the queries has the gates of each head behind its queries.
+fn interleaves_gates(spec: &ModelSpec) -> bool {
+    spec.attention.output_gate && !spec.attention.gate_matrix
 }
 
 pub(super) fn packed_bytes(view: &TensorView<'_>) -> Result<usize, LoadError> {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hearthnet_platform::whole_file;
 
 use crate::error::{FileError, ModelError};
-use crate::families::{CONVOLUTION, EMBEDDING, OUTPUT, ROUTER};
+use crate::families::{CONVOLUTION, EMBEDDING, OUTPUT, POSITION_EMBEDDING, ROUTER, TYPE_EMBEDDING};
 use crate::gguf::writer::{WriteError, Writer};
 use crate::gguf::{TensorInfo, TensorType, Value};
 use crate::model_file::ModelFile;
@@ -162,9 +162,16 @@ pub(crate) fn stored_as(
 }
 
 /// Whether a conversion keeps a tensor's type: vectors, biases (also stacked ones), convolutions,
-/// and the expert router, which is small and whose errors send tokens to other experts.
+/// embeddings of positions and token types, and the expert router, which is small and whose errors
+/// send tokens to other experts.
 pub(crate) fn is_kept_exact(name: &str, dims: &[u64]) -> bool {
-    let kept = [".bias", ROUTER, CONVOLUTION];
+    let kept = [
+        ".bias",
+        ROUTER,
+        CONVOLUTION,
+        POSITION_EMBEDDING,
+        TYPE_EMBEDDING,
+    ];
     let is_vector = dims.iter().skip(1).all(|rows| *rows == 1);
     is_vector || kept.iter().any(|end| name.ends_with(end))
 }

@@ -12,8 +12,9 @@ use crate::blocks::{WeightType, all_finite};
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::families::{
-    CONVOLUTION, EMBEDDING, Family, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
-    PER_LAYER_PROJECTION_NORM, Rule, shared_tensors,
+    CONVOLUTION, EMBEDDING, EMBEDDING_NORM, EMBEDDING_NORM_BIAS, Family, OUTPUT, OUTPUT_NORM,
+    PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, POSITION_EMBEDDING,
+    PROJECTION_DOWN, PROJECTION_UP, Rule, TYPE_EMBEDDING, shared_tensors,
 };
 use crate::gguf::{Gguf, SPLIT_COUNT, TensorInfo, TensorType};
 use crate::pooling::Pooling;
@@ -385,7 +386,8 @@ impl ModelFile {
         names.filter_map(|name| self.gguf.tensor(name))
     }
 
-    /// Tensors outside the blocks: embeddings, last norm, and the output matrix if it is separate.
+    /// Tensors outside the blocks: embeddings, norms, the output matrix if it is separate, and the
+    /// matrices behind a pooled state.
     pub fn head_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         let plain = [EMBEDDING, OUTPUT_NORM, OUTPUT];
         let per_layer = [
@@ -393,7 +395,15 @@ impl ModelFile {
             PER_LAYER_PROJECTION,
             PER_LAYER_PROJECTION_NORM,
         ];
-        let names = plain.into_iter().chain(per_layer);
+        let encoder = [
+            POSITION_EMBEDDING,
+            TYPE_EMBEDDING,
+            EMBEDDING_NORM,
+            EMBEDDING_NORM_BIAS,
+            PROJECTION_UP,
+            PROJECTION_DOWN,
+        ];
+        let names = plain.into_iter().chain(per_layer).chain(encoder);
         names.filter_map(|name| self.gguf.tensor(name))
     }
 

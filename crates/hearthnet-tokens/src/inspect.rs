@@ -35,6 +35,8 @@ pub struct Inspection {
     pub kv_bytes_per_position: Vec<u64>,
     /// Bytes of the state of all recurrent layers, whatever the length of a conversation.
     pub state_bytes: u64,
+    /// How the vector of a text is made of its hidden states.
+    pub pooling: &'static str,
     pub weights: WeightsId,
     /// Reason for `chat` and `serve` to refuse the file; `None` if they accept it.
     pub chat_refused: Option<String>,
@@ -120,6 +122,7 @@ pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
             .map(|layer| spec.block(layer).kv_bytes_per_position())
             .collect(),
         state_bytes: spec.state_bytes(0..spec.layers),
+        pooling: model.pooling().name(),
         weights,
     }
 }
@@ -393,11 +396,12 @@ impl fmt::Display for Inspection {
             row("window", text)?;
         }
         row("boundary", spec.boundary.to_string())?;
-        let output = match spec.tied_embedding {
-            true => "the embedding",
-            false => "a separate matrix",
+        let output = match (spec.encoder, spec.tied_embedding) {
+            (Some(_), _) => format!("vectors of whole texts, {}", self.pooling),
+            (None, true) => "the embedding".to_owned(),
+            (None, false) => "a separate matrix".to_owned(),
         };
-        row("output", output.to_owned())?;
+        row("output", output)?;
         self.container.types(f)?;
         let mut row = |name: &str, value: String| line(f, name, &value);
         let least = self.layer_bytes.iter().min().copied().unwrap_or_default();
@@ -438,6 +442,7 @@ impl fmt::Display for Inspection {
         self.container.text(f)?;
         writeln!(f, "{:<14}{}", "weights", self.weights)?;
         match (&self.chat_refused, self.container.chat_template) {
+            _ if spec.encoder.is_some() => line(f, "chat", "none: use `hearthnet embed`")?,
             (Some(why), _) => writeln!(f, "{:<14}not with this file: {}", "chat", sanitize(why))?,
             (None, false) => line(
                 f,

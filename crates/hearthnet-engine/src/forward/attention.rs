@@ -158,7 +158,14 @@ impl LayerRun<'_> {
         let (q, qkv) = (layers[layer].q, self.widths.qkv);
         let place = layers[layer].place;
         let (d, slab) = (place.head_dim, place.slab(kv_head));
-        let end = (segment.position + segment.rows).div_ceil(PAGE);
+        // All rows of the text are in the pass.
+        let text = spec.encoder.and_then(|_| {
+            let mut texts = self.segments.iter();
+            texts.find(|text| text.span == segment.span)
+        });
+        let both_sides = text.map(|text| text.position + text.rows);
+        let end = both_sides.unwrap_or(segment.position + segment.rows);
+        let end = end.div_ceil(PAGE);
         // SAFETY: no unit of the phase writes keys and values of this layer.
         let pages: Vec<&[u16]> = self.pages[segment.span][..end]
             .iter()
@@ -183,6 +190,7 @@ impl LayerRun<'_> {
             sinks: sinks.map(|sinks| &sinks[heads]),
             position: segment.position,
             window: layers[layer].window,
+            both_sides,
             pages: &pages,
         };
         // SAFETY: no unit writes queries; the columns of these heads in `attn` are the unit's.

@@ -23,6 +23,9 @@
 //! with a per-layer input has two more matrices behind the feed-forward layer, which apply it to
 //! the residual stream. (No layer has such an input and experts.)
 //!
+//! In an encoder, a row attends to later rows of its text, too: one pass has all rows of a text, and
+//! a phase stores the keys and values of all of them before another one reads them.
+//!
 //! With latent attention (MLA), QKV gives low-rank rows, and further phases expand or absorb them:
 //! see [`latent`]. A mixture of experts regroups the rows across tiles: see [`moe`].
 //!
@@ -100,6 +103,8 @@ pub(crate) fn run(
     let total = x.len() / widths.x;
     let overflow = FirstOverflow::default();
     let most = match widths.experts {
+        // Rows of a text attend to all others of it.
+        _ if context.spec.encoder.is_some() => total.max(1),
         0 => PREFILL_TILE * PASS_TILES * threads,
         _ => moe::PASS_ROWS,
     };

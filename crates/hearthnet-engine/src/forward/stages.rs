@@ -12,7 +12,7 @@ use super::moe::Pairs;
 use super::tiles::{EngineContext, Tile, Widths};
 use super::tiling::Segment;
 use crate::kernels::{Act, ActForm, Output, Packed, SharedMut};
-use crate::layer::{FeedForward, Latent, LatentUp, Layer};
+use crate::layer::{FeedForward, Latent, LatentUp, Layer, LayerNorm};
 use crate::state::SequenceState;
 
 /// Pass of some rows of the batch over the layers.
@@ -268,8 +268,9 @@ impl LayerRun<'_> {
     /// Reads `x`, writes `act`.
     pub(super) unsafe fn attn_norm(&self, index: usize, tile: Tile<'_>) {
         let layer = &self.context.layers[index];
+        let norm = layer.attn_norm.as_deref();
         // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
-        unsafe { self.norm(&layer.attn_norm, layer.qkv.form, tile) };
+        unsafe { self.norm(norm, layer.qkv.form, tile) };
     }
 
     /// Reads `x`, writes `act`. In a layer with experts, `act` has the forms for the router and the
@@ -293,15 +294,31 @@ impl LayerRun<'_> {
             }
         };
         // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
-        unsafe { self.norm(&layer.ffn_norm, form, tile) };
+        unsafe { self.norm(layer.ffn_norm.as_deref(), form, tile) };
     }
 
-    pub(super) unsafe fn norm(&self, weight: &[f32], form: ActForm, tile: Tile<'_>) {
+    pub(super) unsafe fn norm(&self, weight: Option<&[f32]>, form: ActForm, tile: Tile<'_>) {
         let values = 0..tile.rows.count * self.widths.x;
         // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
         let (x, act) = unsafe { (tile.rows.x.slice(values), tile.buffers.act()) };
-        let eps = self.context.spec.norm_eps;
-        self.context.kernels.norm_prepare(x, weight, eps, form, act);
+        let EngineContext { spec, kernels, .. } = *self.context;
+        match weight {
+            Some(weight) => kernels.norm_prepare(x, weight, spec.norm_eps, form, act),
+            None => kernels.prepare(x, self.widths.x, form, act),
+        }
+    }
+
+    /// Normalises `x`, which then has the format between attention and feed-forward layer, or
+    /// between blocks.
+    unsafe fn norm_sum(&self, norm: Option<&LayerNorm>, dtype: BoundaryDtype, tile: Tile<'_>) {
+        let Some(LayerNorm { weight, bias }) = norm else {
+            return;
+        };
+        let EngineContext { spec, kernels, .. } = *self.context;
+        // SAFETY: the unit owns the tile's rows of `x`.
+        let x = unsafe { tile.rows.x.slice_mut(0..tile.rows.count * self.widths.x) };
+        kernels.layer_norm_in_place(x, weight, bias, spec.norm_eps);
+        dtype.round(x);
     }
 
     /// Writes the columns of `panels` in the outputs of `parts`. Panels are counted over all parts.
@@ -361,7 +378,10 @@ impl LayerRun<'_> {
             let bias = layer.attn_output_bias.as_deref();
             let norm = layer.attn_post_norm.as_deref();
             // SAFETY: the unit owns the tile's rows of `x` and `branch`.
-            unsafe { self.end_branch(bias, norm, BoundaryDtype::F32, tile) };
+            unsafe {
+                self.end_branch(bias, norm, BoundaryDtype::F32, tile);
+                self.norm_sum(layer.attn_sum_norm.as_ref(), BoundaryDtype::F32, tile);
+            }
         }
     }
 
@@ -376,8 +396,14 @@ impl LayerRun<'_> {
         // SAFETY: the unit owns the tile and its buffers.
         unsafe {
             if self.widths.branches || matches!(layer.feed_forward, FeedForward::Experts { .. }) {
+                let bias = layer.ffn_bias.as_deref();
                 let norm = layer.ffn_post_norm.as_deref();
-                self.end_branch(None, norm, dtype, tile);
+                self.end_branch(bias, norm, dtype, tile);
+                self.norm_sum(
+                    layer.ffn_sum_norm.as_ref(),
+                    self.context.spec.boundary,
+                    tile,
+                );
             }
             match &layer.per_layer {
                 Some(own) => self.prepare_x(&own.gate, tile),
@@ -388,9 +414,9 @@ impl LayerRun<'_> {
 
     /// Format to which the last addition of a block is rounded.
     fn last_dtype(&self, layer: &Layer) -> BoundaryDtype {
-        match layer.scale {
-            Some(_) => BoundaryDtype::F32,
-            None => self.context.spec.boundary,
+        match layer.scale.is_some() || layer.ffn_sum_norm.is_some() {
+            true => BoundaryDtype::F32,
+            false => self.context.spec.boundary,
         }
     }
 
@@ -433,7 +459,8 @@ impl LayerRun<'_> {
             }
         }
         if let Some(norm) = norm {
-            kernels.rms_norm_in_place(branch, norm, spec.norm_eps);
+            let eps = spec.post_norm_eps.unwrap_or(spec.norm_eps);
+            kernels.rms_norm_in_place(branch, norm, eps);
         }
         if let Some(scale) = spec.scales.residual {
             branch.iter_mut().for_each(|value| *value *= scale);

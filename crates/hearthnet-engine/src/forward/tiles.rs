@@ -59,7 +59,7 @@ pub(super) struct Widths {
     /// Whether a layer has separate gate and up matrices.
     pub(super) split_ffn: bool,
     /// Whether the outputs of attention and feed-forward layer are changed (bias, norm, scale)
-    /// before they are added to the residual stream.
+    /// before they are added to the residual stream, or the sum is normalised.
     pub(super) branches: bool,
 }
 
@@ -105,7 +105,8 @@ impl Widths {
                 || spec.scales.residual.is_some()
                 || spec.attention.output_bias
                 || spec.block_scale
-                || spec.per_layer.is_some(),
+                || spec.per_layer.is_some()
+                || spec.encoder.is_some_and(|encoder| encoder.layer_norm),
         }
     }
 }

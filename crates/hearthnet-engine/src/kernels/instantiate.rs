@@ -53,6 +53,9 @@ macro_rules! kernels {
                 #[$features]
                 rms_norm_in_place(x: &mut [f32], w: &[f32], eps: f32)
                     = rows::rms_norm_in_place::<$lanes>;
+                layer_norm_in_place(x: &mut [f32], w: &[f32], b: &[f32], eps: f32)
+                    = rows::layer_norm_in_place::<$lanes>;
+                gelu_erf(x: &mut [f32]) = rows::gelu_erf::<$lanes>;
                 prepare(x: &[f32], norm: Option<(&[f32], f32)>, act: &mut Act)
                     = rows::prepare::<$lanes>;
                 gate(activation: Activation, g: &mut [f32], u: &[f32]) = rows::gate::<$lanes>;

@@ -140,6 +140,17 @@ impl Kernels {
         dispatch!(self, rms_norm_in_place(x, weight, eps));
     }
 
+    /// In-place LayerNorm of rows, `x` as `[rows][weight.len()]`:
+    /// `x = (x - mean) / sqrt(variance + eps) * weight + bias`.
+    ///
+    /// # Panics
+    /// When `x` is not whole rows, or weight and bias differ in length.
+    pub fn layer_norm_in_place(self, x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+        check_rows(x.len(), weight.len());
+        assert_eq!(weight.len(), bias.len(), "the two differ in length");
+        dispatch!(self, layer_norm_in_place(x, weight, bias, eps));
+    }
+
     /// Converts rows of activations, `x` as `[rows][cols]`, into the forms that
     /// matrices read ([`ActForm::of`]).
     ///
@@ -276,6 +287,11 @@ impl Kernels {
         dispatch!(self, sigmoid(x));
     }
 
+    /// GELU by the error function, in place.
+    pub fn gelu_erf(self, x: &mut [f32]) {
+        dispatch!(self, gelu_erf(x));
+    }
+
     /// In each row of `width` values, `x = x / sqrt(sum(x²) + eps) * scale`.
     ///
     /// # Panics
@@ -357,14 +373,13 @@ impl Kernels {
         dispatch!(self, store_kv(page, slot, key, value));
     }
 
-    /// Causal attention of consecutive positions of one sequence over the cache of
-    /// one key/value head.
+    /// Attention of consecutive positions of one sequence over the cache of one key/value head.
     ///
     /// `q` and `out` have a row per position and `a.heads * a.head_dim` columns (some or all of
     /// the query heads that share the key/value head). Rows of `q` are `stride` values apart.
     ///
     /// # Panics
-    /// When shapes do not fit, or the pages do not cover the last row's position.
+    /// When shapes do not fit, or the pages do not cover the positions that a row attends to.
     pub fn attention(
         self,
         a: &Attention<'_>,
@@ -390,8 +405,13 @@ impl Kernels {
             a.sinks.is_none_or(|sinks| sinks.len() == a.heads),
             "sinks of other heads"
         );
+        let last = a.position + out.rows();
         assert!(
-            (a.position + out.rows()).div_ceil(PAGE) <= a.pages.len(),
+            a.both_sides.is_none_or(|end| end >= last),
+            "rows behind the end of the text"
+        );
+        assert!(
+            a.both_sides.unwrap_or(last).div_ceil(PAGE) <= a.pages.len(),
             "missing pages"
         );
         assert!(

@@ -14,6 +14,7 @@
 //! `families/quantised.rs` compares quantised forms.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
+mod encoders;
 mod ggml;
 mod latent;
 mod quantised;
@@ -76,7 +77,10 @@ fn open(name: &str) -> ModelFile {
 }
 
 fn floats(path: &Path) -> Vec<f32> {
-    let bytes = std::fs::read(path).unwrap();
+    floats_of(&std::fs::read(path).unwrap())
+}
+
+fn floats_of(bytes: &[u8]) -> Vec<f32> {
     let (values, rest) = bytes.as_chunks::<4>();
     assert!(rest.is_empty());
     values.iter().map(|b| f32::from_le_bytes(*b)).collect()
@@ -496,6 +500,25 @@ fn specs_describe_each_family() {
 }
 
 #[test]
+fn blocks_of_muse_glimmer_have_a_window_and_rotation_or_neither() {
+    let file = open("museglimmer");
+    let spec = file.spec();
+    let windows: Vec<_> = (0..4).map(|layer| spec.window(layer)).collect();
+    assert_eq!(windows, [Some(7), Some(7), Some(7), None]);
+    let turned: Vec<_> = (0..4).map(|layer| spec.rotation(layer)).collect();
+    assert_eq!(turned[2..], [Rotation::Global, Rotation::None]);
+    assert!(spec.attention.output_gate && spec.attention.gate_matrix && spec.embedding_norm);
+    assert_eq!(spec.post_norm_eps, Some(1e-8));
+    assert_eq!(spec.scales.logits, Some(4.0 / 3.0));
+    // The factor of the queries, and no weights of the keys.
+    let norms = ["q", "k"].map(|part| {
+        let name = format!("blk.1.attn_{part}_norm.weight");
+        floats_of(file.tensor(&name).unwrap().bytes)[0]
+    });
+    assert_eq!(norms, [0.75, 1.0]);
+}
+
+#[test]
 fn a_manifest_covers_every_tensor_and_field_and_proves_each_part() {
     for (name, _) in references() {
         let file = open(&name);
@@ -603,6 +626,8 @@ fn unsupported_keys_of_a_family_are_refused_by_name() {
         ("gemma4", "attention.sliding_window_pattern", U32(1)),
         ("gemma4", "rope.dimension_count_swa", U32(32)),
         ("gemma4moe", "embedding_length_per_layer_input", U32(32)),
+        ("museglimmer", "attention.sliding_window_pattern", U32(1)),
+        ("museglimmer", "logit_scale", F32(-1.0)),
     ] {
         let (key, error) = refused(name, key, value);
         assert!(error.contains(&key), "{key}: {error}");

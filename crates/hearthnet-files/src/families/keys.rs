@@ -62,6 +62,8 @@ const OTHERS: &[(&str, &str)] = &[
     ("attention.temperature.positions", ORIGINAL_CONTEXT),
     ("attention.softcap", "attn_logit_softcapping"),
     ("prediction", "nextn_predict_layers"),
+    ("encoder.token_types", TYPE_COUNT),
+    ("encoder.projection", "dense_2_feat_out"),
     ("delta.attention_every", "full_attention_interval"),
     ("delta.convolution", "ssm.conv_kernel"),
     ("delta.key_heads", "ssm.group_count"),
@@ -126,6 +128,20 @@ pub(super) const WINDOWS: &str = "attention.sliding_window_pattern";
 pub(super) const SHARED_KEYS: &str = "attention.shared_kv_layers";
 /// Values per block of the per-layer embeddings.
 pub(super) const PER_LAYER: &str = "embedding_length_per_layer_input";
+
+/// Whether a row attends to earlier rows only.
+pub(super) const CAUSAL: &str = "attention.causal";
+/// Epsilon of LayerNorm.
+pub(super) const LAYER_NORM_EPS: &str = "attention.layer_norm_epsilon";
+/// Inputs and outputs of the two matrices behind the pooled state.
+pub(super) const PROJECTION: [&str; 4] = [
+    "dense_2_feat_in",
+    "dense_2_feat_out",
+    "dense_3_feat_in",
+    "dense_3_feat_out",
+];
+/// Full key of the number of token types of an encoder.
+pub(crate) const TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
 
 /// Kinds of the blocks, which families derive: whether each has a recurrence.
 pub(super) const RECURRENT: &str = "attention.recurrent_layers";

@@ -1,7 +1,7 @@
 //! Supported families, one constant each. Keys and tensor names are those of llama.cpp's
 //! `llama-arch.cpp`.
 
-use super::family::{DeltaFamily, Family, Presence, Yarn};
+use super::family::{DeltaFamily, EncoderFamily, Family, Presence, Yarn};
 use super::rules::*;
 use crate::boundary::BoundaryDtype;
 use crate::spec::{Activation, QkNorm, RopeKind};
@@ -399,5 +399,99 @@ pub(super) const DEEPSEEK2: Family = Family {
     correction: Presence::IfStored,
     yarn: Yarn::Whole,
     yarn_scales_scores: true,
+    ..Family::BASE
+};
+
+/// EmbeddingGemma: Gemma 3 without causal mask, for vectors of texts; two matrices behind the mean
+/// of the hidden states. Source: "EmbeddingGemma: Powerful and Lightweight Text Representations"
+/// (arXiv 2509.20354).
+///
+/// Its rows never leave a machine, so they stay in f32 between blocks.
+pub(super) const GEMMA_EMBEDDING: Family = Family {
+    architecture: "gemma-embedding",
+    boundary: BoundaryDtype::F32,
+    reads: "attention.sliding_window rope.freq_base_swa attention.causal dense_2_feat_in \
+        dense_2_feat_out dense_3_feat_in dense_3_feat_out",
+    scaled_by_width: &[],
+    encoder: Some(EncoderFamily {
+        positions: false,
+        token_types: false,
+        projection: true,
+    }),
+    ..GEMMA3
+};
+
+/// BERT, and models of its shape for vectors of texts (MiniLM, BGE, E5, mxbai): embeddings of
+/// positions and token types, LayerNorm after each addition, biases, GELU without gate. Source:
+/// "BERT: Pre-training of Deep Bidirectional Transformers" (arXiv 1810.04805).
+///
+/// GELU is that of the error function, as in the published models; llama.cpp approximates it by
+/// tanh.
+pub(super) const BERT: Family = Family {
+    architecture: "bert",
+    boundary: BoundaryDtype::F32,
+    layer: &[
+        PLAIN_ATTENTION,
+        QKV_BIAS,
+        OUTPUT_BIAS,
+        PLAIN_DENSE,
+        SUM_NORMS,
+    ],
+    reads: "attention.layer_norm_epsilon attention.causal",
+    qkv_bias: Presence::Always,
+    activation: Activation::GeluErf,
+    // Positions have embeddings.
+    rope_skip_every: Some(1),
+    encoder: Some(EncoderFamily {
+        positions: true,
+        token_types: true,
+        projection: false,
+    }),
+    ..Family::BASE
+};
+
+/// nomic-embed-text v1 and v1.5: BERT with RoPE, SwiGLU and without biases of matrices. Source:
+/// "Nomic Embed: Training a Reproducible Long Context Text Embedder" (arXiv 2402.01613).
+pub(super) const NOMIC_BERT: Family = Family {
+    architecture: "nomic-bert",
+    rope: RopeKind::Halves,
+    layer: &[PLAIN_FUSED_ATTENTION, DENSE, SUM_NORMS],
+    qkv_bias: Presence::Never,
+    activation: Activation::Silu,
+    rope_skip_every: None,
+    encoder: Some(EncoderFamily {
+        positions: false,
+        token_types: true,
+        projection: false,
+    }),
+    ..BERT
+};
+
+/// Muse Glimmer (text part): Llama with normalised embeddings, gates of the output of attention, and
+/// norms after attention and feed-forward layer. Three of four blocks have a sliding window and
+/// RoPE; the others have neither. Source: the model card of Muse-Glimmer-30B (Meta, 2026), and
+/// `transformers`.
+///
+/// The norms of queries and keys have no weights of their own; the converter writes the factor of
+/// the queries as weights. Trained in bf16.
+pub(super) const MUSE_GLIMMER: Family = Family {
+    architecture: "muse-glimmer",
+    boundary: BoundaryDtype::Bf16,
+    layer: &[
+        ATTENTION,
+        ATTENTION_GATE,
+        QK_NORM,
+        FEED_NORM,
+        DENSE,
+        POST_NORMS,
+    ],
+    reads: "attention.sliding_window attention.sliding_window_pattern final_logit_softcapping \
+        logit_scale",
+    qk_norm: Some(QkNorm::Head),
+    output_gate: true,
+    embedding_norm: true,
+    post_norm_eps: Some(1e-8),
+    logits_multiplied: true,
+    rope_skip_every: Some(4),
     ..Family::BASE
 };

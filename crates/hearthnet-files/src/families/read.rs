@@ -2,7 +2,7 @@
 
 use super::BOUNDARY_KEY;
 use super::family::{Family, Presence, Yarn};
-use super::keys::{Keys, ORIGINAL_CONTEXT, PER_LAYER, RECURRENT, key_of};
+use super::keys::{Keys, LAYER_NORM_EPS, ORIGINAL_CONTEXT, PER_LAYER, RECURRENT, key_of};
 use super::per_block::{Windows, ffn, shared_keys};
 use super::rules::{CORRECTION, EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
 use crate::error::ModelError;
@@ -57,7 +57,10 @@ impl Family {
             Some(_) => keys.integer("expert_feed_forward_length")?,
             None => None,
         };
-        let rope = self.rope(&keys, head_dim)?;
+        let mut rope = self.rope(&keys, head_dim)?;
+        if rope.skip_every.is_some() {
+            rope.skip_every = windows.global_every.or(rope.skip_every);
+        }
         let mut attention = self.attention(&keys, &windows, (layers, width, heads))?;
         if attention.scale.is_none() {
             attention.scale = self.corrected_scale(&keys, &rope, head_dim)?;
@@ -75,7 +78,7 @@ impl Family {
             },
             vocab: vocab(gguf, &keys)?,
             context: keys.required_integer("context_length")?,
-            norm_eps: keys.required_number("attention.layer_norm_rms_epsilon")? as f32,
+            norm_eps: keys.required_number(self.norm_eps_key())? as f32,
             rope,
             boundary: match gguf.str(BOUNDARY_KEY)? {
                 None => self.boundary,
@@ -89,6 +92,8 @@ impl Family {
             activation: self.activation,
             experts,
             post_norms: self.lists(LayerTensor::AttnPostNorm),
+            post_norm_eps: self.post_norm_eps,
+            embedding_norm: self.embedding_norm,
             scales: self.scales(&keys, width, layers)?,
             delta: self.delta(&keys)?,
             prediction,
@@ -106,9 +111,11 @@ impl Family {
                 .integer(PER_LAYER)?
                 .filter(|width| *width > 0)
                 .map(|width| PerLayerSpec { width }),
+            encoder: self.encoder(&keys, width)?,
         };
         spec.check().map_err(|error| {
             let key = match error.field {
+                "norm_eps" => self.norm_eps_key(),
                 "head_dim" if absorbed.is_some() => KEY_LENGTH,
                 "attention.latent.values" if absorbed.is_some() => VALUE_LENGTH,
                 field => key_of(field),
@@ -118,6 +125,13 @@ impl Family {
         check_absorbed(&keys, &spec)?;
         check_kinds(&keys, &spec)?;
         Ok(spec)
+    }
+
+    fn norm_eps_key(&self) -> &'static str {
+        match self.lists(LayerTensor::AttnSumNorm) {
+            true => LAYER_NORM_EPS,
+            false => "attention.layer_norm_rms_epsilon",
+        }
     }
 
     fn attention(
@@ -130,7 +144,11 @@ impl Family {
             .integer("attention.sliding_window")?
             .filter(|positions| *positions > 0)
             .map(|positions| WindowSpec {
-                positions,
+                // Files of encoders state the positions on both sides together.
+                positions: match self.encoder {
+                    Some(_) => positions / 2 + 1,
+                    None => positions,
+                },
                 global_every: windows.global_every.or(self.global_every),
                 heads: None,
             });
@@ -155,6 +173,7 @@ impl Family {
             latent: self.latent(keys, width, heads)?,
             output_bias: self.lists(LayerTensor::AttnOutputBias),
             output_gate: self.output_gate,
+            gate_matrix: self.lists(LayerTensor::AttnGate),
             sinks: self.lists(LayerTensor::AttnSinks),
             scale: match self.scaled_by_width.contains(&layers) && heads > 0 {
                 true => Some(1.0 / ((width / heads) as f32).sqrt()),
@@ -235,6 +254,10 @@ impl Family {
             },
             logits: match self.logits_by_width {
                 Some(base) => Some(width as f32 / base).filter(|f| *f != 1.0),
+                None if self.logits_multiplied => {
+                    let divisor = |scale: f32| (1.0 / f64::from(scale)) as f32;
+                    factor("logit_scale")?.map(divisor)
+                }
                 None => factor("logit_scale")?,
             },
             logit_softcap: keys.float32("final_logit_softcapping")?,

@@ -19,6 +19,18 @@ pub const PER_LAYER_PROJECTION: &str = "per_layer_model_proj.weight";
 /// Norm of the projection, block by block, `[per_layer.width]`.
 pub const PER_LAYER_PROJECTION_NORM: &str = "per_layer_proj_norm.weight";
 
+/// Embedding of positions of an encoder, `[width, context]`.
+pub const POSITION_EMBEDDING: &str = "position_embd.weight";
+/// Embedding of token types of an encoder, `[width, token_types]`.
+pub const TYPE_EMBEDDING: &str = "token_types.weight";
+/// Norm of the embedding of an encoder, `[width]`.
+pub const EMBEDDING_NORM: &str = "token_embd_norm.weight";
+pub const EMBEDDING_NORM_BIAS: &str = "token_embd_norm.bias";
+/// First matrix behind the pooled state, `[width, projection]`.
+pub const PROJECTION_UP: &str = "dense_2.weight";
+/// Second matrix behind the pooled state, `[projection, width]`.
+pub const PROJECTION_DOWN: &str = "dense_3.weight";
+
 /// Router matrix of a block, `[width, experts]`; the prefix is `blk.N.`.
 pub const ROUTER: &str = "ffn_gate_inp.weight";
 /// Values that correct the choice of experts of a block, `[experts]`; the prefix is `blk.N.`.
@@ -188,6 +200,26 @@ pub(super) const FUSED_ATTENTION: Group = group(
     ],
 );
 
+/// [`ATTENTION`] without a norm before it, as in BERT.
+pub(super) const PLAIN_ATTENTION: Group = group(
+    |_| true,
+    &[
+        rule(T::AttnQ, "attn_q.weight", &[Width, Queries]),
+        rule(T::AttnK, "attn_k.weight", &[Width, Keys]),
+        rule(T::AttnV, "attn_v.weight", &[Width, Keys]),
+        rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
+    ],
+);
+
+/// [`FUSED_ATTENTION`] without a norm before it.
+pub(super) const PLAIN_FUSED_ATTENTION: Group = group(
+    |_| true,
+    &[
+        rule(T::AttnQkv, "attn_qkv.weight", &[Width, Qkv]),
+        rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
+    ],
+);
+
 /// [`ATTENTION`] with an output gate, in blocks that have no recurrence.
 pub(super) const GATED_ATTENTION: Group = group(
     |block| block.has_keys(),
@@ -198,6 +230,12 @@ pub(super) const GATED_ATTENTION: Group = group(
         rule(T::AttnV, "attn_v.weight", &[Width, Keys]),
         rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
     ],
+);
+
+/// Gates of [`ATTENTION`] with a matrix of their own.
+pub(super) const ATTENTION_GATE: Group = group(
+    |block| block.model.attention.gate_matrix,
+    &[rule(T::AttnGate, "attn_gate.weight", &[Width, Queries])],
 );
 
 /// Gated delta rule, without the scores of decay and correction.
@@ -290,6 +328,28 @@ pub(super) const FUSED_DENSE: Group = group(
     &[
         rule(T::FfnGateUp, "ffn_up.weight", &[Width, TwoFfn]),
         rule(T::FfnDown, "ffn_down.weight", &[Ffn, Width]),
+    ],
+);
+
+/// [`DENSE`] without gate, and with biases.
+pub(super) const PLAIN_DENSE: Group = group(
+    |_| true,
+    &[
+        rule(T::FfnUp, "ffn_up.weight", &[Width, Ffn]),
+        rule(T::FfnUpBias, "ffn_up.bias", &[Ffn]),
+        rule(T::FfnDown, "ffn_down.weight", &[Ffn, Width]),
+        rule(T::FfnDownBias, "ffn_down.bias", &[Width]),
+    ],
+);
+
+/// Norms of the residual stream after each addition.
+pub(super) const SUM_NORMS: Group = group(
+    |_| true,
+    &[
+        rule(T::AttnSumNorm, "attn_output_norm.weight", &[Width]),
+        rule(T::AttnSumNormBias, "attn_output_norm.bias", &[Width]),
+        rule(T::FfnSumNorm, "layer_output_norm.weight", &[Width]),
+        rule(T::FfnSumNormBias, "layer_output_norm.bias", &[Width]),
     ],
 );
 

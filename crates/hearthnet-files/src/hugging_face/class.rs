@@ -31,6 +31,10 @@ pub(super) struct Class {
     /// omit `.weight` and `.bias` if these are the same. The first match counts; `{}` is the index
     /// of an expert.
     pub(super) names: &'static [&'static [(&'static str, &'static str)]],
+    /// Names of tensors outside the blocks: in the model file, and in the directory.
+    pub(super) outer: &'static [(&'static str, &'static str)],
+    /// Name of the list of blocks in the directory.
+    pub(super) blocks: &'static str,
     /// Accepted name prefixes: of embedding, last norm and blocks, and of the output matrix.
     pub(super) prefixes: &'static [(&'static str, &'static str)],
     /// Name prefixes of tensors of other parts, such as a vision tower.
@@ -53,10 +57,21 @@ pub(super) struct Class {
     pub(super) stacked_rows: bool,
     /// Whether the experts of a block are stacked in one tensor as in the model file.
     pub(super) whole_experts: bool,
+    /// Whether the model has token types, and its file states that it is not causal, as BERT.
+    pub(super) token_types: bool,
+    /// Whether matrices behind the pooled state may be in folders of their own: see `modules.rs`.
+    pub(super) projection: bool,
     /// Whether blocks with a window have heads of their own: see `gemma4.rs`.
     pub(super) window_heads: bool,
     /// Whether norm weights are stored minus 1.
     pub(super) norms_around_zero: bool,
+    /// Whether the last norm is stored as it is nevertheless.
+    pub(super) plain_last_norm: bool,
+    /// Whether norms of queries and keys without weights become norms with weights, of which those
+    /// of the queries are `qk_scale_factor`.
+    pub(super) computed_qk_norm: bool,
+    /// Whether it is written which blocks have a window.
+    pub(super) window_pattern: bool,
     /// Whether the vocabulary's size is written.
     pub(super) vocab_size: bool,
     /// Rotary dimensions of a head.

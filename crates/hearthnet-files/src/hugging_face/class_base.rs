@@ -1,7 +1,7 @@
 //! Keys, requirements and defaults that several classes of `config.json` share.
 
 use super::class::{Class, Key, RopeBase, RopeDims, SpacePrefix, float, integer, optional};
-use super::names::{ATTENTION, FEED_FORWARD};
+use super::names::{ATTENTION, FEED_FORWARD, OUTER};
 use crate::schema::Scalar::Text;
 use crate::schema::{Requirement, off, optional_value, require};
 
@@ -60,6 +60,8 @@ pub(super) const BASE: Class = Class {
     yarn_scales_scores: false,
     long_rope_plain: false,
     names: &[ATTENTION, FEED_FORWARD],
+    outer: OUTER,
+    blocks: "layers",
     prefixes: &[("model.", "")],
     others: &[],
     prediction: "",
@@ -70,8 +72,13 @@ pub(super) const BASE: Class = Class {
     stacked_experts: false,
     stacked_rows: false,
     whole_experts: false,
+    token_types: false,
+    projection: false,
     window_heads: false,
     norms_around_zero: false,
+    plain_last_norm: false,
+    computed_qk_norm: false,
+    window_pattern: false,
     vocab_size: false,
     rope_dims: RopeDims::Omitted,
     rope_base: RopeBase::Required,

@@ -10,6 +10,8 @@ use super::class::{
     optional, optional_float,
 };
 use super::class_base::*;
+use super::encoder_classes::{BERT, NOMIC_BERT};
+use super::muse_glimmer::MUSE_GLIMMER;
 use super::names::*;
 use super::routed_classes::{DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE};
 use crate::schema::Scalar::{Bool, EmptyList, Number, Text};
@@ -196,6 +198,22 @@ const GEMMA3_VISION: Class = Class {
         image_token_index mm_tokens_per_image vision_config",
     prefixes: VISION_PREFIXES,
     others: VISION_TENSORS,
+    ..GEMMA3
+};
+
+/// EmbeddingGemma. Its window is that of both sides together.
+const GEMMA_EMBEDDING: Class = Class {
+    name: "Gemma3TextModel",
+    architecture: "gemma-embedding",
+    requirements: &[&[
+        optional_value("hidden_activation", &[Text("gelu_pytorch_tanh")]),
+        optional_value("hidden_act", &[Text("gelu_pytorch_tanh"), Text("gelu")]),
+        off("attention_bias"),
+        optional_value("attn_logit_softcapping", &[]),
+        require("use_bidirectional_attention", &[Bool(true)]),
+    ]],
+    prefixes: &[("", ""), ("model.", "")],
+    projection: true,
     ..GEMMA3
 };
 
@@ -530,4 +548,8 @@ pub(super) const ALL: &[&Class] = &[
     &DEEPSEEK2,
     &DEEPSEEK3,
     &GLM4_MOE_LITE,
+    &GEMMA_EMBEDDING,
+    &BERT,
+    &NOMIC_BERT,
+    &MUSE_GLIMMER,
 ];

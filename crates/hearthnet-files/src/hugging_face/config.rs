@@ -7,15 +7,17 @@ use super::classes::ALL;
 use super::error::ImportError;
 use super::gemma4;
 use super::json::{bad, object, present, refuse_others, required, shown, typed};
+use super::modules::{DENSE, Modules};
+use crate::families::TYPE_COUNT;
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
-use crate::pooling::{POOLING_KEY, Pooling};
+use crate::pooling::POOLING_KEY;
 use crate::schema::{Lookup as _, Requirement, off, on, zero};
-use crate::spec::{Feed, ModelSpec, Rotation};
+use crate::spec::{Feed, MAX_SIZE, ModelSpec, Rotation};
 
 /// Keys read by code instead of a class's tables.
 const READ: &str = "
-    _sliding_window_pattern architectures layer_types mlp_layer_types model_type
+    _sliding_window_pattern architectures layer_rope_theta layer_types mlp_layer_types model_type
     no_rope_layer_interval
     no_rope_layers original_max_position_embeddings partial_rotary_factor quantization_config
     query_pre_attn_scalar rope_local_base_freq rope_parameters rope_scaling rope_theta
@@ -46,6 +48,12 @@ const NEUTRAL: &[Requirement] = &[
     off("add_cross_attention"),
     zero("chunk_size_feed_forward"),
 ];
+
+/// Factor of normalised queries.
+const QK_SCALE: &str = "qk_scale_factor";
+
+/// Keys read for classes with token types.
+const TYPES: &str = "rotary_emb_base type_vocab_size";
 
 /// Kind of the blocks with a recurrence.
 const LINEAR: &str = "linear_attention";
@@ -127,14 +135,34 @@ impl Config {
         Ok(width.checked_div(heads.unwrap_or(0)).unwrap_or(0))
     }
 
+    /// Norms of queries and keys that are computed, by the ends of their names.
+    pub(super) fn qk_norms(&self) -> Result<Vec<(&'static str, Vec<f32>)>, ImportError> {
+        if !self.class.computed_qk_norm {
+            return Ok(Vec::new());
+        }
+        let dim = self.head_dim()?.min(MAX_SIZE) as usize;
+        let scale = required(QK_SCALE, self.values.number(QK_SCALE)?)? as f32;
+        Ok(vec![
+            (".attn_q_norm.weight", vec![scale; dim]),
+            (".attn_k_norm.weight", vec![1.0; dim]),
+        ])
+    }
+
     /// Writes how the vector of a text is made.
-    pub(super) fn write_pooling(
+    pub(super) fn write_modules(
         &self,
-        pooling: Pooling,
+        modules: &Modules,
         writer: &mut Writer,
     ) -> Result<(), ImportError> {
-        let key = format!("{}.{POOLING_KEY}", self.class.architecture);
-        Ok(writer.set(&key, Value::U32(pooling.gguf()))?)
+        let full = |key: &str| format!("{}.{key}", self.class.architecture);
+        if let Some(pooling) = modules.pooling {
+            writer.set(&full(POOLING_KEY), Value::U32(pooling.gguf()))?;
+        }
+        for ((_, name), (inputs, outputs)) in DENSE.iter().zip(&modules.dense) {
+            writer.set(&full(&format!("{name}_feat_in")), Value::U32(*inputs))?;
+            writer.set(&full(&format!("{name}_feat_out")), Value::U32(*outputs))?;
+        }
+        Ok(())
     }
 
     /// Writes the family's metadata, without RoPE.
@@ -155,10 +183,19 @@ impl Config {
         if let Some(axes) = self.class.image_axes {
             writer.set_i32s(&full("rope.dimension_sections"), &axes)?;
         }
+        if self.class.token_types {
+            writer.set(&full("attention.causal"), Value::Bool(false))?;
+            let types = self.values.integer("type_vocab_size")?.unwrap_or(2);
+            writer.set(TYPE_COUNT, Value::U32(types))?;
+        }
         if self.class.window_heads {
             gemma4::write(&self.values, self.class.architecture, writer)?;
         }
         let kinds = present(&self.values, "layer_types").and_then(Json::as_array);
+        if let Some(kinds) = kinds.filter(|_| self.class.window_pattern) {
+            let windows = kinds.iter().map(|kind| kind == "sliding_attention");
+            writer.set_bools(&full("attention.sliding_window_pattern"), windows)?;
+        }
         if let Some(kinds) = kinds.filter(|_| self.is_recurrent()) {
             let kinds = kinds.iter().map(|kind| kind == LINEAR);
             writer.set_bools(&full("attention.recurrent_layers"), kinds)?;
@@ -272,6 +309,23 @@ impl Config {
                 return Err(bad(key, value, differs));
             }
         }
+        let bases = |layer| match spec.rotation(layer) {
+            Rotation::None => 0.0,
+            _ => spec.rope.theta,
+        };
+        let key = "layer_rope_theta";
+        if let Some(value) = present(&self.values, key) {
+            let same = value.as_array().is_some_and(|list| {
+                list.len() == spec.layers as usize
+                    && list
+                        .iter()
+                        .zip(0..)
+                        .all(|(v, layer)| v.as_f64() == Some(bases(layer)))
+            });
+            if !same {
+                return Err(bad(key, value, differs));
+            }
+        }
         let grouped = spec
             .experts
             .is_some_and(|experts| experts.groups.is_some() && !experts.sigmoid);
@@ -360,7 +414,9 @@ fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), Impor
     known.extend(rules.map(|rule| rule.key));
     known.push(class.prediction);
     let own = if class.window_heads { gemma4::READ } else { "" };
-    let others = [IGNORED, READ, class.ignored, own].into_iter();
+    let types = if class.token_types { TYPES } else { "" };
+    let scale = if class.computed_qk_norm { QK_SCALE } else { "" };
+    let others = [IGNORED, READ, class.ignored, own, types, scale].into_iter();
     known.extend(others.flat_map(str::split_whitespace));
     let reason = "this key is unknown, and may change the computation";
     refuse_others(values, &known, reason)

@@ -11,10 +11,7 @@ use super::delta;
 use super::error::ImportError;
 use super::planned::{Change, GROUP, Pick, Planned, Source};
 use super::shards::{PART_BYTES, Shards, Stored, wrong_type};
-use crate::families::{
-    EMBEDDING, Family, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
-    PER_LAYER_PROJECTION_NORM,
-};
+use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM};
 use crate::gguf::TensorType;
 use crate::spec::{DeltaSpec, Mixer, ModelSpec};
 
@@ -31,7 +28,10 @@ pub(super) struct Finder<'a> {
 
 impl<'a> Finder<'a> {
     pub(super) fn new(shards: &'a Shards, class: &'static Class) -> Result<Self, ImportError> {
-        let embedding = |model: &str| format!("{model}embed_tokens.weight");
+        let mut outer = class.outer.iter();
+        let own = outer.find(|(ours, _)| *ours == EMBEDDING);
+        let own = own.map_or("embed_tokens.weight", |(_, theirs)| *theirs);
+        let embedding = |model: &str| format!("{model}{own}");
         let mut prefixes = class.prefixes.iter();
         let found = prefixes.find(|(model, _)| shards.get(&embedding(model)).is_some());
         let Some(prefix) = found.copied() else {
@@ -61,25 +61,20 @@ impl<'a> Finder<'a> {
     /// Name of a tensor in the directory; `expert` selects among the tensors of experts.
     fn name_of(&self, name: &str, expert: u32) -> Option<String> {
         let (model, head) = self.prefix;
-        match name {
-            EMBEDDING => return Some(format!("{model}embed_tokens.weight")),
-            OUTPUT_NORM => return Some(format!("{model}norm.weight")),
-            OUTPUT => return Some(format!("{head}lm_head.weight")),
-            PER_LAYER_EMBEDDING => return Some(format!("{model}embed_tokens_per_layer.weight")),
-            PER_LAYER_PROJECTION => {
-                return Some(format!("{model}per_layer_model_projection.weight"));
-            }
-            PER_LAYER_PROJECTION_NORM => {
-                return Some(format!("{model}per_layer_projection_norm.weight"));
-            }
-            _ => {}
+        if let Some((ours, theirs)) = self.class.outer.iter().find(|(ours, _)| *ours == name) {
+            let prefix = match *ours {
+                OUTPUT => head,
+                _ if theirs.contains('/') => "",
+                _ => model,
+            };
+            return Some(format!("{prefix}{theirs}"));
         }
         let (layer, rule) = name.strip_prefix("blk.")?.split_once('.')?;
         let (stem, ending) = rule.rsplit_once('.').unwrap_or((rule, ""));
         let mut names = self.class.names.iter().copied().flatten();
         let (ours, theirs) = names.find(|(ours, _)| [rule, stem].contains(ours))?;
         let theirs = theirs.replace("{}", &expert.to_string());
-        let full = format!("{model}layers.{layer}.{theirs}");
+        let full = format!("{model}{}.{layer}.{theirs}", self.class.blocks);
         Some(match *ours == rule {
             true => full,
             false => format!("{full}.{ending}"),
@@ -137,7 +132,13 @@ impl<'a> Finder<'a> {
         let mut planned = Vec::new();
         // A hostile layer count ends at the first missing layer.
         for (name, lengths) in family.tensors(spec) {
-            let values = computed.iter().find(|(computed, _)| *computed == name);
+            let values = computed
+                .iter()
+                .find(|(computed, _)| match computed.starts_with('.') {
+                    // A tensor of each block.
+                    true => name.ends_with(computed),
+                    false => *computed == name,
+                });
             let source = match values {
                 Some((_, values)) if lengths == [values.len() as u64] => {
                     Source::Values(values.clone())
@@ -213,7 +214,10 @@ impl<'a> Finder<'a> {
         };
         let change = if self.class.permuted && heads > 0 {
             Change::Interleave { heads }
-        } else if self.class.norms_around_zero && name.ends_with("norm.weight") {
+        } else if self.class.norms_around_zero
+            && name.ends_with("norm.weight")
+            && !(self.class.plain_last_norm && name == OUTPUT_NORM)
+        {
             Change::AddOne
         } else {
             Change::Nothing
@@ -243,7 +247,7 @@ impl<'a> Finder<'a> {
             _ => return Ok(None),
         };
         let (model, _) = self.prefix;
-        let theirs = format!("{model}layers.{layer}.mlp.experts.{theirs}");
+        let theirs = format!("{model}{}.{layer}.mlp.experts.{theirs}", self.class.blocks);
         let [row, rows] = *lengths else {
             return Ok(None);
         };
@@ -374,7 +378,8 @@ impl<'a> Finder<'a> {
     /// Block of a tensor of the directory, and the rest of its name.
     fn layer_of<'n>(&self, name: &'n str) -> Option<(u32, &'n str)> {
         let (model, _) = self.prefix;
-        let rest = name.strip_prefix(model)?.strip_prefix("layers.")?;
+        let rest = name.strip_prefix(model)?.strip_prefix(self.class.blocks)?;
+        let rest = rest.strip_prefix('.')?;
         let (layer, rest) = rest.split_once('.')?;
         Some((layer.parse().ok()?, rest))
     }

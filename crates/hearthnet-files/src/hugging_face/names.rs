@@ -1,7 +1,28 @@
 //! Names of the tensors of a block: in a model file, and in a directory. See
 //! [`Class::names`](super::class::Class::names).
 
-type Names = &'static [(&'static str, &'static str)];
+use crate::families::{
+    EMBEDDING, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
+    PER_LAYER_PROJECTION_NORM, PROJECTION_DOWN, PROJECTION_UP,
+};
+
+pub(super) type Names = &'static [(&'static str, &'static str)];
+
+/// Tensors outside the blocks. The output matrix may have another prefix than the others; files in
+/// folders of their own have none.
+pub(super) const OUTER: Names = &[
+    (EMBEDDING, "embed_tokens.weight"),
+    (OUTPUT_NORM, "norm.weight"),
+    (OUTPUT, "lm_head.weight"),
+    (PER_LAYER_EMBEDDING, "embed_tokens_per_layer.weight"),
+    (PER_LAYER_PROJECTION, "per_layer_model_projection.weight"),
+    (
+        PER_LAYER_PROJECTION_NORM,
+        "per_layer_projection_norm.weight",
+    ),
+    (PROJECTION_UP, "2_Dense/linear.weight"),
+    (PROJECTION_DOWN, "3_Dense/linear.weight"),
+];
 
 pub(super) const ATTENTION: Names = &[
     ("attn_norm", "input_layernorm"),

@@ -235,6 +235,8 @@ pub enum LayerTensor {
     /// Queries: `[width, heads * head_dim]`; with an output gate, each head's gates follow its
     /// queries: `[width, heads * 2 * head_dim]`.
     AttnQ,
+    /// Gates of the output of attention, if they have a matrix: `[width, heads * head_dim]`.
+    AttnGate,
     /// Bias of the queries: `[heads * head_dim]`.
     AttnQBias,
     /// Keys: `[width, kv_heads * head_dim]`.
@@ -300,16 +302,26 @@ pub enum LayerTensor {
     DeltaOutput,
     /// RMSNorm of the attention output, before the residual stream: `[width]`.
     AttnPostNorm,
+    /// LayerNorm of the residual stream after the output of attention was added: `[width]`.
+    AttnSumNorm,
+    AttnSumNormBias,
+    /// LayerNorm of the residual stream after the feed-forward output was added: `[width]`.
+    FfnSumNorm,
+    FfnSumNormBias,
     /// RMSNorm before the feed-forward layer: `[width]`.
     FfnNorm,
     /// Gate, to which the activation is applied: `[width, ffn]`.
     FfnGate,
     /// Up projection, multiplied with the activated gate: `[width, ffn]`.
     FfnUp,
+    /// Bias of the up projection of a layer without gate: `[ffn]`.
+    FfnUpBias,
     /// Gate, then up, in one: `[width, 2 ffn]`.
     FfnGateUp,
     /// Down projection: `[ffn, width]`.
     FfnDown,
+    /// Bias of the down projection: `[width]`.
+    FfnDownBias,
     /// Scores of the experts: `[width, experts]`.
     Router,
     /// Bias of the scores: `[experts]`.

@@ -7,10 +7,12 @@
 //! | attention, position embedding | `attention.rs`, `rope.rs` |
 //! | mixtures of experts | `experts.rs` |
 //! | recurrences, and what a sequence keeps for them | `recurrent.rs` |
+//! | models that make vectors of texts | `encoder.rs` |
 
 mod attention;
 mod block;
 mod check;
+mod encoder;
 mod experts;
 mod recurrent;
 mod rope;
@@ -24,6 +26,7 @@ pub use attention::{
 pub use block::{BlockSpec, CutError, Dim, Feed, LayerTensor, Mixer};
 pub use check::{MAX_SIZE, SpecError};
 use check::{base, ensure, epsilon, is_default, positive, size};
+pub use encoder::EncoderSpec;
 pub use experts::{
     ExpertSpec, GroupSpec, LeadingSpec, MAX_EXPERTS, MAX_EXPERTS_USED, SharedExpertSpec,
 };
@@ -57,7 +60,7 @@ pub struct ModelSpec {
     pub vocab: u32,
     /// Context length in positions; longer sequences are refused.
     pub context: u32,
-    /// Added to the mean square in RMSNorm.
+    /// Added to the mean square in RMSNorm, to the variance in LayerNorm.
     pub norm_eps: f32,
     pub rope: RopeSpec,
     /// Format of the residual stream between blocks.
@@ -76,6 +79,12 @@ pub struct ModelSpec {
     /// are added to the residual stream.
     #[serde(default, skip_serializing_if = "is_default")]
     pub post_norms: bool,
+    /// Added to the mean square in these norms; `None` for `norm_eps`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub post_norm_eps: Option<f32>,
+    /// Whether the embedding of a token is normalised (RMSNorm without weights).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub embedding_norm: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     pub scales: ScaleSpec,
     /// Blocks with a gated delta rule instead of attention; `None`: all blocks have attention.
@@ -97,6 +106,9 @@ pub struct ModelSpec {
     /// Input of each block beside the residual stream, which depends on the row's token only.
     #[serde(default, skip_serializing_if = "is_default")]
     pub per_layer: Option<PerLayerSpec>,
+    /// Model that makes vectors of whole texts; `None` for a model that continues texts.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub encoder: Option<EncoderSpec>,
 }
 
 /// Matrices of the vocabulary that each block for multi-token prediction has, beside the model's.
@@ -176,6 +188,12 @@ impl ModelSpec {
         )?;
         base("rope.theta", self.rope.theta)?;
         epsilon("norm_eps", self.norm_eps)?;
+        if let Some(eps) = self.post_norm_eps {
+            epsilon("post_norm_eps", eps)?;
+            ensure(self.post_norms, "post_norm_eps", "needs these norms")?;
+        }
+        let gated = attention.output_gate || !attention.gate_matrix;
+        ensure(gated, "attention.gate_matrix", "needs gates")?;
         self.rope.check()?;
         self.check_latent()?;
         let few = self.prediction <= MAX_PREDICTION;
@@ -190,6 +208,7 @@ impl ModelSpec {
             .map_or(Ok(()), |delta| delta.check(self.context))?;
         self.check_windows()?;
         self.check_shared_keys()?;
+        self.check_encoder()?;
         let per_layer = self.per_layer.map_or(0, |p| p.width);
         let reason = "must be at most 16777216 divided by the number of layers";
         let wide = per_layer.saturating_mul(self.layers) <= MAX_SIZE;
@@ -316,6 +335,9 @@ pub enum Activation {
     #[default]
     Silu,
     Gelu,
+    /// GELU by the error function: `g / 2 (1 + erf(g / sqrt(2)))`.
+    #[serde(rename = "gelu_erf")]
+    GeluErf,
     /// Clamped SwiGLU: `(u + 1) * g / (1 + exp(-1.702 g))` with `g <= 7` and `-7 <= u <= 7`.
     Clamped,
 }

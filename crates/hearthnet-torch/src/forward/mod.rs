@@ -238,6 +238,7 @@ impl<'a> Pass<'a> {
         let h = match self.spec.activation {
             Activation::Silu => gate.f_silu()?.f_mul(&up)?,
             Activation::Gelu => gate.f_gelu("tanh")?.f_mul(&up)?,
+            Activation::GeluErf => gate.f_gelu("none")?.f_mul(&up)?,
             Activation::Clamped => {
                 let gate = gate.f_clamp_max(CLAMPED_LIMIT)?;
                 let up = up.f_clamp(-CLAMPED_LIMIT, CLAMPED_LIMIT)?;

@@ -1,4 +1,4 @@
-//! Checks that the kernels reproduce the test values of specs/canonical-arithmetic.md, sections 5 to 13,
+//! Checks that the kernels reproduce the test values of specs/canonical-arithmetic.md, sections 5 to 15,
 //! and that the specification states them.
 
 use hearthnet_files::blocks::WeightType;
@@ -101,6 +101,66 @@ fn the_norms_of_heads_of_the_specification_hold() {
         let [k, q, last] = [key[0], query[0], query[19]].map(f32::to_bits);
         assert_in_spec(&format!("`{k:08x}` as a key, and `{q:08x}` as a query"));
         assert_in_spec(&format!("x[19] becomes `{last:08x}`"));
+    }
+}
+
+#[test]
+fn the_layer_norm_of_the_specification_holds() {
+    let x: Vec<f32> = (0..20).map(|i| (i * i % 13) as f32 / 4.0).collect();
+    let w: Vec<f32> = (0..20).map(|i| (8 + i) as f32 / 8.0).collect();
+    let b: Vec<f32> = (0..20).map(|i| (i as f32 - 10.0) / 16.0).collect();
+    for kernels in all_kernels() {
+        let mut y = x.clone();
+        kernels.layer_norm_in_place(&mut y, &w, &b, 1e-12);
+        let [first, last] = [y[0], y[19]].map(f32::to_bits);
+        assert_in_spec(&format!("y[0] is `{first:08x}`, y[19] is `{last:08x}`"));
+    }
+}
+
+#[test]
+fn gelu_by_the_error_function_has_the_values_of_the_specification() {
+    for kernels in all_kernels() {
+        for x in [0.0f32, 1.0, -2.0, 5.0, -9.0] {
+            let mut y = [x];
+            kernels.gelu_erf(&mut y);
+            assert_in_spec(&format!("| {x} | `{:08x}` |", y[0].to_bits()));
+        }
+    }
+}
+
+#[test]
+fn the_window_on_both_sides_of_the_specification_holds() {
+    let cells = |of: &dyn Fn(usize, usize) -> f32| -> Vec<u16> {
+        let cells = (0..3).flat_map(|t| (0..8).map(move |i| (t, i)));
+        cells.map(|(t, i)| f32_to_f16(of(t, i))).collect()
+    };
+    let keys = cells(&|t, i| (((3 * t + i) % 5) as f32 - 2.0) / 2.0);
+    let values = cells(&|t, i| (t + i) as f32 / 8.0);
+    let q: Vec<f32> = (0..8).map(|i| (i as f32 - 3.0) / 4.0).collect();
+    let mut page = vec![0u16; page_len(8)];
+    for t in 0..3 {
+        let row = 8 * t..8 * t + 8;
+        write_kv(&mut page, t, &keys[row.clone()], &values[row]);
+    }
+    for kernels in all_kernels() {
+        for window in [None, Some(2)] {
+            let attention = Attention {
+                head_dim: 8,
+                heads: 1,
+                scale: f32::from_bits(0x3eb5_04f3),
+                softcap: None,
+                sinks: None,
+                position: 0,
+                window,
+                both_sides: Some(3),
+                pages: &[&page],
+            };
+            let (mut out, mut scratch) = (vec![0.0; 8], AttentionScratch::default());
+            let tile = TileMut::new(&mut out, 1, 8, 8);
+            kernels.attention(&attention, &q, 8, &mut scratch, tile);
+            let window = window.map_or("none".to_owned(), |w: usize| w.to_string());
+            assert_in_spec(&format!("| {window} | `{:08x}` |", out[0].to_bits()));
+        }
     }
 }
 
@@ -291,6 +351,7 @@ fn the_absorbed_latent_attention_of_the_specification_holds() {
             sinks: None,
             position: 1,
             window: None,
+            both_sides: None,
             pages: &[&page],
         };
         let (mut out, mut scratch) = (vec![0.0; width], AttentionScratch::default());
