@@ -1,27 +1,23 @@
-//! A host that loses its rights receives no more rows, even if it ignores the loss: in the middle
-//! of an answer, and for an idle conversation.
+//! A host that loses its rights or is convicted receives no more rows, even if it ignores that: in
+//! the middle of an answer, and for an idle conversation.
 //!
 //! The host is a node in this process that serves real layers and never checks its own rights. It
 //! is reached over a slow line, so that an answer takes long enough.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_bus::NodeKey;
-use hearthnet_bus::calls::{Registry, Served, register_shards};
-use hearthnet_bus::log::{Body, EventLog};
-use hearthnet_bus::node::{Node, NodeSettings};
-use hearthnet_bus::now_ms;
-use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost};
+use hearthnet_bus::log::{Body, Finding, Level};
+use hearthnet_bus::node::Node;
+use hearthnet_bus::testing::dispute;
+use hearthnet_shard::{ServeConfig, ShardConfig, ShardHost};
 use hearthnet_testkit::one_thread;
 use serde_json::{Value, json};
-use tokio::runtime::Runtime;
 
-use crate::support::community::{address, founded, host, join, join_as, serve, static_peer};
+use crate::support::community::{founded, host, join, join_as, serve, static_peer};
 use crate::support::http::Reply;
+use crate::support::own_host::{OwnHost, OwnNode, free_address, model_id};
 use crate::support::*;
 
 /// By its measurements another host could be faster than the stubborn one.
@@ -63,81 +59,42 @@ fn forward(mut from: TcpStream, mut to: TcpStream, each: Duration) {
     let _ = from.shutdown(std::net::Shutdown::Both);
 }
 
-/// Model id that the program derives from the file name.
-fn model_id() -> String {
-    let stem = Path::new(model()).file_stem();
-    text(stem.expect("a file's name").as_encoded_bytes())
-}
-
 /// Host that goes on serving after it has lost its rights.
-struct Stubborn {
-    _runtime: Runtime,
-    node: Node,
-    host: RunningHost,
-}
+struct Stubborn(OwnHost);
 
 impl Stubborn {
     fn start(home: &Home, founder: &Server, layers: (u32, u32)) -> Self {
-        let runtime = Runtime::new().expect("a runtime");
-        let data = home.path().join("data");
-        let key = Arc::new(NodeKey::load(&data.join("node.key")).expect("its key"));
-        let log = EventLog::open(&data).expect("its log");
-        let served = Arc::new(Served::default());
-        let registry = Arc::new(Registry::new());
-        let registered = register_shards(&registry, key.clone(), log.clone(), served.clone());
-        registered.expect("a registry");
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let listen = free.local_addr().expect("an address");
-        drop(free);
-        let line = slow_line(listen);
-        let mut settings = NodeSettings::new("stubborn");
-        settings.listen = Some(listen.to_string());
-        settings.endpoints = vec![line.to_string()];
-        settings.research = true;
-        settings.discovery.mdns = false;
-        settings.discovery.static_peers =
-            vec![address(founder).parse().expect("a founder's address")];
-        let (node, host) = runtime.block_on(async {
-            let node = Node::start(Arc::clone(&key), log.clone(), settings, registry)
-                .await
-                .expect("a node");
-            let listen = listen.to_string();
+        let listen = free_address();
+        let line = slow_line(listen.parse().expect("an address")).to_string();
+        let node = OwnNode::start(home, founder, (&listen, &line));
+        Self(node.host(async |node: &Node| {
             let config = ShardConfig {
                 model_id: Some(model_id()),
                 engine: one_thread(),
                 serve: ServeConfig {
-                    endpoint: Some(line.to_string()),
+                    endpoint: Some(line.clone()),
                     ..ServeConfig::new(&listen)
                 },
                 ..ShardConfig::new(model(), layers, &listen)
             };
-            let host = ShardHost::start(config, &node, |_| {})
-                .await
-                .expect("a host");
-            (node, host)
-        });
-        served.set(host.descriptor());
-        let body = Body::ShardAdvertised(Box::new(host.descriptor()));
-        log.append(&key, body, now_ms()).expect("an advertisement");
-        Self {
-            _runtime: runtime,
-            node,
-            host,
-        }
+            let host = ShardHost::start(config, node, |_| {});
+            host.await.expect("a host")
+        }))
     }
 
     fn id(&self) -> String {
-        self.node.id().to_string()
+        self.0.id()
     }
 
     fn steps(&self) -> u64 {
-        self.host.stats().steps
+        self.0.steps()
     }
 
     /// Waits until its last session has ended. Returns the number of steps that it ran.
     fn steps_when_left(&self) -> u64 {
-        until("its sessions end", || self.host.stats().sessions == 0);
-        assert_eq!(self.host.stats().streams, 0);
+        let host = &self.0.host;
+        until("its sessions end", || host.stats().sessions == 0);
+        assert_eq!(host.stats().streams, 0);
         self.steps()
     }
 }
@@ -194,9 +151,9 @@ impl Street {
             .hearthnet(&[&known[..], &ask, &how, extra].concat())
     }
 
-    /// Asks and runs `command` against the host after some tokens. The host must run no step once
+    /// Asks and lets `act` act against the host after some tokens. The host must run no step once
     /// its replacement works, and the answer must be the same.
-    fn ends_mid_answer(&self, command: &[&str], code: &str) {
+    fn ends_mid_answer(&self, act: impl Fn(), code: &str) {
         let alone = self.chat(&["--local", "--json"]).output().expect("it runs");
         let alone: Value = serde_json::from_slice(&alone.stdout).expect("JSON");
         let mut chat = self.chat(&["--no-fallback", "--no-service", "--frames"]);
@@ -210,7 +167,7 @@ impl Street {
                     tokens += 1;
                     if tokens == 5 {
                         assert!(self.stubborn.steps() > 0, "it runs the first half");
-                        self.founder.says(command);
+                        act();
                     }
                 }
                 "shard_failover" => {
@@ -243,7 +200,44 @@ impl Street {
 fn a_host_revoked_during_an_answer_gets_no_more_rows() {
     let street = Street::new();
     let id = street.stubborn.id();
-    street.ends_mid_answer(&["community", "revoke", &id], "revoked");
+    let revoke = || drop(street.founder.says(&["community", "revoke", &id]));
+    street.ends_mid_answer(revoke, "revoked");
+}
+
+#[test]
+fn a_host_convicted_during_an_answer_gets_no_more_rows_and_all_hosts_behind_it_compute_again() {
+    let street = Street::new();
+    let [accuser, judge] = ["member", "trusted"].map(|level| {
+        let home = join_as(level, &street.founder, &street.founder_runs);
+        let promote = ["community", "promote", &home.node_id(), "anchor"];
+        if level == "trusted" {
+            street.founder.says(&promote);
+        }
+        let at = free_address();
+        (
+            OwnNode::start(&home, &street.founder_runs, (&at, &at)),
+            home,
+        )
+    });
+    let host = street.stubborn.id().parse().expect("an id");
+    let rows = dispute(host);
+    let id = rows.id(&accuser.0.node.id());
+    // The judge's node has to know the host and the accuser.
+    until("the accuser knows the host", || {
+        accuser.0.log().state().member(&host).is_some()
+    });
+    accuser.0.append(Body::Disputed(rows));
+    until("the judge knows the dispute", || {
+        let state = judge.0.log().state();
+        state.dispute(&id).is_some() && state.level(&judge.0.node.id()) == Some(Level::Anchor)
+    });
+    let convict = || {
+        judge.0.append(Body::Judged {
+            dispute: id,
+            finding: Finding::Accused,
+        });
+    };
+    street.ends_mid_answer(convict, "convicted");
 }
 
 #[test]
@@ -253,7 +247,8 @@ fn a_host_demoted_during_an_answer_beside_a_running_node_gets_no_more_rows() {
     // The home also runs a node, and the chat in another process watches its own connections.
     let _runs = serve(&street.asks, &static_peer(&street.founder_runs));
     until_hosts_are_known(&street.asks);
-    street.ends_mid_answer(&["community", "demote", &id], "unauthorized");
+    let demote = || drop(street.founder.says(&["community", "demote", &id]));
+    street.ends_mid_answer(demote, "unauthorized");
 }
 
 #[test]
@@ -280,11 +275,11 @@ fn the_next_turn_of_a_conversation_avoids_a_former_host() {
         street.stubborn.steps() > 0
     });
     assert_eq!(
-        street.stubborn.host.stats().streams,
+        street.stubborn.0.host.stats().streams,
         1,
         "what it knows is kept"
     );
-    let host = street.stubborn.node.id().short();
+    let host = street.stubborn.0.short();
     assert!(street.asks.says(&["status"]).contains(&host));
     street
         .founder

@@ -29,6 +29,7 @@ mod conformance;
 mod demo;
 mod diagnose;
 mod discovery_lab;
+mod disputes;
 mod embed;
 mod failover;
 mod former_hosts;

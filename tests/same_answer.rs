@@ -1,5 +1,6 @@
 //! Promise 1: the same answer, however the model is split. Real model, real processes.
 
+use hearthnet_testkit::TinyLlama;
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -7,7 +8,10 @@ use crate::support::*;
 const PROMPT: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
 
 fn answer(home: &Home, ranges: &[&str], extra: &[&str]) -> Value {
-    let hosts = hosts(home, ranges, &[]);
+    answer_over(home, &hosts(home, ranges, &[]), ranges, extra)
+}
+
+fn answer_over(home: &Home, hosts: &[Host], ranges: &[&str], extra: &[&str]) -> Value {
     let output = home.ask(PROMPT, &hosts.iter().collect::<Vec<_>>(), extra);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -49,6 +53,46 @@ fn any_split_over_one_to_five_hosts_gives_the_same_answer() {
         &["0-0", "1-3", "4-20", "21-28", "29-29"],
     ] {
         let split = answer(&home, ranges, &sampling);
+        assert_eq!(split["text"], local["text"], "{ranges:?}");
+        assert_eq!(split["token_ids"], local["token_ids"], "{ranges:?}");
+    }
+}
+
+#[test]
+fn any_split_of_recurrent_layers_gives_the_same_answer() {
+    let home = Home::new();
+    let model = TinyLlama {
+        recurrent: true,
+        layers: 6,
+        context: 512,
+        ..TinyLlama::default()
+    };
+    let model = model.write(home.path());
+    let model = model.to_str().expect("UTF-8");
+    let sampling = |seed: u32| format!("--max-tokens 40 --temperature 0.9 --seed {seed}");
+    let ask = |seed: u32| {
+        let local = ["chat", PROMPT, "--local", "--json", "--model", model];
+        home.json(&[&local[..], &words(&sampling(seed))].concat())
+    };
+    // With random weights, any token may end an answer.
+    let is_long = |answer: &Value| answer["token_ids"].as_array().expect("tokens").len() > 10;
+    let answers = (1..20).map(|seed| (seed, ask(seed)));
+    let (seed, local) = { answers }
+        .find(|(_, answer)| is_long(answer))
+        .expect("a long answer");
+    let sampling = sampling(seed);
+    let extra = [&words(&sampling)[..], &["--model", model]].concat();
+    for ranges in [
+        &["0-5"][..],
+        &["0-2", "3-5"],
+        &["0-0", "1-5"],
+        &["2-2", "3-3", "4-5"],
+        &["0-1", "2-4", "5-5"],
+    ] {
+        let id = home.node_id();
+        let start = |range: &&str| Host::start(&Home::new(), model, range, &id, &[]);
+        let hosts: Vec<Host> = ranges.iter().map(start).collect();
+        let split = answer_over(&home, &hosts, ranges, &extra);
         assert_eq!(split["text"], local["text"], "{ranges:?}");
         assert_eq!(split["token_ids"], local["token_ids"], "{ranges:?}");
     }

@@ -12,7 +12,9 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use crate::community::invite::Invite;
-use crate::community::log::{Body, Event, EventLog, Heads, Lane, Level, LogError, Policy};
+use crate::community::log::{
+    Body, Dispute, Event, EventLog, Finding, Heads, Lane, Level, LogError, Policy,
+};
 use crate::node::calls::{
     Answering, CallContext, CallError, CallServer, FrameSink, Handler, OneLevel, Registry,
 };
@@ -56,6 +58,19 @@ pub fn descriptor(host: NodeId) -> Descriptor {
         ms_per_token: 1.5,
         queue_depth: 0,
         software: "hearthnet/0.1.0".into(),
+    }
+}
+
+/// Dispute about rows of a host, without a witness. There is no such evidence.
+pub fn dispute(accused: NodeId) -> Dispute {
+    Dispute {
+        layers: (0, 7),
+        accused,
+        weights: [10; 32],
+        witness: None,
+        evidence: [8; 32],
+        receipts: vec![[7; 32]],
+        evidence_bytes: 100,
     }
 }
 
@@ -133,6 +148,20 @@ impl Home {
     /// Revokes `node` and all its events.
     pub fn revoke(&self, node: NodeId) {
         self.append(Body::Revoked { node, last_seq: 0 });
+    }
+
+    /// Lets a member accuse `host`, and this home's anchor find it guilty.
+    pub fn convict(&self, accuser: &NodeKey, host: NodeId) {
+        self.judge(accuser, host, Finding::Accused);
+    }
+
+    /// Lets a member accuse `host`, and this home's anchor judge that.
+    pub fn judge(&self, accuser: &NodeKey, host: NodeId, finding: Finding) {
+        let body = dispute(host);
+        let dispute = body.id(&accuser.id());
+        let announced = self.log.append(accuser, Body::Disputed(body), now_ms());
+        announced.unwrap();
+        self.append(Body::Judged { dispute, finding });
     }
 }
 

@@ -104,8 +104,9 @@ pub(crate) async fn start<S: EngineSource>(
 ) -> Result<RunningHost, StartError> {
     config.validate()?;
     let width = served.width;
-    let forks = Descriptor::FORKS;
-    config.software.push_str(&format!(" width/{width} {forks}"));
+    let (forks, truncates) = (Descriptor::FORKS, Descriptor::ANSWERS_TRUNCATION);
+    let products = format!(" width/{width} {forks} {truncates}");
+    config.software.push_str(&products);
     let events = Arc::new(HostEvents::default());
     let (node, admitted, transport) = match place {
         Place::Alone(key) => (key.id(), config.admitted.as_slice(), &config.transport),

@@ -158,10 +158,10 @@ impl StreamClaims {
         self.inputs = source.inputs.fork(position);
     }
 
-    /// The caller has shortened the stream, and needs nothing for now.
-    pub(crate) fn rest(&mut self, position: u32) {
+    /// The caller has shortened the stream. `rests`: it needs nothing for now.
+    pub(crate) fn shorten(&mut self, position: u32, rests: bool) {
         self.inputs.truncate(position);
-        self.rests = true;
+        self.rests |= rests;
     }
 
     /// Takes in an answered step.

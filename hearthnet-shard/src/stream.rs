@@ -29,7 +29,11 @@ pub(crate) struct Stream<Q> {
 /// Work that a caller asked for, in order.
 pub(crate) enum Work {
     Step(Box<Job>),
-    Truncate { position: u32, _ticket: Ticket },
+    Truncate {
+        position: u32,
+        answer: bool,
+        _ticket: Ticket,
+    },
 }
 
 /// A step on its way through the engine.
@@ -99,17 +103,24 @@ impl<Q: Copy> Stream<Q> {
         loop {
             let length = engine.len(self.seq);
             match self.work.front_mut() {
-                Some(Work::Truncate { position, .. }) => {
-                    let position = *position;
+                Some(Work::Truncate {
+                    position, answer, ..
+                }) => {
+                    let (position, answer) = (*position, *answer);
                     self.work.pop_front();
                     if position > length {
                         return Err((None, StreamFault::PositionGap { position, length }));
                     }
-                    engine
-                        .truncate_to(self.seq, position)
-                        .map_err(|fault| (None, fault))?;
+                    let kept = match answer {
+                        true => engine.truncate(self.seq, position),
+                        false => engine.truncate_to(self.seq, position).map(|()| position),
+                    };
+                    let kept = kept.map_err(|fault| (None, fault))?;
                     if let Some(claims) = &mut self.claims {
-                        claims.rest(position);
+                        claims.shorten(kept, !answer);
+                    }
+                    if answer {
+                        self.handle.truncated(kept);
                     }
                 }
                 Some(Work::Step(job)) if !job.settled => {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hearthnet_transport::{
-    Code, KeyedBuckets, Message, NodeId, StreamClose, StreamOpen, StreamOpened, Time,
+    Code, KeyedBuckets, Message, NodeId, StreamClose, StreamOpen, StreamOpened, Time, Truncated,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -396,7 +396,17 @@ impl StreamHandle {
             .send(Message::StreamOpened(StreamOpened { stream, epoch }));
     }
 
-    /// Records the arrival of a step.
+    /// Tells the caller how many positions the stream has kept.
+    pub(crate) fn truncated(&self, position: u32) {
+        let StreamClose { stream, epoch } = self.name;
+        self.sink.send(Message::Truncated(Truncated {
+            stream,
+            epoch,
+            position,
+        }));
+    }
+
+    /// Records the arrival of a step, or of a truncation that announces one (with 0 rows).
     pub(crate) fn asked(&self, rows: u32, now: Duration) {
         let mut state = self.state();
         (state.used, state.rests, state.active) = (true, false, now);

@@ -332,9 +332,14 @@ impl StreamTable {
         match handle.ticket(0, self.host_state.config.max_waiting_steps) {
             Err(fault) => self.fail(&handle, None, &fault),
             Ok(ticket) => {
-                handle.rest(self.host_state.clock.now());
+                let (answer, now) = (truncate.answer, self.host_state.clock.now());
+                match answer {
+                    true => handle.asked(0, now),
+                    false => handle.rest(now),
+                }
                 let work = Work::Truncate {
                     position: truncate.position,
+                    answer,
                     _ticket: ticket,
                 };
                 self.host_state.tell(Command::Work {
@@ -422,6 +427,7 @@ impl Handler for StreamTable {
             | Message::StreamError(_)
             | Message::StepResult(_)
             | Message::Descriptor(_)
+            | Message::Truncated(_)
             | Message::Receipt(_)
             | Message::Leaving { .. }
             | Message::Tensor(_) => return Err(CloseCode::ProtocolState),

@@ -34,6 +34,8 @@ shared_codes! {
     UNAUTHORIZED = "unauthorized";
     /// The key was revoked.
     REVOKED = "revoked";
+    /// A verdict found that the host signed wrong rows.
+    CONVICTED = "convicted";
     /// The signature does not match the signer and the bytes.
     INVALID_SIGNATURE = "invalid_signature";
     /// The envelope was made too long ago, or lies in the future.

@@ -208,6 +208,7 @@ pub fn session(input: &[u8]) {
                         stream,
                         epoch,
                         position: 0,
+                        answer: byte & 0x40 != 0,
                     }),
                     (false, true) if byte & 0x40 != 0 => Message::Leaving {
                         within_ms: u32::from(byte),

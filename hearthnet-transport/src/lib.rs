@@ -84,7 +84,7 @@ pub use config::{Config, ConfigError, Deadlines, PathRule};
 pub use identity::{Identity, IdentityError};
 pub use message::{
     Fork, Message, Receipt, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened,
-    Truncate, Want,
+    Truncate, Truncated, Want,
 };
 pub use net::{
     Acceptor, Admission, Arrival, BindError, Caps, Closer, ConnectError, Connection, Full, Handler,

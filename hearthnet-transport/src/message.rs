@@ -38,6 +38,8 @@ pub enum Message {
     StepResult(StepResult),
     /// Caller to host: forget positions.
     Truncate(Truncate),
+    /// Host to caller: answer to a [`Truncate`] that asks for one.
+    Truncated(Truncated),
     /// Caller to host: ask for the descriptor. Answered by [`Message::Descriptor`].
     Describe,
     /// Host to caller: the descriptor, 1 to 4,080 bytes that are opaque to the transport.
@@ -65,6 +67,7 @@ impl Message {
             Message::Step(m) => Some((m.stream, m.epoch)),
             Message::StepResult(m) => Some((m.stream, m.epoch)),
             Message::Truncate(m) => Some((m.stream, m.epoch)),
+            Message::Truncated(m) => Some((m.stream, m.epoch)),
             Message::Receipt(m) => Some((m.stream, m.epoch)),
             Message::Describe | Message::Descriptor(_) => None,
             Message::Leaving { .. } | Message::Tensor(_) => None,
@@ -287,14 +290,28 @@ pub struct StepResult {
     pub data: Bytes,
 }
 
-/// Shortens a stream to `position` positions. Has no answer; a position beyond the stream's end is
-/// the stream error `position_gap`.
+/// Shortens a stream to `position` positions. A position beyond the stream's end is the stream
+/// error `position_gap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Truncate {
     pub stream: u32,
     pub epoch: u32,
     /// Positions that remain.
+    pub position: u32,
+    /// The host keeps fewer positions if it cannot return to `position`, and answers with
+    /// [`Truncated`]. Only for a host that announces it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub answer: bool,
+}
+
+/// Answer to a [`Truncate`]: the host is ready for steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Truncated {
+    pub stream: u32,
+    pub epoch: u32,
+    /// Positions that the stream holds.
     pub position: u32,
 }
 

@@ -10,6 +10,7 @@
 //! ```
 
 mod engine;
+mod recurrent;
 mod silence;
 
 use std::net::{SocketAddr, TcpStream};
@@ -28,10 +29,11 @@ use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use crate::support::caller::{Caller, Heard, TOKENS, request};
 use crate::support::*;
 
+const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
+
 /// Question of these tests.
 fn usual() -> ChatRequest {
-    let question = "Tell me a short story about a lighthouse keeper and a lost whale.";
-    request(question, 7)
+    request(QUESTION, 7)
 }
 
 /// Caller with the default settings, which computes this many first and last layers itself.
@@ -160,7 +162,10 @@ impl Fleet {
 /// Two hosts and a spare for each. Every host in use gets the fault at each position in turn.
 /// Returns the recovery times in ms.
 fn matrix(fault: Fault, positions: &[u32]) -> Vec<f64> {
-    let scene = Scene::new();
+    matrix_of(&Scene::new(), fault, positions)
+}
+
+fn matrix_of(scene: &Scene, fault: Fault, positions: &[u32]) -> Vec<f64> {
     assert_eq!(scene.undisturbed.token_ids.len() as u32, TOKENS);
     let mut fleet = Fleet::new(&scene.caller, 2);
     let mut recoveries = Vec::new();

@@ -23,9 +23,10 @@ use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::router::{PolicyName, Speeds};
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Backend, Cancel, ChatError};
-use hearthnet_testkit::one_thread;
+use hearthnet_testkit::{TinyLlama, one_thread};
 use hearthnet_tokens::{ChatMessage, ChatTemplate, Tokenizer};
 use parking_lot::RwLockReadGuard;
+use tempfile::TempDir;
 use tokio::runtime::{Handle, Runtime};
 
 use super::{Home, Host, PROCESSORS, model};
@@ -44,6 +45,9 @@ pub(crate) struct Caller {
     /// Engine for the hosts' layers, used when they have gone.
     between: Arc<EngineOnDemand>,
     private: PrivateLayers,
+    /// File of the model, and the folder that it is in if it was made for this caller.
+    model: String,
+    _folder: Option<TempDir>,
     _processors: RwLockReadGuard<'static, ()>,
 }
 
@@ -97,8 +101,13 @@ pub(crate) struct Heard {
 
 /// Question with a sampling seed.
 pub(crate) fn request(question: &str, seed: u64) -> ChatRequest {
+    conversation(vec![ChatMessage::user(question)], seed)
+}
+
+/// Messages to be continued, with a sampling seed.
+pub(crate) fn conversation(messages: Vec<ChatMessage>, seed: u64) -> ChatRequest {
     ChatRequest {
-        prompt: Prompt::Messages(vec![ChatMessage::user(question)]),
+        prompt: Prompt::Messages(messages),
         sampling: SamplerConfig {
             temperature: 0.8,
             seed: Some(seed),
@@ -123,10 +132,39 @@ impl Caller {
 
     /// Caller that computes this many first and last layers itself.
     pub(crate) fn with(context: u32, health_timeout: Duration, private: (u32, u32)) -> Self {
+        let model = (model(), "smollm2-135m-instruct");
+        Self::of_model(model, context, health_timeout, private)
+    }
+
+    /// Such a caller with a small model of random weights. Every other one of its 30 layers is
+    /// recurrent.
+    pub(crate) fn recurrent(private: (u32, u32)) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let model = TinyLlama {
+            recurrent: true,
+            layers: 30,
+            context: 1024,
+            ..TinyLlama::default()
+        };
+        let path = model.write(folder.path());
+        let model = (path.to_str().expect("UTF-8"), "tiny-recurrent");
+        let health_timeout = PumpSettings::default().health_timeout;
+        Self {
+            _folder: Some(folder),
+            ..Self::of_model(model, u32::MAX, health_timeout, private)
+        }
+    }
+
+    fn of_model(
+        (path, id): (&str, &str),
+        context: u32,
+        health_timeout: Duration,
+        private: (u32, u32),
+    ) -> Self {
         let processors = PROCESSORS.read();
-        let file = Arc::new(ModelFile::open(model().as_ref()).expect("the real model"));
+        let file = Arc::new(ModelFile::open(path.as_ref()).expect("a model"));
         let weights = file.manifest(&mut |_, _| {}).weights_id();
-        let mut wire = ModelOnWire::new("smollm2-135m-instruct", weights, file.spec(), None);
+        let mut wire = ModelOnWire::new(id, weights, file.spec(), None);
         wire.context = wire.context.min(context);
         let private = PrivateLayers::load(&file, &wire.model_id, private, 16, &one_thread());
         let private = private.expect("private layers");
@@ -155,6 +193,8 @@ impl Caller {
             between: on_demand(private.hosted()),
             private,
             wire,
+            model: path.to_owned(),
+            _folder: None,
             _processors: processors,
         }
     }
@@ -162,7 +202,7 @@ impl Caller {
     /// Host process for a range of layers that admits this caller.
     pub(crate) fn host(&self, layers: &str, extra: &[&str]) -> Host {
         let own = Home::new();
-        Host::start(&own, model(), layers, &self.key.id().to_string(), extra)
+        Host::start(&own, &self.model, layers, &self.key.id().to_string(), extra)
     }
 
     /// Answer of this machine alone.

@@ -6,6 +6,7 @@ pub(crate) mod community;
 pub(crate) mod gauges;
 pub(crate) mod http;
 pub(crate) mod memory_group;
+pub(crate) mod own_host;
 pub(crate) mod up;
 
 use std::fs::File;

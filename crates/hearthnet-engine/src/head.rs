@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use hearthnet_files::ModelFile;
 use hearthnet_files::families::{
-    EMBEDDING, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
-    PER_LAYER_PROJECTION_NORM,
+    EMBEDDING, OUTPUT, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM,
 };
 use hearthnet_files::spec::ModelSpec;
 use parking_lot::Mutex;
@@ -110,7 +109,7 @@ impl Head {
             embedding: loader.matrix(&embedding)?,
             norm: match spec.encoder.is_some_and(|encoder| encoder.layer_norm) {
                 true => None,
-                false => Some(loader.vector(&file.tensor(OUTPUT_NORM)?)?),
+                false => Some(loader.vector(&file.tensor(file.family().output_norm)?)?),
             },
             output: output.map(|output| loader.matrix(&output)).transpose()?,
             per_layer: match per_layer {

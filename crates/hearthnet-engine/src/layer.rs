@@ -18,6 +18,9 @@ pub(super) struct Layer {
     /// Gated delta rule instead of attention. `qkv` then gives the inputs of the convolution, the
     /// gate of the output, and the scores of each head; `attn_output` is the output projection.
     pub(super) delta: Option<Delta>,
+    /// Gated short convolution instead of attention. `qkv` then gives the factors before it, the
+    /// factors behind it, and its inputs; `attn_output` is the output projection.
+    pub(super) convolution: Option<ShortConvolution>,
     /// Width of the queries of all heads, as attention reads them.
     pub(super) q: usize,
     /// Width of the keys in `qkv`, and of the values; 0 for a layer that uses those of another.
@@ -117,6 +120,16 @@ pub(super) struct Delta {
     pub(super) norm: Vec<f32>,
     /// For each value head, the columns of its scores of correction and decay.
     pub(super) scores: Vec<(usize, usize)>,
+}
+
+/// Weights of a gated short convolution, beside its matrices.
+#[derive(Debug)]
+pub(super) struct ShortConvolution {
+    pub(super) positions: usize,
+    /// Number of channels.
+    pub(super) width: usize,
+    /// `[positions][width]`, oldest position first.
+    pub(super) weights: Vec<f32>,
 }
 
 /// Matrix that scores the experts of a layer.
@@ -255,6 +268,11 @@ impl Ffn {
 }
 
 impl Layer {
+    /// Whether the layer has a recurrence instead of attention.
+    pub(super) fn is_recurrent(&self) -> bool {
+        self.delta.is_some() || self.convolution.is_some()
+    }
+
     /// Bytes of weights that one row reads, if it is routed to `used` experts.
     pub(super) fn token_bytes(&self, used: usize) -> usize {
         match &self.feed_forward {

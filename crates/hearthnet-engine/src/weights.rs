@@ -11,7 +11,7 @@ use crate::kernels::{Arena, LANES, Matrix, PackError, Packed};
 use crate::kv::{KvPlace, places};
 use crate::layer::{
     Delta, Expert, ExpertBias, ExpertNorms, FeedForward, Ffn, Latent, LatentUp, Layer, LayerNorm,
-    PerLayer, Qkv, Router, SharedExpert,
+    PerLayer, Qkv, Router, SharedExpert, ShortConvolution,
 };
 
 /// Repacks tensors of a file into an arena of the right size, and releases the file's memory pages.
@@ -99,7 +99,20 @@ impl<'a> Loader<'a> {
             Mixer::Delta(spec) => Some(self.delta(layer, spec)?),
             _ => None,
         };
-        let mut qkv = if delta.is_some() {
+        let convolution = match block.mixer {
+            Mixer::Convolution { positions } => {
+                let positions = positions as usize;
+                Some(ShortConvolution {
+                    positions,
+                    width: file.spec().width as usize,
+                    weights: self.convolution(&get(T::Convolution)?, positions)?,
+                })
+            }
+            _ => None,
+        };
+        let mut qkv = if convolution.is_some() {
+            Qkv::of(vec![self.matrix(&get(T::ConvolutionInput)?)?])
+        } else if delta.is_some() {
             let mut views = vec![get(T::DeltaQkv)?, get(T::DeltaGate)?];
             for scores in [T::DeltaBetaAlpha, T::DeltaBeta, T::DeltaAlpha] {
                 if file.has(layer, scores) {
@@ -151,6 +164,7 @@ impl<'a> Loader<'a> {
             qkv,
             latent,
             delta,
+            convolution,
             q: (block.model.heads * block.key_width()) as usize,
             kv,
             q_norm: self.optional(layer, T::AttnQNorm)?,
@@ -160,9 +174,10 @@ impl<'a> Loader<'a> {
             rotation: block.rotation,
             window: block.window.map(|positions| positions as usize),
             sinks: self.optional(layer, T::AttnSinks)?,
-            attn_output: match file.has(layer, T::DeltaOutput) {
-                true => self.matrix(&get(T::DeltaOutput)?)?,
-                false => self.matrix(&get(T::AttnOutput)?)?,
+            attn_output: {
+                let mut others = [T::DeltaOutput, T::ConvolutionOutput].into_iter();
+                let other = others.find(|tensor| file.has(layer, *tensor));
+                self.matrix(&get(other.unwrap_or(T::AttnOutput))?)?
             },
             attn_output_bias: self.optional(layer, T::AttnOutputBias)?,
             attn_post_norm: self.optional(layer, T::AttnPostNorm)?,
@@ -224,12 +239,8 @@ impl<'a> Loader<'a> {
         use LayerTensor as T;
         let file = self.file;
         let get = |tensor| file.layer_tensor(layer, tensor);
-        let stored = self.vector(&get(T::DeltaConvolution)?)?;
         let (positions, heads) = (spec.convolution as usize, spec.value_heads as usize);
-        let convolution = (0..positions).flat_map(|position| {
-            let weights = stored.chunks_exact(positions);
-            weights.map(move |weights| weights[position])
-        });
+        let convolution = self.convolution(&get(T::DeltaConvolution)?, positions)?;
         let each = heads / spec.key_heads as usize;
         let first = (spec.channels() + spec.values()) as usize;
         let scores = (0..heads).map(|head| match file.has(layer, T::DeltaBetaAlpha) {
@@ -241,12 +252,26 @@ impl<'a> Loader<'a> {
         });
         Ok(Delta {
             spec,
-            convolution: convolution.collect(),
+            convolution,
             decay: self.vector(&get(T::DeltaDecay)?)?,
             decay_bias: self.vector(&get(T::DeltaDecayBias)?)?,
             norm: self.vector(&get(T::DeltaNorm)?)?,
             scores: scores.collect(),
         })
+    }
+
+    /// Loads the weights of a convolution, position by position.
+    fn convolution(
+        &mut self,
+        view: &TensorView<'_>,
+        positions: usize,
+    ) -> Result<Vec<f32>, LoadError> {
+        let stored = self.vector(view)?;
+        let weights = (0..positions).flat_map(|position| {
+            let channels = stored.chunks_exact(positions);
+            channels.map(move |weights| weights[position])
+        });
+        Ok(weights.collect())
     }
 
     /// Loads a vector that the model may lack.

@@ -1,7 +1,8 @@
 //! Sequences of a model with recurrent layers: their states cannot be cut at any position.
 //!
 //! The models are those of `data/families` (see its README): four of five layers have a gated delta
-//! rule, and one has attention. Checkpoints lie at multiples of 64 positions.
+//! rule, or three of four or five a short convolution, and the others have attention. Checkpoints lie
+//! at multiples of 64 positions.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;
@@ -18,7 +19,7 @@ use crate::engine_common::{
 };
 use crate::families::rewrite;
 
-const NAMES: [&str; 3] = ["qwen35", "qwen35moe", "qwen3next"];
+const NAMES: [&str; 5] = ["qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe"];
 const LENGTH: usize = 250;
 
 fn file(name: &str) -> ModelFile {
@@ -162,6 +163,11 @@ fn states_count_towards_the_memory_of_sequences() {
     assert_eq!(of.per_position, 2 * 2 * 2 * 16);
     assert_eq!(footprint(file.spec(), 0..3).per_position, 0);
     assert_eq!(footprint(file.spec(), 3..4).per_sequence, 0);
+    // Two or three earlier rows.
+    for (name, layers, rows) in [("lfm2", 3, 2), ("lfm2moe", 3, 3)] {
+        let spec = self::file(name).spec().clone();
+        assert_eq!(spec.state_bytes(0..spec.layers), layers * rows * 32 * 4);
+    }
     let options = EngineOptions {
         max_kv_bytes: 2 * of.bytes(1),
         ..options(1, Isa::detect())
@@ -231,11 +237,12 @@ proptest! {
     #[test]
     fn any_history_of_a_sequence_gives_the_same_bits(
         steps in prop::collection::vec(step(), 1..14),
+        name in prop::sample::select(vec!["qwen3next", "lfm2"]),
     ) {
-        let file = file("qwen3next");
+        let file = file(name);
         let width = file.spec().width as usize;
         let tokens = ids(&file, LENGTH, 9);
-        let mut whole = model("qwen3next", 2);
+        let mut whole = model(name, 2);
         let expected = in_chunks(&mut whole, &tokens, LENGTH);
         let mut seqs = vec![open(&mut whole)];
         for step in steps {

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hearthnet_platform::whole_file;
 
 use crate::error::{FileError, ModelError};
-use crate::families::{CONVOLUTION, EMBEDDING, OUTPUT, POSITION_EMBEDDING, ROUTER, TYPE_EMBEDDING};
+use crate::families::{
+    EMBEDDING, OUTPUT, POSITION_EMBEDDING, ROUTER, TYPE_EMBEDDING, is_convolution,
+};
 use crate::gguf::writer::{WriteError, Writer};
 use crate::gguf::{TensorInfo, TensorType, Value};
 use crate::model_file::ModelFile;
@@ -165,15 +167,9 @@ pub(crate) fn stored_as(
 /// embeddings of positions and token types, and the expert router, which is small and whose errors
 /// send tokens to other experts.
 pub(crate) fn is_kept_exact(name: &str, dims: &[u64]) -> bool {
-    let kept = [
-        ".bias",
-        ROUTER,
-        CONVOLUTION,
-        POSITION_EMBEDDING,
-        TYPE_EMBEDDING,
-    ];
+    let kept = [".bias", ROUTER, POSITION_EMBEDDING, TYPE_EMBEDDING];
     let is_vector = dims.iter().skip(1).all(|rows| *rows == 1);
-    is_vector || kept.iter().any(|end| name.ends_with(end))
+    is_vector || is_convolution(name) || kept.iter().any(|end| name.ends_with(end))
 }
 
 /// Values of `general.file_type` (`enum llama_ftype` of llama.cpp), with their names in file names.

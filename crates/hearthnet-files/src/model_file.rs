@@ -12,9 +12,9 @@ use crate::blocks::{WeightType, all_finite};
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::families::{
-    CONVOLUTION, EMBEDDING, EMBEDDING_NORM, EMBEDDING_NORM_BIAS, Family, OUTPUT, OUTPUT_NORM,
+    EMBEDDING, EMBEDDING_NORM, EMBEDDING_NORM_BIAS, Family, OUTPUT, OUTPUT_NORM,
     PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, POSITION_EMBEDDING,
-    PROJECTION_DOWN, PROJECTION_UP, Rule, TYPE_EMBEDDING, shared_tensors,
+    PROJECTION_DOWN, PROJECTION_UP, Rule, TYPE_EMBEDDING, is_convolution, shared_tensors,
 };
 use crate::gguf::{Gguf, SPLIT_COUNT, TensorInfo, TensorType};
 use crate::pooling::Pooling;
@@ -389,7 +389,7 @@ impl ModelFile {
     /// Tensors outside the blocks: embeddings, norms, the output matrix if it is separate, and the
     /// matrices behind a pooled state.
     pub fn head_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        let plain = [EMBEDDING, OUTPUT_NORM, OUTPUT];
+        let plain = [EMBEDDING, OUTPUT_NORM, EMBEDDING_NORM, OUTPUT];
         let per_layer = [
             PER_LAYER_EMBEDDING,
             PER_LAYER_PROJECTION,
@@ -398,7 +398,6 @@ impl ModelFile {
         let encoder = [
             POSITION_EMBEDDING,
             TYPE_EMBEDDING,
-            EMBEDDING_NORM,
             EMBEDDING_NORM_BIAS,
             PROJECTION_UP,
             PROJECTION_DOWN,
@@ -496,7 +495,7 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
         // Vectors are small and used in full precision, as are the stacked biases of experts and
         // convolutions.
         // Converters store them as F32.
-        let vector = info.dims.len() == 1 || name.ends_with(".bias") || name.ends_with(CONVOLUTION);
+        let vector = info.dims.len() == 1 || name.ends_with(".bias") || is_convolution(&name);
         let supported = match info.dtype {
             dtype if vector && dtype != TensorType::F32 => Some("F32".to_owned()),
             _ if !info.dtype.is_supported() => Some(TensorType::names(TensorType::supported())),

@@ -26,8 +26,9 @@ use tempfile::TempDir;
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
 const FAMILIES: &str = "bert deepseek2 deepseek3 gemma2 gemma3 gemma4 gemma4moe gemma4ple \
-    gemmaembedding glm4 glm47flash glm4moe gptoss granite llama31 minicpm3 mistral mistral3 \
-    mistralyarn mixtral museglimmer nomicbert olmoe phi3 phi3long qwen2 qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3yarn seedoss smollm3";
+    gemmaembedding glm4 glm47flash glm4moe gptoss granite lfm2 lfm2moe llama31 minicpm3 mistral \
+    mistral3 mistralyarn mixtral museglimmer nomicbert olmoe phi3 phi3long qwen2 qwen3 qwen35 \
+    qwen35moe qwen3moe qwen3next qwen3yarn seedoss smollm3";
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -590,6 +591,23 @@ fn older_configurations_give_the_same_model() {
     });
     let old = write(directory.path(), None).unwrap();
     assert_eq!(old.spec(), write(&data("phi3long"), None).unwrap().spec());
+
+    // As LFM2 was published first.
+    let directory = copy("lfm2");
+    edit(directory.path(), "config.json", |config| {
+        let rope = config["rope_parameters"].take();
+        let map = config.as_object_mut().unwrap();
+        for key in ["rope_parameters", "layer_types", "intermediate_size"] {
+            map.remove(key);
+        }
+        map.remove("tie_word_embeddings");
+        config["block_ff_dim"] = json!(90);
+        config["full_attn_idxs"] = json!([1, 4]);
+        config["rope_theta"] = rope["rope_theta"].clone();
+        config["tie_embedding"] = json!(true);
+        config["use_pos_enc"] = json!(true);
+    });
+    assert_same_model(directory.path(), "lfm2");
 }
 
 #[test]
@@ -758,6 +776,16 @@ fn keys_that_could_change_the_arithmetic_are_refused_by_name() {
         gemma2 | query_pre_attn_scalar | 32 | query_pre_attn_scalar
         gemma3 | _sliding_window_pattern | 4 | _sliding_window_pattern
         gemma4 | attention_k_eq_v | false | attention_k_eq_v
+        lfm2 | conv_bias | true | conv_bias
+        lfm2 | layer_types | ["conv", "sliding_attention", "conv", "conv", "conv"] | layer_types
+        lfm2 | layer_types | ["conv", "full_attention"] | for each layer
+        lfm2 | layer_types | null | layer_types
+        lfm2 | num_key_value_heads | 0 | head_count_kv
+        lfm2 | conv_L_cache | 1 | between 2 and 64
+        lfm2 | block_multiple_of | 0 | feed_forward_length
+        lfm2moe | use_expert_bias | false | use_expert_bias
+        lfm2moe | norm_topk_prob | false | norm_topk_prob
+        lfm2moe | routed_scaling_factor | 2.5 | routed_scaling_factor
         gemma4 | use_bidirectional_attention | "all" | use_bidirectional_attention
         gemma4 | per_layer_config | {"1": {"sliding_window": 3}} | sliding_window
         gemma4ple | vocab_size_per_layer_input | 63 | vocab_size_per_layer_input

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{Gguf, TensorType, Value};
-use hearthnet_files::{Manifest, ModelError, ModelFile};
+use hearthnet_files::spec::DeltaSpec;
+use hearthnet_files::{Manifest, ModelError, ModelFile, ModelSpec};
 
 /// Changes to a file: metadata, and the lengths of tensors (no lengths remove one).
 #[derive(Default)]
@@ -15,10 +16,13 @@ pub(crate) struct Changes<'a> {
     /// Keys that are left out.
     pub(crate) without: &'a [&'a str],
     pub(crate) kinds: Option<&'a [bool]>,
+    /// Key heads of each block of `lfm2`.
+    pub(crate) key_heads: Option<&'a [i32]>,
     pub(crate) tensors: BTreeMap<&'a str, &'a [u64]>,
 }
 
 const KINDS: &str = "qwen35.attention.recurrent_layers";
+const KEY_HEADS: &str = "lfm2.attention.head_count_kv";
 
 fn changed(changes: &Changes<'_>) -> Result<ModelFile, ModelError> {
     changed_model("qwen35", changes)
@@ -38,7 +42,10 @@ pub(crate) fn changed_model(name: &str, changes: &Changes<'_>) -> Result<ModelFi
             (None, Some(kinds)) if key == KINDS => {
                 writer.set_bools(key, kinds.iter().copied()).unwrap();
             }
-            _ => writer.set(key, value).unwrap(),
+            _ => match changes.key_heads.filter(|_| key == KEY_HEADS) {
+                Some(heads) => writer.set_i32s(key, heads).unwrap(),
+                None => writer.set(key, value).unwrap(),
+            },
         }
     }
     for (key, value) in &changes.metadata {
@@ -177,4 +184,82 @@ fn blocks_for_multi_token_prediction_belong_to_the_model_and_are_not_layers() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("blk.5.nextn.hnorm.weight"), "{error}");
+}
+
+#[test]
+fn convolutions_that_cannot_be_are_refused_by_name() {
+    let error = |changes: &Changes<'_>| changed_model("lfm2", changes).unwrap_err().to_string();
+    for (key, value, told) in [
+        ("lfm2.shortconv.l_cache", 1, "between 2 and 64"),
+        ("lfm2.shortconv.l_cache", 65, "at most the context"),
+        ("lfm2.shortconv.l_cache", 4, "shortconv.conv"),
+        ("lfm2.context_length", 2, "lfm2.shortconv.l_cache"),
+        // All blocks with attention, and none.
+        ("lfm2.attention.head_count_kv", 2, "blk.0.attn_q"),
+        ("lfm2.attention.head_count_kv", 0, "some blocks attention"),
+        ("lfm2.attention.sliding_window", 5, "sliding_window"),
+    ] {
+        let error = error(&set(key, Value::U32(value)));
+        assert!(error.contains(told), "{key} = {value}: {error}");
+    }
+    for (heads, told) in [
+        (&[0, 2, 0, 0, 4][..], "equal in all blocks with attention"),
+        (&[0, 2, 0, 0], "for each block"),
+        (&[0, 0, 0, 0, 0], "some blocks attention"),
+        (&[0, -2, 0, 0, 2], "for each block"),
+        (&[2, 0, 0, 0, 2], "blk.0.attn_q"),
+    ] {
+        let changes = Changes {
+            key_heads: Some(heads),
+            ..Changes::default()
+        };
+        let error = error(&changes);
+        assert!(error.contains(told), "{heads:?}: {error}");
+    }
+    for (name, dims) in [
+        ("blk.0.shortconv.conv.weight", &[3, 31][..]),
+        ("blk.0.shortconv.in_proj.weight", &[32, 64]),
+        ("blk.2.shortconv.out_proj.weight", &[]),
+        ("token_embd_norm.weight", &[]),
+        // A block has a convolution or attention.
+        ("blk.1.shortconv.conv.weight", &[3, 32]),
+    ] {
+        let changes = Changes {
+            tensors: [(name, dims)].into(),
+            ..Changes::default()
+        };
+        let error = error(&changes);
+        assert!(error.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn a_convolution_is_in_the_manifest_and_its_blocks_are_checked() {
+    let file = changed_model("lfm2", &Changes::default()).unwrap();
+    let manifest = Manifest::of(&file, &mut |_, _| {});
+    let with = |change: fn(&mut ModelSpec)| {
+        let mut spec = file.spec().clone();
+        change(&mut spec);
+        spec.check().map_err(|error| error.field)
+    };
+    assert_eq!(Manifest::decode(&manifest.encode()).unwrap(), manifest);
+    assert_eq!(with(|_| ()), Ok(()));
+    for attention in [vec![], vec![4, 1], vec![1, 1], vec![1, 5], (0..5).collect()] {
+        let mut spec = file.spec().clone();
+        spec.convolution.as_mut().unwrap().attention = attention;
+        assert_eq!(spec.check().unwrap_err().field, "convolution.attention");
+    }
+    let both = with(|spec| {
+        spec.delta = Some(DeltaSpec {
+            attention_every: 4,
+            convolution: 4,
+            key_heads: 2,
+            value_heads: 2,
+            key_width: 8,
+            value_width: 8,
+            tiled: true,
+            norm_eps: 1e-6,
+        });
+    });
+    assert_eq!(both, Err("convolution.positions"));
 }

@@ -97,6 +97,9 @@ fn special_features_of_families_are_shown() {
         "qwen35" => "layers        5, 4 of them recurrent";
         "qwen35" => "states        22.0 KiB of recurrent layers, and checkpoints";
         "qwen35moe" => "experts       5 per layer, 3 per token, and a shared one 64 wide";
+        "lfm2" => "layers        5, 3 of them recurrent";
+        "lfm2" => "states        768 bytes of recurrent layers, and checkpoints";
+        "lfm2moe" => "experts       5 per layer, 3 per token; none in the first layer";
         "glm4moe" => "experts       8 per layer, 3 per token, from 2 of 4 groups, and a shared one \
             32 wide; none in the first layer";
     } {

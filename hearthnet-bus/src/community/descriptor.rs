@@ -134,9 +134,20 @@ impl Descriptor {
     /// Returns whether the host opens streams with `fork`, a copy of another stream. An earlier
     /// host would close the session.
     pub fn forks(&self) -> bool {
-        self.software
-            .split(' ')
-            .any(|product| product == Self::FORKS)
+        self.has(Self::FORKS)
+    }
+
+    /// Product of `software` of a host that answers truncations.
+    pub const ANSWERS_TRUNCATION: &'static str = "truncate/1";
+
+    /// Returns whether the host answers how many positions it kept of a stream. An earlier host
+    /// would close the session.
+    pub fn answers_truncation(&self) -> bool {
+        self.has(Self::ANSWERS_TRUNCATION)
+    }
+
+    fn has(&self, product: &str) -> bool {
+        self.software.split(' ').any(|one| one == product)
     }
 
     /// Encodes as CBOR.
@@ -241,7 +252,9 @@ mod tests {
         assert_eq!((d.text_id(), d.width()), (Some(&*text), Some(576)));
         assert!(!d.forks());
         d.software.push_str(" fork/1");
-        assert!(d.forks());
+        assert!(d.forks() && !d.answers_truncation());
+        d.software.push_str(" truncate/1");
+        assert!(d.forks() && d.answers_truncation());
         d.validate().unwrap();
     }
 

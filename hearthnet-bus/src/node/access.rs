@@ -76,7 +76,12 @@ pub(super) fn may_use(
     match what {
         Use::Bus | Use::Sync | Use::Weights => Ok(()),
         // A host sees the rows of others, so it has to be trusted.
-        Use::Host(_) if state.level(peer) < Some(Level::Trusted) => Err(CloseCode::Unauthorized),
+        Use::Host(_)
+            if state.level(peer) < Some(Level::Trusted)
+                || state.reputation(peer).is_convicted() =>
+        {
+            Err(CloseCode::Unauthorized)
+        }
         Use::Tensor(_) | Use::Host(_) if !state.policy.research => Err(CloseCode::Unauthorized),
         Use::Tensor(Some((issuer, id))) | Use::Host(Some((issuer, id)))
             if state.is_grant_revoked(&issuer, &id, now_ms) =>
@@ -289,9 +294,9 @@ impl Connections {
     }
 
     /// Watches a connection to `host` over which this node sends rows or asks for a grant. It stays
-    /// open while the host is trusted, the policy allows research and the grant in `token`, if any,
-    /// is valid. After that, or if the right is gone already, it is closed with `revoked` or
-    /// `unauthorized`.
+    /// open while the host is trusted and not convicted, the policy allows research and the grant
+    /// in `token`, if any, is valid. After that, or if the right is gone already, it is closed with
+    /// `revoked` or `unauthorized`.
     pub fn watch_host(&self, host: NodeId, token: Option<&[u8]>, closer: Closer) {
         self.add(host, Use::Host(token.and_then(grant_of)), closer, false);
     }

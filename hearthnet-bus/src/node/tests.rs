@@ -467,8 +467,10 @@ async fn a_link_to_a_host_closes_when_the_host_loses_its_right() {
         home.append(Body::GrantRevoked { issuer, id });
     };
     let demote: End = |home| home.set_level(3, Level::Member);
-    let ends: [(End, CloseCode); 5] = [
+    let convict: End = |home| home.community.convict(&key(2), id(3));
+    let ends: [(End, CloseCode); 6] = [
         (demote, CloseCode::Unauthorized),
+        (convict, CloseCode::Unauthorized),
         (|home| home.revoke(3), CloseCode::Revoked),
         (|home| home.freeze(3), CloseCode::Revoked),
         (end_research, CloseCode::Unauthorized),
@@ -476,7 +478,7 @@ async fn a_link_to_a_host_closes_when_the_host_loses_its_right() {
     ];
     let token = token(3, 1, 7);
     for (end, code) in ends {
-        let first = founder_of(&[3]).await;
+        let first = founder_of(&[2, 3]).await;
         first.set_level(3, Level::Trusted);
         // A host in its own community, which grants it every right.
         let host = start(3, testing::Home::founded(key(3), true), Vec::new()).await;

@@ -159,7 +159,7 @@ impl WithFallback {
         };
         local.submit(rows, run.cancel).await;
         let mut out = local.output(run).await?;
-        if let Some(audit) = audit {
+        if let Some(mut audit) = audit {
             audit.compare(&out);
             if let Some(row) = audit.last_row.filter(|_| !self.all) {
                 out.drain(..out.len().saturating_sub(row));

@@ -12,7 +12,8 @@ pub struct AuditCounts {
     pub signed: u64,
     /// Answers that were computed again elsewhere, to the same bits.
     pub confirmed: u64,
-    /// Answers that were other rows elsewhere. Which host was wrong is in its failures.
+    /// Answers that were other rows elsewhere, and wrong receipts for answers. Which host was wrong
+    /// is in its failures.
     pub mismatches: u64,
     /// Answers that were drawn, but that no other host could compute.
     pub not_auditable: u64,

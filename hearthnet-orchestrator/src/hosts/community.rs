@@ -206,6 +206,10 @@ impl HostSource for CommunityHosts {
         self.choice.exact = exact;
     }
 
+    fn is_convicted(&self, host: &NodeId) -> bool {
+        self.log.state().reputation(host).is_convicted()
+    }
+
     /// Keeps a session with one spare per span. It is shared by all chats, checked for a sign of
     /// life at each call, and ready when a host fails.
     fn prepare(&mut self, route: &[RoutedSpan]) {
@@ -251,9 +255,9 @@ impl CommunityHosts {
     /// Hosts that are offered now, with what members measured of them.
     fn offered(&self) -> Offered {
         let (own, state) = (self.key.id(), self.log.state());
-        let live = state.shards(now_ms()).filter(|_| state.policy.research);
-        // Neither a session of theirs nor a lack of other hosts makes an exception.
-        let live = live.filter(|advert| !state.reputation(&advert.author).is_convicted());
+        // Neither a session with a convicted host nor a lack of other hosts makes an exception.
+        let live = state.usable_shards(now_ms());
+        let live = live.filter(|_| state.policy.research);
         let adverts: Vec<Advert> = live.cloned().collect();
         let local = Local::read(&[]);
         let candidate = |advert: &Advert| {
@@ -565,7 +569,7 @@ fn is_as_advertised(link: &HostLink, advert: &Advert, lo: u32, hi: u32) -> bool 
 #[cfg(test)]
 mod tests {
     use hearthnet_bus::discovery::LocalAddress;
-    use hearthnet_bus::log::{Body, Dispute, Finding, Level};
+    use hearthnet_bus::log::{Body, Finding, Level};
     use hearthnet_bus::testing::{Home, descriptor, id, key};
     use hearthnet_files::{BoundaryDtype, WeightsId};
 
@@ -600,6 +604,7 @@ mod tests {
             layers: 16,
             together: 16..16,
             hosted: 0..16,
+            recurrent: false,
             context: 64,
             boundary: BoundaryDtype::F16,
             bands: None,
@@ -647,23 +652,11 @@ mod tests {
         assert_eq!(offered(), BTreeMap::from(all));
         // 4 is right about 2, and 3 is wrong about 4.
         for (accuser, accused, finding) in [(4, 2, Finding::Accused), (3, 4, Finding::None)] {
-            let dispute = Dispute {
-                layers: (0, 7),
-                accused: id(accused),
-                weights: [10; 32],
-                witness: None,
-                evidence: [accuser; 32],
-                receipts: vec![[7; 32]],
-                evidence_bytes: 100,
-            };
-            let judged = Body::Judged {
-                dispute: dispute.id(&id(accuser)),
-                finding,
-            };
-            write(accuser, Body::Disputed(dispute));
-            write(1, judged);
+            home.judge(&key(accuser), id(accused), finding);
         }
         assert_eq!(offered(), BTreeMap::from([(id(3), true), (id(4), false)]));
+        let source = hosts_of(&home, 4, runtime.handle());
+        assert!(source.is_convicted(&id(2)) && !source.is_convicted(&id(3)));
     }
 
     #[test]

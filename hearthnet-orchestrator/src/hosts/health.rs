@@ -106,7 +106,7 @@ impl FailureKind {
 }
 
 /// Codes that do not count as a failure of the host.
-const BLAMELESS: [Code; 16] = [
+const BLAMELESS: [Code; 17] = [
     // Regular behaviour of a full, preempting or leaving host.
     Code::STREAM_LIMIT,
     Code::STREAM_QUOTA,
@@ -123,6 +123,8 @@ const BLAMELESS: [Code; 16] = [
     // The event log decides about authorisation.
     Code::REVOKED,
     Code::UNAUTHORIZED,
+    // A conviction excludes the host by itself.
+    Code::CONVICTED,
     // The text is too long for the host, or an activation leaves the range of its dtype.
     Code::CONTEXT_FULL,
     Code::BOUNDARY_OVERFLOW,

@@ -71,6 +71,8 @@ pub(crate) enum Inbound {
         /// Time of arrival.
         at: Instant,
     },
+    /// The positions that a stream holds after a truncation.
+    Truncated(u32),
     Error {
         code: Code,
         /// Message from the host, sanitised.
@@ -456,6 +458,7 @@ impl Reader {
                 let life = (result.stream, result.epoch);
                 (life, Inbound::Result { result, at })
             }
+            Message::Truncated(m) => ((m.stream, m.epoch), Inbound::Truncated(m.position)),
             Message::StreamError(m) => (
                 (m.stream, m.epoch),
                 Inbound::Error {

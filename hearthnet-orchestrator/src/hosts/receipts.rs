@@ -166,12 +166,16 @@ impl Ledger {
             .iter()
             .fold(before, |chain, claim| claim.after(chain));
         if chain != receipt.chain {
+            // No later receipt can be right.
+            self.open = None;
             return Err(ReceiptFault::Rows);
         }
         (self.statement.claims, self.statement.chain) = (receipt.claims.get(), chain);
         let signature = receipt.signature;
-        let verified = self.statement.verify(&signature);
-        verified.map_err(|_| ReceiptFault::Signature)?;
+        if self.statement.verify(&signature).is_err() {
+            self.open = None;
+            return Err(ReceiptFault::Signature);
+        }
         self.signed.push(SignedClaims {
             statement: self.statement.clone(),
             signature,
@@ -242,12 +246,29 @@ impl StreamReceipts {
             all.audited(&self.host, AuditResult::Mismatch, differ, now);
         });
         if differ > 0 {
-            self.suspected.store(true, Ordering::Release);
+            self.suspect();
         }
         differ == 0
     }
 
-    /// Returns true if a comparison has found other rows.
+    /// Lets the stream be audited without a draw.
+    pub(crate) fn suspect(&self) {
+        self.suspected.store(true, Ordering::Release);
+    }
+
+    /// Takes note of a wrong receipt. If it is for other rows than those that came, the host
+    /// contradicts itself, which counts as an audit. The signed claims before it are audited.
+    pub(crate) fn note_fault(&self, fault: ReceiptFault) {
+        metrics::counter!("distributed_inference_shard_corruption_detected_total").increment(1);
+        if fault == ReceiptFault::Rows {
+            let mismatch = AuditResult::Mismatch;
+            self.health
+                .look(|all, now| all.audited(&self.host, mismatch, 1, now));
+        }
+        self.suspect();
+    }
+
+    /// Returns true if rows or a receipt of the stream were found to be wrong, or another host's.
     pub(crate) fn is_suspected(&self) -> bool {
         self.suspected.load(Ordering::Acquire)
     }
@@ -256,7 +277,7 @@ impl StreamReceipts {
     pub(crate) fn blame(&self, fault: ReceiptFault) {
         let host = self.host.short();
         tracing::warn!(%host, code = %RECEIPT_MISMATCH, "a host has failed: {fault}");
-        metrics::counter!("distributed_inference_shard_corruption_detected_total").increment(1);
+        self.note_fault(fault);
         self.health.failed(&self.host, FailureKind::Corruption);
     }
 }

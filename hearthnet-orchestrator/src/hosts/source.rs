@@ -33,6 +33,8 @@ pub struct ModelOnWire {
     pub together: Range<u32>,
     /// Layers that hosts run, half-open; the caller runs the others itself.
     pub hosted: Range<u32>,
+    /// Some layers are recurrent: a host may be unable to return to a position.
+    pub recurrent: bool,
     /// Longest sequence, in tokens.
     pub context: u32,
     /// Data type of the rows.
@@ -56,6 +58,7 @@ impl ModelOnWire {
             layers: spec.layers,
             together: spec.together(),
             hosted: 0..spec.layers,
+            recurrent: spec.state_bytes(0..spec.layers) > 0,
             context: spec.context,
             boundary: spec.boundary,
             bands,
@@ -156,6 +159,12 @@ pub trait HostSource: Send {
     }
 
     fn choice(&self) -> &Choice;
+
+    /// Returns true if verdicts have found that a host signed wrong rows (`specs/disputes.md` 8).
+    fn is_convicted(&self, host: &NodeId) -> bool {
+        let _ = host;
+        false
+    }
 
     /// Copy for a copy of the sequence, if there can be one.
     fn fork(&self) -> Option<Box<dyn HostSource>> {

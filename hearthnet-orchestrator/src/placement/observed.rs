@@ -11,6 +11,7 @@ use super::plan::{Community, Layers, Link, Machine};
 /// Members with unexpired measurements, as the planner sees them for the model `weights`. Adopted
 /// models share the memory of each member equally. `caller` is among the nodes of the plan if it has
 /// measured; without it, all nodes see the same community, even if it is too large for a plan.
+/// Convicted nodes (`specs/disputes.md` 8) are callers only, as in routes.
 pub fn observed_for(
     caller: Option<NodeId>,
     state: &log::Community,
@@ -26,7 +27,7 @@ pub fn observed_for(
 fn served(state: &log::Community, weights: WeightsId, now_ms: u64) -> BTreeMap<NodeId, &Advert> {
     let text = weights.to_string();
     let mut served: BTreeMap<NodeId, &Advert> = BTreeMap::new();
-    for advert in state.shards(now_ms) {
+    for advert in state.usable_shards(now_ms) {
         if advert.descriptor.weights_sha256 != text {
             continue;
         }
@@ -56,7 +57,8 @@ fn measured_machines(
         Machine {
             node: *node,
             memory_bytes: measured.memory_bytes / sharing,
-            serves: state.level(node) >= Some(Level::Trusted),
+            serves: state.level(node) >= Some(Level::Trusted)
+                && !state.reputation(node).is_convicted(),
             layer_us: speed.map_or(0, |model| model.layer_us),
             prefill_row_us: speed.map_or(0, |model| model.prefill_row_us),
             head_us: speed.map_or(0, |model| model.head_us),
@@ -110,8 +112,8 @@ pub fn have_measured(state: &log::Community, weights: WeightsId, now_ms: u64) ->
 }
 
 /// [`observed_for`] no caller, for the plan of the host `own`. Hosts that have not measured the model
-/// keep the ranges that they advertise. `None` if `own` has not measured it, or if not all of
-/// `reachable` are among the nodes of the plan.
+/// keep the ranges that they advertise. `None` if `own` has not measured it or is convicted, or if
+/// not all of `reachable` are among the nodes of the plan.
 pub fn observed_by_host(
     own: NodeId,
     reachable: &BTreeSet<NodeId>,
@@ -120,7 +122,7 @@ pub fn observed_by_host(
     now_ms: u64,
 ) -> Option<Community> {
     let measured = have_measured(state, weights, now_ms);
-    if !measured.contains(&own) {
+    if !measured.contains(&own) || state.reputation(&own).is_convicted() {
         return None;
     }
     let served = served(state, weights, now_ms);
@@ -285,6 +287,39 @@ mod tests {
         let found = seen_by(1).unwrap();
         assert!(!found.machine(id(2)).unwrap().is_fixed);
         assert_eq!(seen_by(2), Some(found));
+    }
+
+    #[test]
+    fn a_convicted_node_holds_no_layers_in_a_plan() {
+        let home = Home::founded(key(1), true);
+        for seed in [2, 3] {
+            home.admit(id(seed), Level::Trusted);
+            let now = now_ms();
+            let body = Body::NodeMeasured(measured(400, 1));
+            home.log.append(&key(seed), body, now).unwrap();
+            let advert = Descriptor {
+                weights_sha256: WEIGHTS.to_string(),
+                ..testing::descriptor(id(seed))
+            };
+            let body = Body::ShardAdvertised(Box::new(advert));
+            home.log.append(&key(seed), body, now).unwrap();
+        }
+        let seen = || {
+            let found = observed_for(None, &home.log.state(), WEIGHTS, now_ms());
+            let machine = found.machine(id(2)).unwrap();
+            (machine.serves, machine.holds.is_some())
+        };
+        let by_host = |own: u8, others: BTreeSet<NodeId>| {
+            observed_by_host(id(own), &others, &home.log.state(), WEIGHTS, now_ms())
+        };
+        assert_eq!(seen(), (true, true));
+        assert!(by_host(2, BTreeSet::from([id(3)])).is_some());
+        home.convict(&key(3), id(2));
+        assert_eq!(seen(), (false, false));
+        assert_eq!(by_host(2, BTreeSet::from([id(3)])), None);
+        let left = by_host(3, BTreeSet::new()).unwrap();
+        assert!(left.machine(id(3)).unwrap().serves);
+        assert!(!left.machine(id(2)).unwrap().serves);
     }
 
     #[test]

@@ -60,6 +60,9 @@ pub(crate) struct Probe {
     pub(crate) reloads: AtomicU32,
     /// Error of the next load.
     pub(crate) load_error: Mutex<Option<String>>,
+    /// If set, a sequence returns only to its length and to multiples of this number, as with
+    /// recurrent layers.
+    pub(crate) checkpoints: AtomicU32,
     /// If set, the engine advances this clock by one millisecond per row.
     pub(crate) clock: Mutex<Option<Arc<HandClock>>>,
     gate: Mutex<Gate>,
@@ -175,12 +178,16 @@ impl LayerEngine for FakeEngine {
                 length: self.len(seq),
             });
         }
+        let kept = match self.probe.checkpoints.load(Ordering::SeqCst) {
+            every if every > 0 && length < self.len(seq) => length - length % every,
+            _ => length,
+        };
         self.sequences
             .entry(seq)
             .or_default()
-            .truncate(length as usize);
+            .truncate(kept as usize);
         self.count();
-        Ok(length)
+        Ok(kept)
     }
 
     fn forward(

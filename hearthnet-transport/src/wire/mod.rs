@@ -96,6 +96,8 @@ frame_types! {
     Leaving = 0x19,
     /// Host: signature over the steps of a stream.
     Receipt = 0x1a,
+    /// Host: the positions that a stream has after TRUNCATE.
+    Truncated = 0x1b,
 }
 
 impl FrameType {
@@ -113,6 +115,7 @@ impl FrameType {
             FrameType::Truncate | FrameType::Describe => Some(true),
             FrameType::StreamOpened | FrameType::StreamError | FrameType::StepResult => Some(false),
             FrameType::Descriptor | FrameType::Leaving | FrameType::Receipt => Some(false),
+            FrameType::Truncated => Some(false),
             _ => None,
         }
     }
@@ -293,7 +296,7 @@ mod tests {
     fn the_header_has_the_documented_layout_for_every_type() {
         let numbers = [
             0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x10, 0x11, 0x12, 0x13, 0x14,
-            0x15, 0x16, 0x17, 0x18, 0x19, 0x1a,
+            0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b,
         ];
         assert_eq!(FrameType::ALL.len(), numbers.len());
         for (&kind, number) in FrameType::ALL.iter().zip(numbers) {

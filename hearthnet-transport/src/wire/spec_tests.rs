@@ -14,7 +14,7 @@ use crate::code::CloseCode;
 use crate::config::Config;
 use crate::message::{
     Fork, Message, Receipt, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened,
-    Truncate, Want,
+    Truncate, Truncated, Want,
 };
 use crate::tensor::{DType, Dims};
 
@@ -167,13 +167,30 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
             (8, message(Message::StreamError(error)))
         }
         "truncate" => {
-            let position = 1;
             let truncate = Truncate {
                 stream,
                 epoch,
-                position,
+                position: 1,
+                answer: false,
             };
             (8, message(Message::Truncate(truncate)))
+        }
+        "truncate-answer" => {
+            let truncate = Truncate {
+                stream,
+                epoch,
+                position: 300,
+                answer: true,
+            };
+            (9, message(Message::Truncate(truncate)))
+        }
+        "truncated" => {
+            let truncated = Truncated {
+                stream,
+                epoch,
+                position: 256,
+            };
+            (9, message(Message::Truncated(truncated)))
         }
         "stream-close" => {
             let close = StreamClose { stream, epoch };
@@ -210,7 +227,7 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
 #[test]
 fn the_specification_and_the_codec_agree_to_the_byte() {
     let examples = examples();
-    assert_eq!(examples.len(), 23);
+    assert_eq!(examples.len(), 25);
     // Every type has an example.
     let kinds: BTreeSet<u8> = examples.iter().map(|(_, bytes)| bytes[1]).collect();
     let all: BTreeSet<u8> = FrameType::ALL.iter().map(|kind| *kind as u8).collect();

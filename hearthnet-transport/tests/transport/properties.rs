@@ -252,6 +252,7 @@ impl World {
                     stream,
                     epoch,
                     position: 0,
+                    answer: true,
                 };
                 self.send((stream, epoch), Message::Truncate(cut));
             }

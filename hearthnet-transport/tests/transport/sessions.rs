@@ -10,7 +10,7 @@ use hearthnet_transport::session::{Event, SendRefused};
 use hearthnet_transport::wire::{Flags, FrameType, Header};
 use hearthnet_transport::{
     CloseCode, Config, DType, Deadlines, Hello, Message, Receipt, Step, StreamClose, StreamError,
-    Tensor, Truncate, Want,
+    Tensor, Truncate, Truncated, Want,
 };
 
 use crate::support::{ended, messages, noise, open_stream, result, row, say, step, tensor};
@@ -251,6 +251,7 @@ fn messages_of_one_stream_keep_their_order_around_large_steps() {
             stream: 1,
             epoch: 0,
             position: 5,
+            answer: false,
         }),
         Message::Step(row(1, 0, 5)),
     ];
@@ -259,6 +260,43 @@ fn messages_of_one_stream_keep_their_order_around_large_steps() {
     }
     pair.run();
     assert_eq!(messages(&mut pair.host), sent);
+}
+
+#[test]
+fn the_answer_to_a_truncation_keeps_its_place_and_ends_with_its_stream() {
+    let mut pair = pair();
+    let (stream, epoch, position) = (1, 0, 0);
+    let cut = Message::Truncate(Truncate {
+        stream,
+        epoch,
+        position,
+        answer: true,
+    });
+    let kept = Message::Truncated(Truncated {
+        stream,
+        epoch,
+        position,
+    });
+    ask(&mut pair, row(stream, epoch, position));
+    say(&mut pair.caller, &cut);
+    pair.run();
+    let step = Message::Step(row(stream, epoch, position));
+    assert_eq!(messages(&mut pair.host), [step, cut]);
+    let answer = Message::StepResult(result(&row(stream, epoch, position)));
+    say(&mut pair.host, &answer);
+    say(&mut pair.host, &kept);
+    pair.run();
+    assert_eq!(messages(&mut pair.caller), [answer, kept.clone()]);
+    // The end of the stream drops it.
+    say(&mut pair.host, &kept);
+    let close = StreamClose { stream, epoch };
+    say(&mut pair.caller, &Message::StreamClose(close));
+    while pair.transmit(Side::Caller) && pair.deliver(Side::Host) {}
+    pair.run();
+    assert!(messages(&mut pair.caller).is_empty());
+    // Only the host may send one.
+    let refused = pair.caller.send_message(&kept);
+    assert!(matches!(refused, Err(SendRefused::Impossible(_))));
 }
 
 #[test]

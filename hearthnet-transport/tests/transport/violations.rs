@@ -246,6 +246,7 @@ fn frames_in_the_wrong_direction_are_protocol_state() {
         FrameType::Descriptor,
         FrameType::Leaving,
         FrameType::Receipt,
+        FrameType::Truncated,
     ] {
         let code = Victim::host().send(of(kind, &life(1, 0))).code();
         assert_eq!(code, CloseCode::ProtocolState, "{kind:?}");

@@ -1,26 +1,17 @@
 //! `hearthnet audit`: lists disputes about rows of hosts, and judges them (`specs/disputes.md`).
 
-use std::sync::Arc;
-
 use hearthnet_bus::NodeId;
-use hearthnet_bus::evidence::{Evidence, EvidenceFault};
 use hearthnet_bus::log::{Case, Community, Finding, Level};
-use hearthnet_bus::sealed::{self, OpenError, hash_of};
-use hearthnet_engine::ARITHMETIC;
-use hearthnet_files::{BoundaryDtype, WeightsId};
-use hearthnet_hub::ModelRef;
 use serde_json::{Value, json};
 
-use crate::answering::chat_backends::recompute_here;
+use crate::answering::judge::{settle, text_of};
 use crate::cli::args::{AuditCommand, CheckArgs};
 use crate::cli::{Failure, block_on, failure, first_digits, note, print_result, table, when};
 use crate::config::Context;
 use crate::home::evidence::EvidenceFolder;
 use crate::home::{Home, now_ms};
-use crate::models::{OpenModel, here_with, open_model};
 use crate::node::{
-    Change, fetch_evidence, log_writer, may_judge, open_home, sync_or_note, to_judge,
-    with_synced_node,
+    Came, Change, EvidenceFetch, log_writer, open_home, sync_or_note, to_judge, with_synced_node,
 };
 
 pub(crate) fn run(command: AuditCommand, cx: &Context) -> Result<(), Failure> {
@@ -152,7 +143,7 @@ fn check(home: &Home, args: &CheckArgs, cx: &Context) -> Result<(), Failure> {
     }
     let (mut settled, mut failed) = (Vec::new(), None);
     for (id, case) in asked {
-        match settle(home, &case, args, cx) {
+        match settle(home, &case, args.model.as_ref(), None, cx) {
             Ok(finding) => {
                 judge(home, id, finding)?;
                 settled.push((id, finding));
@@ -175,16 +166,6 @@ fn check(home: &Home, args: &CheckArgs, cx: &Context) -> Result<(), Failure> {
     failed.map_or(Ok(()), Err)
 }
 
-fn text_of(finding: Finding) -> &'static str {
-    match finding {
-        Finding::Accused => "the accused host signed wrong rows",
-        Finding::Witness => "the witness signed wrong rows; the accused host is cleared",
-        Finding::Both => "both hosts signed wrong rows",
-        Finding::None => "the evidence shows no wrong rows: the accusation is false",
-        Finding::Withdrawn => "the verdict is withdrawn",
-    }
-}
-
 /// Fetches the evidence that this node may judge, unless its daemon does.
 async fn fetch_all(home: &Home, cx: &Context) -> Result<(), Failure> {
     let folder = EvidenceFolder::of(&home.dir);
@@ -197,128 +178,15 @@ async fn fetch_all(home: &Home, cx: &Context) -> Result<(), Failure> {
             if folder.has(&case.dispute.evidence) {
                 continue;
             }
-            if let Some(sealed) = fetch_evidence(node, &state, case).await {
-                let put = folder.put(&sealed);
-                put.map_err(|e| folder.failure("write", e))?;
+            let mut fetch = EvidenceFetch::new(folder.clone());
+            loop {
+                let came = fetch.turn(node, &state, case).await;
+                if came.map_err(|e| folder.failure("write", e))? != Came::More {
+                    break;
+                }
             }
         }
         Ok(())
     })
     .await
-}
-
-/// Checks the evidence of a dispute and computes its rows.
-fn settle(home: &Home, case: &Case, args: &CheckArgs, cx: &Context) -> Result<Finding, Failure> {
-    if !may_judge(&home.state(), &home.key.id(), case) {
-        return Err(failure!(
-            Community,
-            "this node is a party of the dispute, and cannot judge it"
-        )
-        .code("unauthorized")
-        .hint("another anchor has to; the root key can make one (`hearthnet community promote`)"));
-    }
-    let dispute = &case.dispute;
-    let folder = EvidenceFolder::of(&home.dir);
-    let sealed = folder.read(&dispute.evidence);
-    let sealed = sealed.map_err(|e| folder.failure("read", e))?;
-    let sealed = sealed.filter(|sealed| {
-        sealed.len() as u64 == dispute.evidence_bytes && hash_of(sealed) == dispute.evidence
-    });
-    let sealed = sealed.ok_or_else(|| {
-        failure!(Community, "the evidence is not here, and no member that could have it serves it")
-            .code("no_evidence")
-            .hint("is the accuser's node running? It serves the evidence; a running node of this home fetches it within a minute")
-    })?;
-    let evidence = match sealed::open(&sealed, &home.key) {
-        Ok(content) => Evidence::decode(&content),
-        Err(OpenError::OtherReaders) => {
-            return Err(failure!(Community, "{}", OpenError::OtherReaders)
-                .code("no_evidence")
-                .hint("only nodes that were anchors when the dispute began can judge it"));
-        }
-        Err(_) => Err(EvidenceFault::Malformed),
-    };
-    let checked = evidence.and_then(|evidence| {
-        evidence.check(&case.accuser, dispute, ARITHMETIC)?;
-        Ok(evidence)
-    });
-    let evidence = match checked {
-        Ok(evidence) => evidence,
-        Err(fault) => {
-            note(fault.to_string());
-            return Ok(Finding::None);
-        }
-    };
-    let model = model_for(home, case, args, cx)?;
-    let Some(computed) = compute(model, &evidence, dispute.layers, cx)? else {
-        note("the rows of the evidence are not of this model's width");
-        return Ok(Finding::None);
-    };
-    Ok(evidence.finding(&computed))
-}
-
-/// Opens a model with the weights and the layers of a dispute.
-fn model_for(
-    home: &Home,
-    case: &Case,
-    args: &CheckArgs,
-    cx: &Context,
-) -> Result<OpenModel, Failure> {
-    let wanted = WeightsId(case.dispute.weights);
-    let (lo, hi) = case.dispute.layers;
-    let lacks = |what: String| {
-        failure!(Model, "this machine cannot compute layers {lo}-{hi} of the weights {wanted}: {what}")
-            .hint("`hearthnet audit check --model FILE` names a file with these weights; `hearthnet model pull` fetches one")
-    };
-    let named: ModelRef = match &args.model {
-        Some(named) => named.clone(),
-        None => here_with(cx, home, wanted)?.ok_or_else(|| lacks("no file has them".to_owned()))?,
-    };
-    // The number format of the rows is that of the evidence, whatever is configured here.
-    let mut cx = cx.clone();
-    cx.config.research.distributed_inference.activation_dtype = "fp16".to_owned();
-    let model = open_model(&cx, Some(&named), Some(home))?;
-    if model.weights != wanted {
-        return Err(lacks(format!(
-            "{} has the weights {}",
-            model.id, model.weights
-        )));
-    }
-    if hi >= model.file.spec().layers || !model.file.holds_layers(lo, hi) {
-        return Err(lacks(format!("the part of {} here lacks layers", model.id)));
-    }
-    Ok(model)
-}
-
-/// Rows that the layers return for the rows of the evidence; `None` if these have another width.
-fn compute(
-    mut model: OpenModel,
-    evidence: &Evidence,
-    (lo, hi): (u32, u32),
-    cx: &Context,
-) -> Result<Option<Vec<u8>>, Failure> {
-    let (width, row) = (
-        model.file.spec().width as usize,
-        evidence.row_bytes as usize,
-    );
-    let boundary = [model.file.spec().boundary, BoundaryDtype::F32]
-        .into_iter()
-        .find(|boundary| width.checked_mul(boundary.bytes_per_value()) == Some(row));
-    let Some(boundary) = boundary else {
-        return Ok(None);
-    };
-    if boundary != model.file.spec().boundary {
-        let file = Arc::into_inner(model.file);
-        let file = file.ok_or_else(|| Failure::internal("the model is open twice"))?;
-        model.file = Arc::new(file.with_boundary(boundary));
-    }
-    let mut values = Vec::new();
-    if boundary.decode(&evidence.rows, &mut values).is_err() {
-        return Ok(None);
-    }
-    let compute = recompute_here(&model, cx.config.engine_options(None));
-    let computed = compute(lo..hi + 1, &values)?;
-    let mut rows = Vec::new();
-    boundary.encode(&computed, &mut rows);
-    Ok(Some(rows))
 }

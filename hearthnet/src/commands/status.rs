@@ -50,7 +50,13 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     let now = now_ms();
     // Hosts that advertised after the probe count as reachable.
     let answers = |host: &NodeId| hosts.get(host).copied().unwrap_or(true);
-    let models = by_model(state.shards(now), answers);
+    // No route uses a convicted host.
+    let serves = |host: &NodeId| answers(host) && !state.reputation(host).is_convicted();
+    let models = by_model(state.shards(now), serves);
+    let disputes = state
+        .disputes()
+        .filter(|(_, case)| state.outcome(case).is_none());
+    let open_disputes = disputes.count();
     let (health, reason) = health(home.log.health());
     let disk = try_disk(&home.dir);
     let paused = Paused::read(&home.dir);
@@ -93,6 +99,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
                 },
             },
             "members": members::json(&state, &home.key.id(), &back),
+            "open_disputes": open_disputes,
             "models": models.iter().map(|m| model_json(m, &state, now, &answers)).collect::<Vec<_>>(),
             "log": log,
         }));
@@ -100,6 +107,12 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     let mut out = String::new();
     heading(&mut out, &home, &state, &cx.config);
     roster(&mut out, &home, &state, now, running.as_ref());
+    if open_disputes > 0 {
+        let _ = writeln!(
+            out,
+            "\ndisputes   {open_disputes} open (`hearthnet audit list`)"
+        );
+    }
     given(&mut out, &state);
     peers(&mut out, &state, now, running.as_ref());
     http_keys(&mut out, running.as_ref());
@@ -202,8 +215,9 @@ fn roster(out: &mut String, home: &Home, state: &Community, now: u64, running: O
     let all = members::table(state, "member", |node| {
         let mut peers = running.into_iter().flat_map(|running| &running.peers);
         let connected = peers.any(|peer| peer.connected && peer.node == *node);
-        match (state.is_frozen(node), *node == home.key.id()) {
-            (true, _) => "frozen",
+        match (members::judged(state, node), *node == home.key.id()) {
+            _ if state.is_frozen(node) => "frozen",
+            (Some(judged), _) => judged,
             (_, true) if running.is_some() => "this node, running",
             (_, true) => "this node, not running",
             _ if connected => "connected",
@@ -381,6 +395,7 @@ fn shards(
             },
             address(advert, state, now),
             match answers(&advert.author) {
+                _ if state.reputation(&advert.author).is_convicted() => "CONVICTED".to_owned(),
                 true => span(advert.expires_ms.saturating_sub(now)),
                 false => "UNREACHABLE".to_owned(),
             },
@@ -424,6 +439,7 @@ fn model_json(
             "name": state.name_of(&advert.author, now),
             "expires_in_ms": advert.expires_ms.saturating_sub(now),
             "reachable": answers(&advert.author),
+            "convicted": state.reputation(&advert.author).is_convicted(),
             "address": address(advert, state, now),
             "descriptor": advert.descriptor,
             "text": advert.descriptor.text_id(),

@@ -130,6 +130,7 @@ pub(crate) struct Inference {
     #[serde(deserialize_with = "share")]
     pub(crate) audit_share: f64,
     pub(crate) disputes: bool,
+    pub(crate) judge_disputes: bool,
     pub(crate) private_first_layers: Whole<u32>,
     pub(crate) private_last_layers: Whole<u32>,
     #[serde(deserialize_with = "routing_policy")]

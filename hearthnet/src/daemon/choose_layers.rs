@@ -149,7 +149,12 @@ impl Chooser {
         let linked: BTreeSet<NodeId> = linked.map(|peer| peer.node).collect();
         let gone = self.links.look(self.now_ms(), &linked);
         let (state, weights) = (self.home.state(), self.weights.to_string());
-        let others = held_by_others(state.shards(now_ms()), self.own, &weights, self.total);
+        let others = held_by_others(
+            state.usable_shards(now_ms()),
+            self.own,
+            &weights,
+            self.total,
+        );
         let has_members = state.members().any(|(node, _)| *node != self.own);
         let now = self.now_ms();
         let is_left_alone = self.together.has_ended(now, &linked, &others, has_members);

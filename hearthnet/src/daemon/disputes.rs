@@ -1,5 +1,10 @@
 //! Disputes of this node: announces what its audits found, serves the sealed evidence, and, on an
-//! anchor's node, fetches the evidence that it may judge (`specs/disputes.md`).
+//! anchor's node, fetches the evidence that it may judge, and judges it (`specs/disputes.md`).
+//!
+//! ```text
+//! audit ─► found ─► announced, served
+//! log ───► a task for each dispute that this node may judge: fetch ─► wait until idle ─► verdict
+//! ```
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,23 +12,37 @@ use std::time::Duration;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::evidence::Evidence;
-use hearthnet_bus::log::{Body, Case, Level};
-use hearthnet_bus::node::weights::{Held, Object, WeightsStore};
+use hearthnet_bus::log::{Body, Case, Finding, Level};
+use hearthnet_bus::node::weights::{Busy, Held, Object, WeightsStore};
+use hearthnet_bus::receipt::Claim;
 use hearthnet_bus::sealed::{hash_of, seal};
+use hearthnet_files::WeightsId;
+use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::health::SharedHealth;
-use tokio::sync::mpsc;
-use tokio::task::spawn_blocking;
+use hearthnet_transport::background;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{Instant, sleep};
 
 use super::weights::Parts;
+use crate::answering::judge::{settle, text_of};
 use crate::cli::{Failure, Stop, first_digits, note};
+use crate::config::Context;
 use crate::home::Home;
 use crate::home::evidence::EvidenceFolder;
-use crate::node::{DaemonNode, fetch_evidence, to_judge};
+use crate::node::{Came, DaemonNode, EvidenceFetch, to_judge};
 
-/// Evidences that wait to be announced, each of at most 32 MiB. Further ones are dropped.
-const WAITING: usize = 16;
-/// Interval between attempts to fetch evidence.
-const FETCH_EVERY: Duration = Duration::from_secs(60);
+/// Evidences that wait to be announced, and their bytes. Further ones are dropped.
+const WAITING: (usize, usize) = (16, 64 << 20);
+/// Evidences that are fetched at once. Further ones take turns.
+const FETCHES: usize = 4;
+/// Pause before evidence that no member serves is asked for again. It doubles each time. At first
+/// the accuser's address may not be known yet.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// How long a verdict waits until this node computes nothing else. A busy node judges all the same.
+const IDLE_PATIENCE: Duration = Duration::from_secs(60);
+/// Interval between looks at that.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Parts of models, and sealed evidence, for other members.
 pub(super) struct Shelf {
@@ -46,29 +65,86 @@ impl WeightsStore for Shelf {
     }
 }
 
+/// Evidence that waits to be announced, with its part of the memory for that.
+pub(super) struct Found {
+    evidence: Evidence,
+    _memory: OwnedSemaphorePermit,
+}
+
+/// Bytes of an evidence in memory.
+fn bytes_of(evidence: &Evidence) -> usize {
+    let proofs = [Some(&evidence.accused), evidence.witness.as_ref()];
+    let claims = proofs.into_iter().flatten();
+    let claims: usize = claims.map(|proof| proof.claims.len()).sum();
+    evidence.rows.len() + claims * size_of::<Claim>()
+}
+
 /// Evidence that the audits of this process find from now on.
-pub(super) fn found(health: &SharedHealth) -> mpsc::Receiver<Evidence> {
-    let (sender, found) = mpsc::channel(WAITING);
+pub(super) fn found(health: &SharedHealth) -> mpsc::Receiver<Found> {
+    let (most, bytes) = WAITING;
+    let (sender, found) = mpsc::channel(most);
+    let memory = Arc::new(Semaphore::new(bytes));
     health.on_evidence(Box::new(move |evidence| {
+        let bytes = u32::try_from(bytes_of(&evidence)).unwrap_or(u32::MAX);
+        let taken = Arc::clone(&memory).try_acquire_many_owned(bytes);
+        let sent = taken.is_ok_and(|_memory| {
+            let found = Found { evidence, _memory };
+            sender.try_send(found).is_ok()
+        });
         // The audit has its consequences here in any case.
-        if sender.try_send(evidence).is_err() {
+        if !sent {
             tracing::warn!("a dispute is not announced: too many wait, or the node ends");
         }
     }));
     found
 }
 
+/// What an anchor's node needs to judge by itself.
+pub(super) struct Judge {
+    pub(super) cx: Context,
+    /// Model that this daemon was started with.
+    pub(super) model: Option<(ModelRef, WeightsId)>,
+    /// Whether this node computes something else.
+    pub(super) busy: Busy,
+}
+
+#[derive(Clone)]
 pub(super) struct Disputes {
-    pub(super) home: Home,
-    pub(super) node: Arc<DaemonNode>,
-    pub(super) evidence: EvidenceFolder,
+    home: Home,
+    node: Arc<DaemonNode>,
+    evidence: EvidenceFolder,
+    /// `None` if only commands judge.
+    judge: Option<Arc<Judge>>,
+    /// Transfers at once.
+    fetches: Arc<Semaphore>,
+    /// Held by the one verdict that is computed.
+    bench: Arc<Semaphore>,
 }
 
 impl Disputes {
+    pub(super) fn new(
+        home: &Home,
+        node: &Arc<DaemonNode>,
+        evidence: EvidenceFolder,
+        judge: Option<Judge>,
+    ) -> Self {
+        Self {
+            home: home.clone(),
+            node: Arc::clone(node),
+            evidence,
+            judge: judge.map(Arc::new),
+            fetches: Arc::new(Semaphore::new(FETCHES)),
+            bench: Arc::new(Semaphore::new(1)),
+        }
+    }
+
     /// Runs until a stop. `found` is absent if this node announces nothing.
-    pub(super) async fn run(self, mut found: Option<mpsc::Receiver<Evidence>>, stop: Stop) {
+    pub(super) async fn run(self, mut found: Option<mpsc::Receiver<Found>>, stop: Stop) {
         let mut changes = self.home.log.changes();
-        let mut pause = tokio::time::interval(FETCH_EVERY);
+        // Ends its tasks when dropped.
+        let mut tasks = JoinSet::new();
+        let mut pursued = BTreeSet::new();
+        self.follow(&mut tasks, &mut pursued).await;
         loop {
             let next = async {
                 match &mut found {
@@ -78,13 +154,13 @@ impl Disputes {
             };
             tokio::select! {
                 () = stop.asked() => return,
-                evidence = next => match evidence {
-                    Some(evidence) => self.announce(evidence).await,
+                found_one = next => match found_one {
+                    Some(Found { evidence, _memory }) => self.announce(evidence).await,
                     None => found = None,
                 },
-                _ = pause.tick() => self.follow().await,
+                Some(_) = tasks.join_next() => {}
                 changed = changes.changed() => match changed {
-                    Ok(()) => self.follow().await,
+                    Ok(()) => self.follow(&mut tasks, &mut pursued).await,
                     Err(_) => return,
                 },
             }
@@ -147,21 +223,93 @@ impl Disputes {
         Ok(Some(id))
     }
 
-    /// Removes evidence of disputes that are not open any more, and fetches what this node may judge.
-    async fn follow(&self) {
+    /// Removes evidence of disputes that are not open any more, and begins tasks for those that
+    /// this node may judge. A task that has ended is not begun again while its dispute is open.
+    async fn follow(&self, tasks: &mut JoinSet<()>, pursued: &mut BTreeSet<[u8; 32]>) {
         let (state, own) = (self.home.state(), self.home.key.id());
         let open = state.disputes().map(|(_, case)| case);
         let open = open.filter(|case| state.outcome(case).is_none());
         let kept: BTreeSet<[u8; 32]> = open.map(|case| case.dispute.evidence).collect();
+        let ids: BTreeSet<[u8; 32]> = to_judge(&state, &own).map(|(id, _)| *id).collect();
+        for id in ids.difference(pursued) {
+            tasks.spawn(self.clone().pursue(*id));
+        }
+        *pursued = ids;
         self.blocking(move |folder| folder.keep(&kept)).await;
-        for (_, case) in to_judge(&state, &own) {
+    }
+
+    /// Fetches the evidence of a dispute, and judges it. Ends without, if the dispute is decided.
+    async fn pursue(self, dispute: [u8; 32]) {
+        let own = self.home.key.id();
+        let mut fetch = EvidenceFetch::new(self.evidence.clone());
+        let mut pause = PAUSE.0;
+        let case = loop {
+            let state = self.home.state();
+            let found = to_judge(&state, &own).find(|(id, _)| **id == dispute);
+            let Some((_, case)) = found else {
+                return;
+            };
             if self.evidence.has(&case.dispute.evidence) {
-                continue;
+                break case.clone();
             }
-            if let Some(sealed) = fetch_evidence(&self.node.node, &state, case).await {
-                self.blocking(move |folder| folder.put(&sealed)).await;
+            // The semaphore is fair, so that slow members of one dispute do not hold up the others.
+            let turn = self.fetches.acquire().await;
+            let came = fetch.turn(&self.node.node, &state, case).await;
+            drop(turn);
+            match came {
+                Ok(Came::Whole | Came::More) => continue,
+                Ok(Came::Nothing) => {}
+                Err(error) => complain(&error),
+            }
+            sleep(pause).await;
+            pause = PAUSE.1.min(pause * 2);
+        };
+        if let Some(judge) = &self.judge {
+            match self.judged(judge, dispute, case).await {
+                Ok(Some(finding)) => note(format!(
+                    "judged the dispute {}: {}",
+                    first_digits(&dispute),
+                    text_of(finding)
+                )),
+                Ok(None) => {}
+                Err(why) => note(format!(
+                    "the dispute {} waits for `hearthnet audit check`: {}",
+                    first_digits(&dispute),
+                    why.with_hint()
+                )),
             }
         }
+    }
+
+    /// Publishes a verdict, unless this node has judged the dispute before: it has withdrawn that.
+    async fn judged(
+        &self,
+        judge: &Arc<Judge>,
+        dispute: [u8; 32],
+        case: Case,
+    ) -> Result<Option<Finding>, Failure> {
+        // It is never closed.
+        let _bench = self.bench.acquire().await;
+        let until = Instant::now() + IDLE_PATIENCE;
+        while (judge.busy)() && Instant::now() < until {
+            sleep(LOOK_EVERY).await;
+        }
+        let (home, judge) = (self.home.clone(), Arc::clone(judge));
+        let computed = background().spawn_blocking(move || -> Result<_, Failure> {
+            if has_judged(&home, &dispute)? {
+                return Ok(None);
+            }
+            let weights = WeightsId(case.dispute.weights);
+            let own = judge.model.as_ref().filter(|(_, own)| *own == weights);
+            let named = own.map(|(named, _)| named);
+            settle(&home, &case, named, Some(1), &judge.cx).map(Some)
+        });
+        let finding = computed.await.map_err(Failure::internal)??;
+        if let Some(finding) = finding {
+            let verdict = Body::Judged { dispute, finding };
+            self.node.append(&self.home, verdict).await?;
+        }
+        Ok(finding)
     }
 
     async fn blocking(
@@ -171,7 +319,22 @@ impl Disputes {
         let folder = self.evidence.clone();
         let done = spawn_blocking(move || work(folder)).await;
         if let Ok(Err(error)) = done {
-            tracing::warn!("the folder of evidence cannot be used: {error}");
+            complain(&error);
         }
     }
+}
+
+fn complain(error: &std::io::Error) {
+    tracing::warn!("the folder of evidence cannot be used: {error}");
+}
+
+/// Whether this home's log has a verdict of its node on a dispute, withdrawn or not.
+fn has_judged(home: &Home, id: &[u8; 32]) -> Result<bool, Failure> {
+    let (own, mut found) = (home.key.id(), false);
+    home.log.records(|record| {
+        let is_judged = matches!(&record.event.body, Body::Judged { dispute, .. } if dispute == id);
+        found |= is_judged && record.event.author == own;
+        Ok(!found)
+    })?;
+    Ok(found)
 }

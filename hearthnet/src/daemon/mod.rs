@@ -8,6 +8,7 @@
 //! | layers; what is requested; their choice | `layers.rs`, `layer_request.rs`, `choose_layers.rs` |
 //! | ranges of all models, their memory; news of them | `layer_host.rs`, `ranges.rs`, `layer_events.rs` |
 //! | weights of adopted models | `weights/` |
+//! | disputes about rows: announced, their evidence fetched, judged | `disputes.rs` |
 //! | what this node gives to others | `contributions.rs` |
 //! | whether layers are served: decision, readings | `manners.rs`, `watch.rs` |
 //! | `hearthnet pause` and `resume` | `pause.rs` |
@@ -47,6 +48,7 @@ use std::time::Duration;
 use futures_util::future::OptionFuture;
 use hearthnet_bus::calls::{CHAT, Registry, SHARD_SERVE, Served, register_shards};
 use hearthnet_bus::log::Level;
+use hearthnet_bus::node::weights::Busy;
 use hearthnet_http::{Health, HttpServer, Part};
 use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
@@ -56,7 +58,7 @@ use tokio_util::sync::DropGuard;
 
 use self::chats::{are_answered, shared_model};
 use self::contributions::{Computed, Contributions};
-use self::disputes::{Disputes, Shelf};
+use self::disputes::{Disputes, Judge, Shelf};
 use self::layer_events::{EventSink, print_event};
 use self::layer_host::LayerHost;
 use self::layer_request::LayerRequest;
@@ -258,6 +260,9 @@ impl Daemon {
             self.layer_host.settled_right(&tell).await?;
         }
         let parts = Arc::<Parts>::default();
+        let named = args.model.clone().or_else(|| config.model.default.clone());
+        let weights = model.as_ref().ok().and_then(Option::as_ref);
+        let judged_with = named.zip(weights.map(|model| model.weights));
         match model {
             Ok(model) => {
                 let service = Service::new(Handle::current(), Vec::new(), settings(config));
@@ -295,14 +300,17 @@ impl Daemon {
             )),
         }
         let evidence = EvidenceFolder::of(&home.dir);
-        self.serve_parts(parts, evidence.clone());
-        let announces = config.research.distributed_inference.disputes;
-        let found = announces.then(|| disputes::found(&self.daemon_node.health));
-        let disputes = Disputes {
-            home: home.clone(),
-            node: Arc::clone(&self.daemon_node),
-            evidence,
-        };
+        let busy = self.busy();
+        self.serve_parts(parts, evidence.clone(), Arc::clone(&busy));
+        let inference = &config.research.distributed_inference;
+        let found = inference.disputes;
+        let found = found.then(|| disputes::found(&self.daemon_node.health));
+        let judge = inference.judge_disputes.then(|| Judge {
+            cx: cx.clone(),
+            model: judged_with,
+            busy,
+        });
+        let disputes = Disputes::new(home, &self.daemon_node, evidence, judge);
         tokio::spawn(disputes.run(found, stop.clone()));
         let node = Arc::clone(&self.daemon_node);
         tokio::spawn(remove_dropped(home.clone(), node, stop.clone()));
@@ -346,18 +354,21 @@ impl Daemon {
         }
     }
 
-    /// Lets members read the parts of models and the evidence here. Their transfer slows down while this node answers
-    /// or computes.
-    fn serve_parts(&self, parts: Arc<Parts>, evidence: EvidenceFolder) {
+    /// Whether this node answers or computes.
+    fn busy(&self) -> Busy {
         // Weak, since the host holds the node, and the node holds this function.
         let (chats, host) = (self.chats.clone(), Arc::downgrade(&self.layer_host));
-        let busy = move || {
+        Arc::new(move || {
             are_answered(chats.as_ref()) || host.upgrade().is_some_and(|host| host.is_computing())
-        };
+        })
+    }
+
+    /// Lets members read the parts of models and the evidence here. Their transfer slows down while
+    /// this node is busy.
+    fn serve_parts(&self, parts: Arc<Parts>, evidence: EvidenceFolder, busy: Busy) {
         let shelf = Shelf { parts, evidence };
-        self.daemon_node
-            .node
-            .serve_weights(Arc::new(shelf), Arc::new(busy));
+        let node = &self.daemon_node.node;
+        node.serve_weights(Arc::new(shelf), busy);
     }
 
     /// Runs until a stop or until membership is lost, then shuts down.

@@ -34,6 +34,8 @@ pub(crate) fn json(
             "level": member.level,
             "since_ms": member.since_ms,
             "frozen": state.is_frozen(node),
+            "convicted": state.reputation(node).is_convicted(),
+            "false_accuser": state.reputation(node).is_false_accuser(),
             "this_node": node == own,
             "online": heard,
             "heard": heard,
@@ -42,6 +44,16 @@ pub(crate) fn json(
         })
     });
     members.collect()
+}
+
+/// What the verdicts on disputes say against a member.
+pub(crate) fn judged(state: &Community, node: &NodeId) -> Option<&'static str> {
+    let reputation = state.reputation(node);
+    match (reputation.is_convicted(), reputation.is_false_accuser()) {
+        (true, _) => Some("CONVICTED of wrong rows"),
+        (_, true) => Some("accused falsely"),
+        _ => None,
+    }
 }
 
 /// All members as a table; `mark` returns the last cell of a member's row.

@@ -87,7 +87,7 @@ impl HostCapacity {
     pub(super) fn of(state: &Community, this: NodeId, own: u64, now: u64) -> Self {
         // A host may still advertise a range that it has left; the larger range of a model counts.
         let mut hosts: BTreeMap<(NodeId, String), u64> = BTreeMap::new();
-        for advert in state.shards(now) {
+        for advert in state.usable_shards(now) {
             let descriptor = &advert.descriptor;
             let holds = descriptor.weights_mb.saturating_mul(1 << 20);
             let model = descriptor.weights_sha256.clone();
@@ -102,13 +102,14 @@ impl HostCapacity {
         // What a member announces is also for keys and values.
         let announced = state
             .measured(now)
-            .filter(|(node, _)| state.level(node) >= Some(Level::Trusted));
+            .filter(|(node, _)| state.level(node) >= Some(Level::Trusted))
+            .filter(|(node, _)| !state.reputation(node).is_convicted());
         for (node, measured) in announced {
             let all = given.entry(*node).or_default();
             *all = (measured.memory_bytes / 9 * 8).max(*all);
         }
         given.entry(this).or_insert(own);
-        let served = by_model(state.shards(now), |_| true);
+        let served = by_model(state.usable_shards(now), |_| true);
         Self {
             name: state.name.clone(),
             bytes: given.values().fold(0, |all, one| all.saturating_add(*one)),

@@ -43,7 +43,7 @@ pub(crate) fn pick(
     }
     // Keyed by weights: one model may have several names.
     let served: BTreeMap<&str, (&str, u32)> = state
-        .shards(now_ms())
+        .usable_shards(now_ms())
         .map(|advert| &advert.descriptor)
         .map(|d| (&*d.weights_sha256, (&*d.model_id, d.total_layers)))
         .collect();

@@ -51,7 +51,7 @@ use crate::config::Config;
 use crate::home::{Home, Lock, Membership, display_name};
 
 pub(crate) use self::addresses::{listen_address, local_endpoints};
-pub(crate) use self::evidence::{fetch as fetch_evidence, may_judge, to_judge};
+pub(crate) use self::evidence::{Came, EvidenceFetch, may_judge, to_judge};
 pub(crate) use self::invite::NewInvite;
 pub(crate) use self::local_api::{NODE_FLIGHT, NODE_STATUS, Process};
 pub(crate) use self::log_writer::Change;

@@ -97,11 +97,13 @@ pub(super) fn add_node(
             "this_node": node == own,
             "connected": there(node),
             "frozen": state.is_frozen(node),
+            "convicted": state.reputation(node).is_convicted(),
             "gave": member.gave,
         })
     });
     page["members"] = members.collect();
-    let served = by_model(state.shards(now), there);
+    let serves = |node: &NodeId| there(node) && !state.reputation(node).is_convicted();
+    let served = by_model(state.shards(now), serves);
     let served = served.iter().map(|it| model(it, state, there, now));
     let mut models: Vec<Value> = served.collect();
     add_adopted(&mut models, &state.models());

@@ -41,6 +41,8 @@ pub(crate) struct Report {
     pub(super) nodes: Vec<Row>,
     /// Names of members that may serve layers, of which no measurement is known.
     pub(super) not_counted: Vec<String>,
+    /// Names of members that verdicts convicted, so that no plan gives them layers.
+    pub(super) convicted: Vec<String>,
     /// Layers that two or more nodes hold.
     pub(super) held_twice: Vec<(u32, u32)>,
     /// False if a better plan may exist.
@@ -146,6 +148,9 @@ impl Report {
         let not_counted = members
             .filter(|node| state.level(node) >= Some(Level::Trusted) && !announced.contains(node));
         report.not_counted = not_counted.map(name).collect();
+        let convicted = state.members().map(|(node, _)| node);
+        let convicted = convicted.filter(|node| state.reputation(node).is_convicted());
+        report.convicted = convicted.map(name).collect();
         Ok(report)
     }
 
@@ -187,6 +192,7 @@ impl Report {
             private_layers: missing(model.layers(), inclusive(model.hosted()).as_slice()),
             nodes,
             not_counted: Vec::new(),
+            convicted: Vec::new(),
             held_twice: best.twice.iter().copied().filter_map(inclusive).collect(),
             is_optimal: best.is_optimal,
         })
@@ -240,6 +246,13 @@ impl Report {
             ),
             twice => writeln!(out, "  held twice: layers {}", runs_text(twice)),
         };
+        if !self.convicted.is_empty() {
+            let names = self.convicted.join(", ");
+            let _ = writeln!(
+                out,
+                "  without {names}: convicted of wrong rows (`hearthnet audit list`)"
+            );
+        }
         if !self.is_optimal {
             out.push_str("  the search was cut short, so a better plan may exist\n");
         }

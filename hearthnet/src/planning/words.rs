@@ -89,6 +89,10 @@ fn sentences(report: &Report) -> Vec<String> {
             "Not counted, because away or not measured yet: {names}."
         ));
     }
+    if !report.convicted.is_empty() {
+        let names = listed(&report.convicted);
+        said.push(format!("Left out, because of wrong answers: {names}."));
+    }
     said
 }
 

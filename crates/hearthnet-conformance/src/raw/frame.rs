@@ -24,6 +24,7 @@ pub mod kind {
     pub const DESCRIPTOR: u8 = 0x18;
     pub const LEAVING: u8 = 0x19;
     pub const RECEIPT: u8 = 0x1a;
+    pub const TRUNCATED: u8 = 0x1b;
 }
 
 /// Flags of the header.

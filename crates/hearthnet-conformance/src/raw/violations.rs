@@ -96,7 +96,7 @@ pub fn unknown() -> Vec<Violation> {
     for version in [0, 2, 0xff] {
         frames.push((format!("version {version}"), Frame::ping().version(version)));
     }
-    for kind in [0x00, 0x0a, 0x0f, 0x1b, 0x80, 0xff] {
+    for kind in [0x00, 0x0a, 0x0f, 0x1c, 0x80, 0xff] {
         frames.push((format!("type {kind:#04x}"), Frame::new(kind, [0; 8])));
     }
     for reserved in [0x0001, 0x0100, 0xffff] {
@@ -149,7 +149,10 @@ pub fn states() -> Vec<Violation> {
     let tensor = ("tensor", Value::from(1));
     let body = |kind, fields: &[(&str, Value)]| Frame::new(kind, cbor(fields));
     let position = ("position", Value::from(0));
-    let truncate = body(kind::TRUNCATE, &[one.clone(), epoch.clone(), position]);
+    let truncate = body(
+        kind::TRUNCATE,
+        &[one.clone(), epoch.clone(), position.clone()],
+    );
     // Every type but HELLO and BYE, which may come first.
     let well_formed = [
         ("TENSOR_DATA", data().flags(flag::FINAL)),
@@ -172,6 +175,13 @@ pub fn states() -> Vec<Violation> {
         (
             "RECEIPT",
             body(kind::RECEIPT, &[one.clone(), epoch.clone()]),
+        ),
+        (
+            "TRUNCATED",
+            body(
+                kind::TRUNCATED,
+                &[one.clone(), epoch.clone(), position.clone()],
+            ),
         ),
         (
             "STREAM_ERROR",

@@ -122,7 +122,7 @@ impl LayerRun<'_> {
         scratch: &mut AttentionScratch,
     ) {
         let layer_of = &self.context.layers[layer];
-        let segments = if layer_of.delta.is_some() {
+        let segments = if layer_of.is_recurrent() {
             &[]
         } else {
             tile.rows.segments
@@ -211,9 +211,9 @@ impl LayerRun<'_> {
     /// Reads `attn`, or the outputs of a recurrence, writes `act`.
     pub(super) unsafe fn quantise_attn(&self, layer: usize, tile: Tile<'_>) {
         let layer = &self.context.layers[layer];
-        if let Some(delta) = &layer.delta {
+        if layer.is_recurrent() {
             // SAFETY: by the contract of all steps.
-            unsafe { self.quantise_delta(layer, delta, tile) };
+            unsafe { self.quantise_recurrence(layer, tile) };
             return;
         }
         if let Some(LatentUp::Absorbed { values, .. }) = layer.latent.as_ref().map(|l| &l.up) {

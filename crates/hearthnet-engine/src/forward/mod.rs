@@ -16,8 +16,9 @@
 //! - *Prefill pass* ([`prefill_pass`]), for many rows: splits the tiles. A thread takes a tile
 //!   from attention to the next layer's keys and values. One phase per layer.
 //!
-//! A layer with a recurrence (gated delta rule) has a phase for it instead of attention: it needs
-//! the rows of a sequence one after another, and is split by heads: see [`delta`].
+//! A layer with a recurrence (gated delta rule, gated short convolution) has a phase for it instead
+//! of attention: it needs the rows of a sequence one after another, and is split by heads or
+//! channels: see [`recurrence`].
 //!
 //! A layer may attend to the keys and values of an earlier one, and then has queries only. A layer
 //! with a per-layer input has two more matrices behind the feed-forward layer, which apply it to
@@ -33,11 +34,13 @@
 //! on the pass, nor on the tiles, nor on which thread does the work: see [`stages`].
 
 mod attention;
+mod convolution;
 mod delta;
 mod experts;
 mod feed_forward;
 mod latent;
 mod moe;
+mod recurrence;
 mod stages;
 mod tiles;
 mod tiling;
@@ -51,9 +54,9 @@ use crate::layer::FeedForward;
 use crate::memory::Views;
 use crate::sequence::Span;
 use crate::thread_pool::PoolThread;
-use delta::DeltaScratch;
 use experts::ExpertScratch;
 use moe::MoeBuffers;
+use recurrence::RecurrenceScratch;
 use stages::{FirstOverflow, LayerRun, Stage};
 use tiles::{Rows, Tile, TileBuffers, Widths, shared, tiles_of};
 use tiling::{
@@ -79,7 +82,7 @@ pub(crate) struct Scratch {
 struct ThreadScratch {
     tile: TileBuffers,
     attention: AttentionScratch,
-    delta: DeltaScratch,
+    recurrence: RecurrenceScratch,
     experts: ExpertScratch,
 }
 
@@ -177,7 +180,7 @@ fn decode_pass(
         let mut own = per_thread[thread.index()].lock();
         let ThreadScratch {
             attention,
-            delta: delta_scratch,
+            recurrence,
             experts,
             ..
         } = &mut *own;
@@ -244,13 +247,12 @@ fn decode_pass(
             };
             // SAFETY: separate tiles.
             let quantise = |tile: Tile<'_>| unsafe { pass.quantise_attn(index, tile) };
-            match &layer.delta {
-                Some(delta) => {
+            match pass.recurrence_units(layer) {
+                Some(units) => {
                     let mut recur = |unit: usize| {
-                        // SAFETY: separate sequences or heads.
-                        unsafe { pass.recur(layer, delta, unit, delta_scratch) };
+                        // SAFETY: separate sequences, heads or channels.
+                        unsafe { pass.recur(layer, unit, recurrence) };
                     };
-                    let units = pass.delta_units(delta);
                     phase(thread, units, &mut recur, &quantise, &|| ());
                 }
                 None => {
@@ -299,7 +301,7 @@ fn prefill_pass(
         let ThreadScratch {
             tile,
             attention,
-            delta: delta_scratch,
+            recurrence,
             experts,
         } = &mut *own;
         let buffers = tile.buffers(&pass.widths, size);
@@ -320,10 +322,10 @@ fn prefill_pass(
             }
         });
         for (index, layer) in context.layers.iter().enumerate() {
-            if let Some(delta) = &layer.delta {
-                // SAFETY: separate sequences or heads; the rows of all tiles are complete.
-                thread.phase(pass.delta_units(delta), |unit| unsafe {
-                    pass.recur(layer, delta, unit, delta_scratch);
+            if let Some(units) = pass.recurrence_units(layer) {
+                // SAFETY: separate sequences, heads or channels; all rows are complete.
+                thread.phase(units, |unit| unsafe {
+                    pass.recur(layer, unit, recurrence);
                 });
             }
             let stages = Stage::after_attention(layer);

@@ -80,10 +80,16 @@ impl Widths {
         };
         let gates = if spec.attention.output_gate { q } else { 0 };
         let delta = spec.delta.as_ref();
+        let convolution = spec.convolution.as_ref();
+        let convolution = convolution.map_or(0, |_| spec.width as usize);
         Self {
             x: spec.width as usize,
-            qkv: (widest(|layer| layer.q + 2 * layer.kv) + gates).max(delta.map_or(0, Delta::row)),
-            attn: q.max(delta.map_or(0, |delta| delta.values() as usize)),
+            qkv: (widest(|layer| layer.q + 2 * layer.kv) + gates)
+                .max(delta.map_or(0, Delta::row))
+                .max(3 * convolution),
+            attn: q
+                .max(delta.map_or(0, |delta| delta.values() as usize))
+                .max(convolution),
             latent: spec
                 .attention
                 .latent

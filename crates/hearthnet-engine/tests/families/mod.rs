@@ -98,6 +98,7 @@ pub(crate) fn rewrite(
             (_, 1) => TensorType::F32,
             _ if info.name.ends_with(".bias") => TensorType::F32,
             _ if info.name.ends_with("ssm_conv1d.weight") => TensorType::F32,
+            _ if info.name.ends_with("shortconv.conv.weight") => TensorType::F32,
             (dtype, _) => dtype,
         };
         let mut bytes = Vec::new();
@@ -497,6 +498,17 @@ fn specs_describe_each_family() {
         let shared = found.experts.map(|experts| experts.shared.unwrap().ffn);
         assert_eq!(shared, (name != "qwen35").then_some(64), "{name}");
     }
+    let lfm2 = spec("lfm2");
+    let convolution = r#"{"positions": 3, "attention": [1, 4]}"#;
+    assert_eq!(lfm2.convolution, json(convolution));
+    assert_eq!((lfm2.kv_heads, lfm2.ffn), (2, 64));
+    let attends: Vec<bool> = (0..5).map(|layer| lfm2.block(layer).has_keys()).collect();
+    assert_eq!(attends, [false, true, false, false, true]);
+    let moe = spec("lfm2moe");
+    let convolution = r#"{"positions": 4, "attention": [2]}"#;
+    assert_eq!(moe.convolution, json(convolution));
+    let experts = r#"{"count": 5, "used": 3, "normalise": true, "leading": {"blocks": 1, "ffn": 64}, "sigmoid": true, "correction": true}"#;
+    assert_eq!((moe.experts, moe.ffn), (json(experts), 32));
 }
 
 #[test]

@@ -32,7 +32,7 @@ const TYPES: [(TensorType, f64, f64); 7] = [
 ];
 
 /// Families whose quantised forms have not been run through llama.cpp.
-const NOT_COMPARED: [&str; 12] = [
+const NOT_COMPARED: [&str; 14] = [
     "gemma4",
     "gemma4moe",
     "gemma4ple",
@@ -45,6 +45,8 @@ const NOT_COMPARED: [&str; 12] = [
     "deepseek3",
     "glm47flash",
     "museglimmer",
+    "lfm2",
+    "lfm2moe",
 ];
 
 /// Tolerance in standard errors: of the mean difference from llama.cpp, and of the number of

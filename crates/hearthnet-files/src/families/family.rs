@@ -20,6 +20,8 @@ pub struct Family {
     pub boundary: BoundaryDtype,
     /// Groups of tensors that a block can have. [`Group::present`] selects those of a block.
     pub layer: &'static [Group],
+    /// Name of the norm before the output matrix.
+    pub output_norm: &'static str,
     /// Metadata keys read for this family only, without the architecture's prefix, with spaces
     /// between.
     pub reads: &'static str,
@@ -81,6 +83,8 @@ pub struct Family {
     pub value_norm: bool,
     /// Blocks with a gated delta rule; files do not state these two facts about it.
     pub delta: Option<DeltaFamily>,
+    /// Whether blocks without key heads have a gated short convolution.
+    pub convolution: bool,
     /// Models that make vectors of whole texts.
     pub encoder: Option<EncoderFamily>,
 }
@@ -132,6 +136,7 @@ impl Family {
         rope: RopeKind::Interleaved,
         boundary: BoundaryDtype::F16,
         layer: &[],
+        output_norm: OUTPUT_NORM,
         reads: "",
         qkv_bias: Presence::Never,
         qk_norm: None,
@@ -159,6 +164,7 @@ impl Family {
         attention_scale: None,
         value_norm: false,
         delta: None,
+        convolution: false,
         encoder: None,
     };
 
@@ -189,7 +195,7 @@ impl Family {
         let encoder = spec.encoder.unwrap_or_default();
         match encoder.layer_norm {
             true => outer.extend([EMBEDDING_NORM, EMBEDDING_NORM_BIAS].map(|n| (n, vec![width]))),
-            false => outer.push((OUTPUT_NORM, vec![width])),
+            false => outer.push((self.output_norm, vec![width])),
         }
         if encoder.positions {
             outer.push((POSITION_EMBEDDING, vec![width, spec.context.into()]));

@@ -70,6 +70,8 @@ const OTHERS: &[(&str, &str)] = &[
     ("delta.value_heads", "ssm.time_step_rank"),
     ("delta.key_width", "ssm.state_size"),
     ("delta.value_width", "ssm.inner_size"),
+    ("convolution.positions", SHORT_CONVOLUTION),
+    ("convolution.attention", KEY_HEADS),
     ("experts.shared.ffn", "expert_shared_feed_forward_length"),
     ("experts.leading.blocks", "leading_dense_block_count"),
     ("experts.leading.ffn", "feed_forward_length"),
@@ -142,6 +144,11 @@ pub(super) const PROJECTION: [&str; 4] = [
 ];
 /// Full key of the number of token types of an encoder.
 pub(crate) const TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
+
+/// Key heads, of each block if it is an array.
+pub(super) const KEY_HEADS: &str = "attention.head_count_kv";
+/// Positions of gated short convolutions.
+pub(super) const SHORT_CONVOLUTION: &str = "shortconv.l_cache";
 
 /// Kinds of the blocks, which families derive: whether each has a recurrence.
 pub(super) const RECURRENT: &str = "attention.recurrent_layers";

@@ -334,6 +334,43 @@ pub(super) const QWEN3_NEXT: Family = Family {
     ..QWEN35_MOE
 };
 
+/// LFM2 and LFM2.5: most blocks have a gated short convolution, the others attention with
+/// normalised queries and keys. Source: "LFM2 Technical Report" (arXiv 2511.23404). Trained in
+/// bf16.
+pub(super) const LFM2: Family = Family {
+    architecture: "lfm2",
+    rope: RopeKind::Halves,
+    boundary: BoundaryDtype::Bf16,
+    layer: &[ATTENTION, QK_NORM, GATED_CONVOLUTION, FEED_NORM, DENSE],
+    output_norm: EMBEDDING_NORM,
+    reads: "shortconv.l_cache",
+    qk_norm: Some(QkNorm::Head),
+    convolution: true,
+    ..Family::BASE
+};
+
+/// LFM2 and LFM2.5 with experts behind dense first blocks, chosen by sigmoids with a correction.
+/// Source: as for LFM2.
+///
+/// `transformers` adds 1e-6 to the sum by which weights are divided; llama.cpp does not.
+pub(super) const LFM2_MOE: Family = Family {
+    architecture: "lfm2moe",
+    layer: &[
+        ATTENTION,
+        QK_NORM,
+        GATED_CONVOLUTION,
+        FEED_NORM,
+        DENSE,
+        EXPERTS,
+        ROUTER_CORRECTION,
+    ],
+    reads: "shortconv.l_cache expert_count expert_used_count expert_feed_forward_length \
+        leading_dense_block_count expert_gating_func",
+    experts_normalised: true,
+    correction: Presence::Always,
+    ..LFM2
+};
+
 /// GLM-4.5 and 4.6 (GLM-4-MoE): dense first blocks, then experts that are chosen by sigmoids with
 /// a correction, beside one that all rows go through; RoPE on half of each head. The largest model
 /// normalises queries and keys. Source: "GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation

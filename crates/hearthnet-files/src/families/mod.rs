@@ -27,10 +27,10 @@ pub(crate) use family::shared_tensors;
 pub use family::{DeltaFamily, EncoderFamily, Family, Presence, Yarn};
 pub(crate) use keys::TYPE_COUNT;
 pub use rules::{
-    CONVOLUTION, CORRECTION, EMBEDDING, EMBEDDING_NORM, EMBEDDING_NORM_BIAS, Group, OUTPUT,
-    OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM,
-    POSITION_EMBEDDING, PROJECTION_DOWN, PROJECTION_UP, ROPE_FACTORS, ROPE_FACTORS_LONG,
-    ROPE_FACTORS_SHORT, ROUTER, Rule, TYPE_EMBEDDING,
+    CORRECTION, EMBEDDING, EMBEDDING_NORM, EMBEDDING_NORM_BIAS, Group, OUTPUT, OUTPUT_NORM,
+    PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, POSITION_EMBEDDING,
+    PROJECTION_DOWN, PROJECTION_UP, ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROUTER,
+    Rule, TYPE_EMBEDDING, is_convolution,
 };
 
 use crate::error::ModelError;
@@ -63,6 +63,8 @@ pub const ALL: &[&Family] = &[
     &known::BERT,
     &known::NOMIC_BERT,
     &known::MUSE_GLIMMER,
+    &known::LFM2,
+    &known::LFM2_MOE,
 ];
 
 /// Metadata key with which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).

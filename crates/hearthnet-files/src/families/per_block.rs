@@ -1,9 +1,9 @@
 //! Hyperparameters that differ between the blocks of a model.
 
-use super::keys::{Keys, SHARED_KEYS, WINDOWS};
+use super::keys::{KEY_HEADS, Keys, SHARED_KEYS, SHORT_CONVOLUTION, WINDOWS};
 use crate::error::ModelError;
 use crate::schema::Lookup as _;
-use crate::spec::{SharedKeysSpec, WindowHeads};
+use crate::spec::{ConvolutionSpec, SharedKeysSpec, WindowHeads};
 
 /// Blocks that have a window, in families whose files state them.
 pub(super) struct Windows {
@@ -40,7 +40,7 @@ impl Windows {
         layers: u32,
         windowed: bool,
     ) -> Result<Option<u32>, ModelError> {
-        let key = "attention.head_count_kv";
+        let key = KEY_HEADS;
         let Some(every) = self.global_every else {
             return keys.integer(key);
         };
@@ -86,6 +86,28 @@ impl Windows {
             rope_dims: dims.unwrap_or(head_dim),
         }))
     }
+}
+
+/// Key heads of the blocks with attention, and the gated short convolution of the blocks that have
+/// no key heads.
+pub(super) fn convolution(
+    keys: &Keys<'_>,
+    layers: u32,
+) -> Result<(Option<u32>, Option<ConvolutionSpec>), ModelError> {
+    let all = keys.per_block(KEY_HEADS, layers)?;
+    let attends = (0u32..).zip(&all).filter(|(_, heads)| **heads > 0);
+    let (attention, heads): (Vec<u32>, Vec<u32>) = attends.unzip();
+    if heads.windows(2).any(|pair| pair[0] != pair[1]) {
+        let reason = "must be equal in all blocks with attention, and 0 in the others";
+        return Err(keys.bad(KEY_HEADS, reason));
+    }
+    let positions = keys.required_integer(SHORT_CONVOLUTION)?;
+    let some = attention.len() < all.len();
+    let convolution = some.then_some(ConvolutionSpec {
+        positions,
+        attention,
+    });
+    Ok((heads.first().copied(), convolution))
 }
 
 /// Width of the feed-forward layer of the blocks with keys of their own.

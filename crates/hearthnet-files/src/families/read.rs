@@ -3,7 +3,7 @@
 use super::BOUNDARY_KEY;
 use super::family::{Family, Presence, Yarn};
 use super::keys::{Keys, LAYER_NORM_EPS, ORIGINAL_CONTEXT, PER_LAYER, RECURRENT, key_of};
-use super::per_block::{Windows, ffn, shared_keys};
+use super::per_block::{Windows, convolution, ffn, shared_keys};
 use super::rules::{CORRECTION, EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, Value};
@@ -53,6 +53,10 @@ impl Family {
         let experts = self.experts(&keys)?;
         let windows = Windows::read(&keys, layers)?;
         let shared_keys = shared_keys(&keys, layers)?;
+        let (kv_heads, convolution) = match self.convolution {
+            true => convolution(&keys, layers)?,
+            false => (windows.kv_heads(&keys, layers, false)?, None),
+        };
         let expert_ffn = match experts {
             Some(_) => keys.integer("expert_feed_forward_length")?,
             None => None,
@@ -70,7 +74,7 @@ impl Family {
             layers,
             width,
             heads,
-            kv_heads: windows.kv_heads(&keys, layers, false)?.unwrap_or(heads),
+            kv_heads: kv_heads.unwrap_or(heads),
             head_dim,
             ffn: match expert_ffn {
                 Some(ffn) => ffn,
@@ -96,6 +100,7 @@ impl Family {
             embedding_norm: self.embedding_norm,
             scales: self.scales(&keys, width, layers)?,
             delta: self.delta(&keys)?,
+            convolution,
             prediction,
             prediction_tables: match prediction {
                 0 => PredictionTables::default(),

@@ -23,7 +23,8 @@ pub const PER_LAYER_PROJECTION_NORM: &str = "per_layer_proj_norm.weight";
 pub const POSITION_EMBEDDING: &str = "position_embd.weight";
 /// Embedding of token types of an encoder, `[width, token_types]`.
 pub const TYPE_EMBEDDING: &str = "token_types.weight";
-/// Norm of the embedding of an encoder, `[width]`.
+/// Norm of the embedding of an encoder, or [`OUTPUT_NORM`] under the name that the converter of
+/// some families gives it, `[width]`.
 pub const EMBEDDING_NORM: &str = "token_embd_norm.weight";
 pub const EMBEDDING_NORM_BIAS: &str = "token_embd_norm.bias";
 /// First matrix behind the pooled state, `[width, projection]`.
@@ -36,7 +37,9 @@ pub const ROUTER: &str = "ffn_gate_inp.weight";
 /// Values that correct the choice of experts of a block, `[experts]`; the prefix is `blk.N.`.
 pub const CORRECTION: &str = "exp_probs_b.bias";
 /// Weights of the convolution of a block, `[positions, channels]`; the prefix is `blk.N.`.
-pub const CONVOLUTION: &str = "ssm_conv1d.weight";
+const CONVOLUTION: &str = "ssm_conv1d.weight";
+/// [`CONVOLUTION`] of a gated short convolution, `[positions, width]`.
+const SHORT_CONVOLUTION: &str = "shortconv.conv.weight";
 /// Divisors of RoPE frequencies, `[pairs]`: see
 /// [`RopeScaling::Factors`](crate::spec::RopeScaling::Factors).
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -60,13 +63,20 @@ impl Rule {
     /// Returns true for a matrix or the matrices of all experts, false for vectors, biases and the
     /// weights of a convolution.
     pub fn is_matrix(&self) -> bool {
-        self.dims.len() > 1 && !self.name.ends_with(".bias") && self.name != CONVOLUTION
+        self.dims.len() > 1 && !self.name.ends_with(".bias") && !is_convolution(self.name)
     }
 
     /// Full tensor name in block `layer`.
     pub fn full_name(&self, layer: u32) -> String {
         format!("blk.{layer}.{}", self.name)
     }
+}
+
+/// Returns true for the weights of a convolution.
+pub fn is_convolution(name: &str) -> bool {
+    [CONVOLUTION, SHORT_CONVOLUTION]
+        .iter()
+        .any(|end| name.ends_with(end))
 }
 
 /// Tensors that a block has all or none of.
@@ -86,7 +96,7 @@ const fn rule(tensor: T, name: &'static str, dims: &'static [Dim]) -> Rule {
 }
 
 pub(super) const ATTENTION: Group = group(
-    |_| true,
+    |block| !block.is_recurrent(),
     &[
         rule(T::AttnNorm, "attn_norm.weight", &[Width]),
         rule(T::AttnQ, "attn_q.weight", &[Width, Queries]),
@@ -274,6 +284,29 @@ pub(super) const FUSED_DELTA_SCORES: Group = group(
         "ssm_ba.weight",
         &[Width, TwoDeltaHeads],
     )],
+);
+
+/// Gated short convolution.
+pub(super) const GATED_CONVOLUTION: Group = group(
+    |block| matches!(block.mixer, Mixer::Convolution { .. }),
+    &[
+        rule(T::AttnNorm, "attn_norm.weight", &[Width]),
+        rule(
+            T::ConvolutionInput,
+            "shortconv.in_proj.weight",
+            &[Width, ThreeWidth],
+        ),
+        rule(
+            T::Convolution,
+            SHORT_CONVOLUTION,
+            &[ConvolutionPositions, Width],
+        ),
+        rule(
+            T::ConvolutionOutput,
+            "shortconv.out_proj.weight",
+            &[Width, Width],
+        ),
+    ],
 );
 
 pub(super) const QKV_BIAS: Group = group(

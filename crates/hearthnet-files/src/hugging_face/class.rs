@@ -63,6 +63,8 @@ pub(super) struct Class {
     pub(super) projection: bool,
     /// Whether blocks with a window have heads of their own: see `gemma4.rs`.
     pub(super) window_heads: bool,
+    /// Whether blocks may have a gated short convolution: see `lfm2.rs`.
+    pub(super) convolution: bool,
     /// Whether norm weights are stored minus 1.
     pub(super) norms_around_zero: bool,
     /// Whether the last norm is stored as it is nevertheless.

@@ -75,6 +75,7 @@ pub(super) const BASE: Class = Class {
     token_types: false,
     projection: false,
     window_heads: false,
+    convolution: false,
     norms_around_zero: false,
     plain_last_norm: false,
     computed_qk_norm: false,

@@ -11,6 +11,7 @@ use super::class::{
 };
 use super::class_base::*;
 use super::encoder_classes::{BERT, NOMIC_BERT};
+use super::lfm2::{LFM2, LFM2_MOE};
 use super::muse_glimmer::MUSE_GLIMMER;
 use super::names::*;
 use super::routed_classes::{DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE};
@@ -552,4 +553,6 @@ pub(super) const ALL: &[&Class] = &[
     &BERT,
     &NOMIC_BERT,
     &MUSE_GLIMMER,
+    &LFM2,
+    &LFM2_MOE,
 ];

@@ -7,13 +7,14 @@ use super::classes::ALL;
 use super::error::ImportError;
 use super::gemma4;
 use super::json::{bad, object, present, refuse_others, required, shown, typed};
+use super::lfm2;
 use super::modules::{DENSE, Modules};
 use crate::families::TYPE_COUNT;
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
 use crate::pooling::POOLING_KEY;
 use crate::schema::{Lookup as _, Requirement, off, on, zero};
-use crate::spec::{Feed, MAX_SIZE, ModelSpec, Rotation};
+use crate::spec::{Feed, MAX_SIZE, Mixer, ModelSpec, Rotation};
 
 /// Keys read by code instead of a class's tables.
 const READ: &str = "
@@ -94,7 +95,10 @@ impl Config {
 
     /// Whether the output matrix is the embedding.
     pub(super) fn tied(&self) -> Result<bool, ImportError> {
-        let key = "tie_word_embeddings";
+        // Older name in configurations of LFM2.
+        let mut keys = ["tie_embedding", "tie_word_embeddings"].into_iter();
+        let key = keys.find(|key| present(&self.values, key).is_some());
+        let key = key.unwrap_or("tie_word_embeddings");
         let tied = typed(&self.values, key, "must be true or false", Json::as_bool)?;
         Ok(tied.unwrap_or(self.class.tied))
     }
@@ -191,6 +195,9 @@ impl Config {
         if self.class.window_heads {
             gemma4::write(&self.values, self.class.architecture, writer)?;
         }
+        if self.class.convolution {
+            lfm2::write(&self.values, self.class, writer)?;
+        }
         let kinds = present(&self.values, "layer_types").and_then(Json::as_array);
         if let Some(kinds) = kinds.filter(|_| self.class.window_pattern) {
             let windows = kinds.iter().map(|kind| kind == "sliding_attention");
@@ -279,10 +286,11 @@ impl Config {
         if self.class.window_heads {
             gemma4::check(&self.values, spec)?;
         }
-        let kinds = |layer| match spec.window(layer) {
-            _ if spec.block(layer).is_recurrent() => Json::from(LINEAR),
-            Some(_) => Json::from("sliding_attention"),
-            None => Json::from("full_attention"),
+        let kinds = |layer| match (spec.block(layer).mixer, spec.window(layer)) {
+            (Mixer::Delta(_), _) => Json::from(LINEAR),
+            (Mixer::Convolution { .. }, _) => Json::from(lfm2::CONVOLUTION),
+            (_, Some(_)) => Json::from("sliding_attention"),
+            (_, None) => Json::from("full_attention"),
         };
         let turns = |layer| match spec.rotation(layer) {
             Rotation::None => Json::from(0),
@@ -414,9 +422,10 @@ fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), Impor
     known.extend(rules.map(|rule| rule.key));
     known.push(class.prediction);
     let own = if class.window_heads { gemma4::READ } else { "" };
+    let more = if class.convolution { lfm2::READ } else { "" };
     let types = if class.token_types { TYPES } else { "" };
     let scale = if class.computed_qk_norm { QK_SCALE } else { "" };
-    let others = [IGNORED, READ, class.ignored, own, types, scale].into_iter();
+    let others = [IGNORED, READ, class.ignored, own, more, types, scale].into_iter();
     known.extend(others.flat_map(str::split_whitespace));
     let reason = "this key is unknown, and may change the computation";
     refuse_others(values, &known, reason)

@@ -11,7 +11,7 @@ use super::delta;
 use super::error::ImportError;
 use super::planned::{Change, GROUP, Pick, Planned, Source};
 use super::shards::{PART_BYTES, Shards, Stored, wrong_type};
-use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM};
+use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, is_convolution};
 use crate::gguf::TensorType;
 use crate::spec::{DeltaSpec, Mixer, ModelSpec};
 
@@ -202,10 +202,15 @@ impl<'a> Finder<'a> {
             let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
             return self.delta(rule, &theirs, &lengths, delta);
         }
+        let dims = match lengths[..] {
+            // The directory has a matrix for each channel.
+            [row, rows] if is_convolution(name) => vec![row, 1, rows],
+            _ => lengths,
+        };
         let mut parts = Vec::new();
         for expert in 0..experts {
             let theirs = self.name_of(name, expert).ok_or_else(unknown)?;
-            parts.push(self.find(&theirs, &lengths)?);
+            parts.push(self.find(&theirs, &dims)?);
         }
         let heads = match name.rsplit_once(".attn_") {
             Some((_, "q.weight" | "q.bias")) => spec.heads,

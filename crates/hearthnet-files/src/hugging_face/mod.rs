@@ -22,6 +22,7 @@ mod error;
 mod finder;
 mod gemma4;
 mod json;
+mod lfm2;
 mod modules;
 mod muse_glimmer;
 mod names;

@@ -2,7 +2,7 @@
 //! [`Class::names`](super::class::Class::names).
 
 use crate::families::{
-    EMBEDDING, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
+    EMBEDDING, EMBEDDING_NORM, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
     PER_LAYER_PROJECTION_NORM, PROJECTION_DOWN, PROJECTION_UP,
 };
 
@@ -13,6 +13,7 @@ pub(super) type Names = &'static [(&'static str, &'static str)];
 pub(super) const OUTER: Names = &[
     (EMBEDDING, "embed_tokens.weight"),
     (OUTPUT_NORM, "norm.weight"),
+    (EMBEDDING_NORM, "embedding_norm.weight"),
     (OUTPUT, "lm_head.weight"),
     (PER_LAYER_EMBEDDING, "embed_tokens_per_layer.weight"),
     (PER_LAYER_PROJECTION, "per_layer_model_projection.weight"),
@@ -130,6 +131,25 @@ pub(super) const LATENT: Names = &[
     ("attn_kv_b", "self_attn.kv_b_proj"),
     ("attn_k_b", "self_attn.kv_b_proj"),
     ("attn_v_b", "self_attn.kv_b_proj"),
+];
+/// Before [`ATTENTION`].
+pub(super) const LFM2_NAMES: Names = &[
+    ("attn_norm", "operator_norm"),
+    ("attn_q_norm", "self_attn.q_layernorm"),
+    ("attn_k_norm", "self_attn.k_layernorm"),
+    ("attn_output", "self_attn.out_proj"),
+    ("shortconv.in_proj", "conv.in_proj"),
+    ("shortconv.conv", "conv.conv"),
+    ("shortconv.out_proj", "conv.out_proj"),
+    ("ffn_norm", "ffn_norm"),
+    ("ffn_gate", "feed_forward.w1"),
+    ("ffn_up", "feed_forward.w3"),
+    ("ffn_down", "feed_forward.w2"),
+    ("ffn_gate_inp", "feed_forward.gate"),
+    ("exp_probs_b.bias", "feed_forward.expert_bias"),
+    ("ffn_gate_exps", "feed_forward.experts.{}.w1"),
+    ("ffn_up_exps", "feed_forward.experts.{}.w3"),
+    ("ffn_down_exps", "feed_forward.experts.{}.w2"),
 ];
 
 /// Tensor name prefixes in models with a vision tower.

@@ -41,6 +41,10 @@ pub enum Mixer {
     Latent(LatentSpec),
     /// Gated delta rule.
     Delta(DeltaSpec),
+    /// Gated short convolution over so many positions.
+    Convolution {
+        positions: u32,
+    },
 }
 
 /// Part of a block that computes each row separately.
@@ -63,7 +67,7 @@ impl BlockSpec<'_> {
     }
 
     pub fn is_recurrent(&self) -> bool {
-        matches!(self.mixer, Mixer::Delta(_))
+        matches!(self.mixer, Mixer::Delta(_) | Mixer::Convolution { .. })
     }
 
     /// Width of all query heads together, in values.
@@ -98,6 +102,11 @@ impl BlockSpec<'_> {
         match &self.mixer {
             Mixer::Attention | Mixer::Latent(_) => StateSize::default(),
             Mixer::Delta(delta) => delta.state(),
+            Mixer::Convolution { positions } => StateSize {
+                rows: positions.saturating_sub(1),
+                channels: self.model.width,
+                values: 0,
+            },
         }
     }
 }
@@ -111,6 +120,12 @@ impl ModelSpec {
             .delta
             .filter(|delta| !(layer + 1).is_multiple_of(delta.attention_every))
             .filter(|_| layer < self.layers);
+        let convolution = self.convolution.as_ref().filter(|convolution| {
+            layer < self.layers && convolution.attention.binary_search(&layer).is_err()
+        });
+        let convolution = convolution.map(|convolution| Mixer::Convolution {
+            positions: convolution.positions,
+        });
         let attention = latent.map_or(Mixer::Attention, Mixer::Latent);
         let window = self.window(layer);
         let local = self.attention.window.and_then(|window| window.heads);
@@ -129,7 +144,7 @@ impl ModelSpec {
             head_dim: local.map_or(self.head_dim, |local| local.head_dim),
             rope_dims: local.map_or(self.rope.dims, |local| local.rope_dims),
             ffn: own_ffn.unwrap_or(self.ffn),
-            mixer: delta.map_or(attention, Mixer::Delta),
+            mixer: (delta.map(Mixer::Delta).or(convolution)).unwrap_or(attention),
             feed: experts.map_or(Feed::Dense, Feed::Experts),
             predicts: layer >= self.layers,
             window,
@@ -300,6 +315,13 @@ pub enum LayerTensor {
     DeltaNorm,
     /// Output projection of a delta rule: `[delta.values(), width]`.
     DeltaOutput,
+    /// Factors before a short convolution, factors behind it, and its inputs before the first
+    /// factors: `[width, 3 width]`.
+    ConvolutionInput,
+    /// Weights of a short convolution, oldest position first: `[positions, width]`.
+    Convolution,
+    /// Output projection of a short convolution: `[width, width]`.
+    ConvolutionOutput,
     /// RMSNorm of the attention output, before the residual stream: `[width]`.
     AttnPostNorm,
     /// LayerNorm of the residual stream after the output of attention was added: `[width]`.
@@ -392,6 +414,7 @@ pub enum Dim {
     /// [`ModelSpec::width`]
     Width,
     TwoWidth,
+    ThreeWidth,
     /// [`ModelSpec::vocab`]
     Vocab,
     /// [`ModelSpec::query_width`]
@@ -443,6 +466,8 @@ pub enum Dim {
     DeltaWidth,
     /// [`DeltaSpec::convolution`]
     DeltaConvolution,
+    /// [`ConvolutionSpec::positions`](super::ConvolutionSpec::positions)
+    ConvolutionPositions,
 }
 
 impl Dim {
@@ -451,7 +476,9 @@ impl Dim {
         let spec = block.model;
         let (heads, rotary) = (u64::from(spec.heads), u64::from(block.rope_dims));
         let (queries, keys, values) = match block.mixer {
-            Mixer::Attention | Mixer::Delta(_) => (0, 0, block.head_dim),
+            Mixer::Attention | Mixer::Delta(_) | Mixer::Convolution { .. } => {
+                (0, 0, block.head_dim)
+            }
             Mixer::Latent(latent) => {
                 let queries = latent.queries.unwrap_or(0);
                 (queries, latent.keys, latent.values)
@@ -466,6 +493,11 @@ impl Dim {
             Self::QueryNorm | Self::KeyNorm if per_head => block.head_dim.into(),
             Self::Width => spec.width.into(),
             Self::TwoWidth => 2 * u64::from(spec.width),
+            Self::ThreeWidth => 3 * u64::from(spec.width),
+            Self::ConvolutionPositions => match block.mixer {
+                Mixer::Convolution { positions } => positions.into(),
+                _ => 0,
+            },
             Self::Queries | Self::QueryNorm => block.query_width().into(),
             Self::Keys | Self::KeyNorm => block.kv_width().into(),
             Self::Qkv => u64::from(block.query_width()) + 2 * u64::from(block.kv_width()),

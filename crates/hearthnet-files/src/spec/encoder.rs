@@ -45,7 +45,7 @@ impl ModelSpec {
         }
         size("encoder.projection", encoder.projection.unwrap_or(1))?;
         let plain = self.experts.is_none()
-            && self.delta.is_none()
+            && !self.is_recurrent()
             && self.shared_keys.is_none()
             && self.per_layer.is_none()
             && self.prediction == 0

@@ -30,7 +30,7 @@ pub use encoder::EncoderSpec;
 pub use experts::{
     ExpertSpec, GroupSpec, LeadingSpec, MAX_EXPERTS, MAX_EXPERTS_USED, SharedExpertSpec,
 };
-pub use recurrent::{DeltaSpec, MAX_CONVOLUTION, StateSize};
+pub use recurrent::{ConvolutionSpec, DeltaSpec, MAX_CONVOLUTION, StateSize};
 pub use rope::{RopeKind, RopeScaling, RopeSpec, Rotation, YarnSpec};
 
 /// Limit of blocks for multi-token prediction; published models have one.
@@ -90,6 +90,9 @@ pub struct ModelSpec {
     /// Blocks with a gated delta rule instead of attention; `None`: all blocks have attention.
     #[serde(default, skip_serializing_if = "is_default")]
     pub delta: Option<DeltaSpec>,
+    /// Blocks with a gated short convolution instead of attention; not together with `delta`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub convolution: Option<ConvolutionSpec>,
     /// Blocks for multi-token prediction behind the last block. They are part of the model, but
     /// nothing uses them.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -206,6 +209,11 @@ impl ModelSpec {
         )?;
         self.delta
             .map_or(Ok(()), |delta| delta.check(self.context))?;
+        if let Some(convolution) = &self.convolution {
+            convolution.check(self.layers, self.context)?;
+            let reason = "must not be combined with a gated delta rule";
+            ensure(self.delta.is_none(), "convolution.positions", reason)?;
+        }
         self.check_windows()?;
         self.check_shared_keys()?;
         self.check_encoder()?;
@@ -223,10 +231,15 @@ impl ModelSpec {
             .map_or(Ok(()), |experts| experts.check(self.layers))
     }
 
+    /// Whether some blocks have a recurrence.
+    pub fn is_recurrent(&self) -> bool {
+        self.delta.is_some() || self.convolution.is_some()
+    }
+
     /// Checks the heads of blocks with a window.
     fn check_windows(&self) -> Result<(), SpecError> {
         let attention = &self.attention;
-        let grouped = attention.latent.is_none() && self.delta.is_none();
+        let grouped = attention.latent.is_none() && !self.is_recurrent();
         let plain = grouped || !(attention.keys_as_values || attention.value_norm);
         let reason = "must not be combined with latent attention or a recurrence";
         ensure(plain, "attention.keys_as_values", reason)?;
@@ -261,7 +274,7 @@ impl ModelSpec {
         let some = (1..self.layers).contains(&shared.blocks);
         let reason = "must be below the number of layers: the first layer has keys of its own";
         ensure(some, field, reason)?;
-        let grouped = self.attention.latent.is_none() && self.delta.is_none();
+        let grouped = self.attention.latent.is_none() && !self.is_recurrent();
         let reason = "must not be combined with latent attention or a recurrence";
         ensure(grouped, field, reason)?;
         let plain = !self.attention.qkv_bias;

@@ -32,6 +32,18 @@ pub struct DeltaSpec {
     pub norm_eps: f32,
 }
 
+/// Gated short convolution ("LFM2 Technical Report", arXiv 2511.23404): the product of two
+/// projections of a row passes through a short causal convolution with a channel for each value of
+/// the width, and is multiplied by a third projection.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConvolutionSpec {
+    /// Positions of the convolution: a row, and those before it.
+    pub positions: u32,
+    /// Blocks that have attention instead, in ascending order.
+    pub attention: Vec<u32>,
+}
+
 /// Values that a sequence keeps for a block, whatever its length.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct StateSize {
@@ -104,5 +116,18 @@ impl DeltaSpec {
         let wide = self.channels() <= MAX_SIZE && self.state().values <= MAX_SIZE;
         ensure(wide, "delta.value_width", reason)?;
         epsilon("delta.norm_eps", self.norm_eps)
+    }
+}
+
+impl ConvolutionSpec {
+    pub(super) fn check(&self, layers: u32, context: u32) -> Result<(), SpecError> {
+        let short = (2..=MAX_CONVOLUTION.min(context)).contains(&self.positions);
+        let reason = "must be between 2 and 64, and at most the context";
+        ensure(short, "convolution.positions", reason)?;
+        let ascending = self.attention.is_sorted_by(|a, b| a < b);
+        let within = self.attention.last().is_some_and(|last| *last < layers);
+        let some = ascending && within && self.attention.len() < layers as usize;
+        let reason = "must give some blocks attention, but not all, in ascending order";
+        ensure(some, "convolution.attention", reason)
     }
 }

@@ -421,6 +421,12 @@ impl Community {
         adverts.filter(move |advert| self.level(&advert.author) >= Some(Level::Trusted))
     }
 
+    /// [`Community::shards`] that routes and plans may use: those of convicted nodes are left out.
+    pub fn usable_shards(&self, now_ms: u64) -> impl Iterator<Item = &Advert> {
+        let all = self.shards(now_ms);
+        all.filter(|advert| !self.reputation(&advert.author).is_convicted())
+    }
+
     /// Unexpired announcements of members about themselves at `now_ms`.
     pub fn nodes(&self, now_ms: u64) -> impl Iterator<Item = &Sighting> {
         let seen = self.entries(now_ms).filter_map(|entry| match entry {

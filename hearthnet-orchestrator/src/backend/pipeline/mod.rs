@@ -25,8 +25,18 @@
 //! boundary 1 (nothing is asked back, they have been through), then row 10
 //! again, under a new epoch. Span 0 notices nothing.
 //!
+//! If the rows of the failed host may be wrong, [`Pipeline::redo`] runs the spans behind it again
+//! as well, because their keys and values come from these rows.
+//!
 //! Kept rows have a limit in bytes. Beyond it, all boundaries but the first are dropped, and a
 //! replacement replays through the spans before it as well: slower, but correct.
+//!
+//! # Going back
+//!
+//! [`Pipeline::submit`] at an earlier position drops all later rows. A host with recurrent layers
+//! may be able to return to an even earlier position only. [`Pipeline::hold`] keeps rows away from
+//! its span until the host has told which ([`Pipeline::kept`]). The rows in between are then
+//! replayed to this span from its boundary.
 //!
 //! Call order: [`Pipeline::submit`], then drain [`Pipeline::poll`]; after every answer call
 //! [`Pipeline::on_result`], after every failure [`Pipeline::replace`], and drain `poll` again.
@@ -202,14 +212,16 @@ impl Boundary {
         kept.truncate(whole);
     }
 
-    /// The kept rows as chunks of at most `chunk_rows` rows.
-    fn replay(&self, chunk_rows: usize, row_bytes: usize) -> Vec<Chunk> {
+    /// The kept rows of some positions as chunks of at most `chunk_rows` rows.
+    fn replay(&self, positions: Range<u32>, chunk_rows: usize, row_bytes: usize) -> Vec<Chunk> {
         let mut rows = BytesMut::with_capacity(self.bytes());
         for piece in self.kept.iter().flatten() {
             rows.extend_from_slice(piece);
         }
         debug_assert_eq!(rows.len(), self.have as usize * row_bytes);
-        cut(0, rows.freeze(), chunk_rows, row_bytes)
+        let [begin, end] = [positions.start, positions.end].map(|at| at as usize * row_bytes);
+        let rows = rows.freeze().slice(begin..end);
+        cut(positions.start, rows, chunk_rows, row_bytes)
     }
 }
 
@@ -222,6 +234,8 @@ struct Span {
     in_flight: VecDeque<(Chunk, Want)>,
     /// True if hosts return the rows of a replay.
     compares: bool,
+    /// Position to which the host was asked to return, until it has answered.
+    returns_to: Option<u32>,
 }
 
 impl Span {
@@ -232,6 +246,7 @@ impl Span {
             waiting: VecDeque::new(),
             in_flight: VecDeque::new(),
             compares: false,
+            returns_to: None,
         }
     }
 }
@@ -244,6 +259,8 @@ pub(crate) struct Pipeline {
     epoch: u32,
     /// Positions that have left the last span.
     left: u32,
+    /// First position of the current submission.
+    first: u32,
     /// Number of positions submitted and announced.
     target: u32,
     /// Rows that have left the last span and have not been polled.
@@ -272,6 +289,7 @@ impl Pipeline {
             limits,
             epoch: 1,
             left: 0,
+            first: 0,
             target: 0,
             output: VecDeque::new(),
             back,
@@ -295,6 +313,7 @@ impl Pipeline {
         self.left = self.left.min(position);
         if !goes_on {
             self.output.clear();
+            self.first = position;
         }
         let Some(first) = self.spans.first_mut() else {
             return;
@@ -326,10 +345,45 @@ impl Pipeline {
         self.left >= self.target
     }
 
-    /// Returns true if no chunk waits or is in flight.
+    /// Returns true if no chunk waits or is in flight, and no span is held.
     pub(crate) fn is_idle(&self) -> bool {
         let mut spans = self.spans.iter();
-        spans.all(|s| s.waiting.is_empty() && s.in_flight.is_empty())
+        spans.all(|s| s.waiting.is_empty() && s.in_flight.is_empty() && s.returns_to.is_none())
+    }
+
+    /// Sends no rows to a span until [`Pipeline::kept`]. To be called after a submission that went
+    /// back to `position`.
+    pub(crate) fn hold(&mut self, span: usize, position: u32) {
+        if let Some(span) = self.spans.get_mut(span) {
+            span.returns_to = Some(position);
+        }
+    }
+
+    /// Position to which a held span has to return.
+    pub(crate) fn returns_to(&self, span: usize) -> Option<u32> {
+        self.spans.get(span)?.returns_to
+    }
+
+    /// The host of a held span has returned, and holds `kept` positions, no more than it was asked
+    /// for. Returns false if the rows behind them are not kept here: the span has to be replaced.
+    pub(crate) fn kept(&mut self, span: usize, kept: u32) -> bool {
+        let (rows, row_bytes) = (self.limits.chunk_rows, self.row_bytes);
+        let Some(span) = self.spans.get_mut(span) else {
+            return true;
+        };
+        let Some(position) = span.returns_to.take().filter(|position| kept < *position) else {
+            return true;
+        };
+        if span.input.kept.is_none() {
+            return false;
+        }
+        // New rows may wait already.
+        let replay = span.input.replay(kept..position, rows, row_bytes);
+        replay
+            .into_iter()
+            .rev()
+            .for_each(|chunk| span.waiting.push_front(chunk));
+        true
     }
 
     pub(crate) fn history_bytes(&self) -> usize {
@@ -364,7 +418,7 @@ impl Pipeline {
         for index in (0..self.spans.len()).rev() {
             let passed_on = self.passed_on(index);
             let span = self.spans.get_mut(index)?;
-            if span.in_flight.len() >= self.limits.depth {
+            if span.in_flight.len() >= self.limits.depth || span.returns_to.is_some() {
                 continue;
             }
             let Some(mut chunk) = span.waiting.pop_front() else {
@@ -479,17 +533,44 @@ impl Pipeline {
                 break;
             };
             state.epoch = self.epoch;
+            state.compares = false;
             state.in_flight.clear();
             state.waiting.clear();
+            state.returns_to = None;
             if index > from {
                 state.input.truncate(0, self.row_bytes);
             } else {
-                let rows = self.limits.chunk_rows;
-                let replay = state.input.replay(rows, self.row_bytes);
+                let (all, rows) = (0..state.input.have, self.limits.chunk_rows);
+                let replay = state.input.replay(all, rows, self.row_bytes);
                 state.waiting.extend(replay);
             }
         }
         reopened
+    }
+
+    /// As [`Pipeline::replace`], if the host's rows may be wrong: all spans behind it run again,
+    /// and so does the part of the current submission that has left the last span. If all rows come
+    /// back, those before it do as well, because the caller computes layers behind.
+    pub(crate) fn redo(&mut self, span: usize, count: usize) -> Range<usize> {
+        let reopened = self.replace(span, count);
+        if reopened.is_empty() {
+            return reopened;
+        }
+        for behind in self.spans.iter_mut().skip(reopened.end) {
+            behind.epoch = self.epoch;
+            behind.compares = false;
+            behind.in_flight.clear();
+            behind.waiting.clear();
+            behind.input.truncate(0, self.row_bytes);
+        }
+        let is_out = self.is_through() && self.output.is_empty();
+        self.left = match self.back {
+            Want::All => 0,
+            _ if is_out => self.left,
+            _ => self.left.min(self.first),
+        };
+        self.output.clear();
+        reopened.start..self.spans.len()
     }
 
     /// Lets a span return the rows of its replay, which are then not passed on. To be called after

@@ -137,6 +137,58 @@ fn a_new_span_gets_the_history_and_returns_only_new_rows() {
 }
 
 #[test]
+fn behind_a_host_with_wrong_rows_everything_runs_again_and_no_row_comes_back_twice() {
+    let mut p = Pipeline::new(3, 4, Want::Last, LIMITS);
+    p.submit(0, rows(&[1, 2]), 0);
+    sends(&mut p);
+    p.on_result(0, 1, 0, 2, rows(&[11, 12])).unwrap();
+    sends(&mut p);
+    p.on_result(1, 1, 0, 2, rows(&[66, 67])).unwrap();
+    sends(&mut p);
+    p.on_result(2, 1, 0, 1, rows(&[68])).unwrap();
+    assert_eq!(p.poll(), Some(Action::Output { row: rows(&[68]) }));
+    // The next row is in flight in the last span when the host of the second is convicted.
+    p.submit(2, rows(&[3]), 0);
+    sends(&mut p);
+    p.on_result(0, 1, 2, 1, rows(&[13])).unwrap();
+    sends(&mut p);
+    p.on_result(1, 1, 2, 1, rows(&[69])).unwrap();
+    assert_eq!(sends(&mut p), [(2, 2, Want::Last)]);
+    assert_eq!(p.redo(1, 1), 1..3);
+    assert_eq!((p.epoch(0), p.epoch(1), p.epoch(2)), (1, 2, 2));
+    assert_eq!(sends(&mut p), [(1, 0, Want::All), (1, 2, Want::All)]);
+    assert_eq!(p.on_result(2, 1, 2, 1, rows(&[70])), Ok(Outcome::Stale));
+    p.on_result(1, 2, 0, 2, rows(&[21, 22])).unwrap();
+    p.on_result(1, 2, 2, 1, rows(&[23])).unwrap();
+    assert_eq!(sends(&mut p), [(2, 0, Want::None), (2, 2, Want::Last)]);
+    p.on_result(2, 2, 0, 0, Bytes::new()).unwrap();
+    p.on_result(2, 2, 2, 1, rows(&[33])).unwrap();
+    assert_eq!(p.poll(), Some(Action::Output { row: rows(&[33]) }));
+    assert!(p.is_through());
+}
+
+#[test]
+fn a_caller_with_layers_behind_wrong_rows_gets_all_rows_again() {
+    let mut p = Pipeline::new(1, 4, Want::All, LIMITS);
+    p.submit(0, rows(&[1, 2]), 0);
+    sends(&mut p);
+    p.on_result(0, 1, 0, 2, rows(&[66, 67])).unwrap();
+    assert!(matches!(p.poll(), Some(Action::Output { .. })));
+    p.submit(2, rows(&[3]), 0);
+    sends(&mut p);
+    assert_eq!(p.redo(0, 1), 0..1);
+    assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
+    p.on_result(0, 2, 0, 2, rows(&[11, 12])).unwrap();
+    let again = Action::Output {
+        row: rows(&[11, 12]),
+    };
+    assert_eq!((p.poll(), p.is_through()), (Some(again), false));
+    p.on_result(0, 2, 2, 1, rows(&[13])).unwrap();
+    assert!(matches!(p.poll(), Some(Action::Output { .. })));
+    assert!(p.is_through());
+}
+
+#[test]
 fn dropped_history_is_recomputed_by_the_earlier_spans() {
     let limits = Limits {
         history_bytes: 20,
@@ -156,6 +208,63 @@ fn dropped_history_is_recomputed_by_the_earlier_spans() {
         "the first span runs again for the second"
     );
     assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
+}
+
+#[test]
+fn a_host_that_kept_less_gets_the_rows_in_between_and_no_other_host_notices() {
+    let mut p = Pipeline::new(2, 4, Want::Last, LIMITS);
+    p.submit(0, rows(&[1, 2, 3, 4, 5]), 0);
+    while let Some(Action::Send {
+        span, chunk, want, ..
+    }) = p.poll()
+    {
+        let back = match want {
+            Want::None => 0,
+            Want::Last => 1,
+            Want::All => chunk.rows,
+        };
+        let data = rows(&vec![7; back as usize]);
+        p.on_result(span, 1, chunk.position, back, data).unwrap();
+    }
+    assert!(p.is_idle() && p.is_through());
+    // Back to position 3, with a new row. Neither host may get it yet.
+    p.submit(3, rows(&[9]), 0);
+    (0..2).for_each(|span| p.hold(span, 3));
+    assert_eq!((p.poll(), p.is_idle()), (None, false));
+    // The first host kept all three positions.
+    assert!(p.kept(0, 3));
+    assert_eq!(sends(&mut p), [(0, 3, Want::All)]);
+    p.on_result(0, 1, 3, 1, rows(&[19])).unwrap();
+    assert_eq!(p.poll(), None, "the second host has not answered");
+    // The second one kept none.
+    assert!(p.kept(1, 0));
+    assert_eq!(sends(&mut p), [(1, 0, Want::None), (1, 2, Want::None)]);
+    p.on_result(1, 1, 0, 0, Bytes::new()).unwrap();
+    assert_eq!(sends(&mut p), [(1, 3, Want::Last)]);
+    p.on_result(1, 1, 2, 0, Bytes::new()).unwrap();
+    p.on_result(1, 1, 3, 1, rows(&[29])).unwrap();
+    assert_eq!(p.poll(), Some(Action::Output { row: rows(&[29]) }));
+}
+
+#[test]
+fn a_host_that_kept_less_is_replaced_if_the_rows_in_between_were_dropped() {
+    let limits = Limits {
+        history_bytes: 0,
+        ..LIMITS
+    };
+    let mut p = Pipeline::new(2, 4, Want::Last, limits);
+    p.submit(0, rows(&[1, 2]), 0);
+    sends(&mut p);
+    p.on_result(0, 1, 0, 2, rows(&[11, 12])).unwrap();
+    sends(&mut p);
+    p.on_result(1, 1, 0, 1, rows(&[22])).unwrap();
+    sends(&mut p);
+    p.submit(1, rows(&[3]), 0);
+    (0..2).for_each(|span| p.hold(span, 1));
+    assert!(p.kept(0, 0), "the first boundary is always kept");
+    assert!(!p.kept(1, 0));
+    assert_eq!(p.replace(1, 1), 0..2);
+    assert_eq!(sends(&mut p), [(0, 0, Want::All)]);
 }
 
 /// Stream of a host: layers with their state, and unanswered steps.
@@ -210,12 +319,14 @@ impl Stream {
 const LAYERS: u32 = 6;
 
 /// Runs a script of (go back by, submit) turns through hosts that fail as `chaos` says. Rows are
-/// submitted `part` at a time; `back` selects the rows returned per turn.
+/// submitted `part` at a time; `back` selects the rows returned per turn. With `checkpoints`, hosts
+/// tell how far they went back: to where they were asked to, or to a multiple of that number.
 fn converse(
     cuts: &[u32],
     turns: &[(u32, Vec<u32>)],
     limits: Limits,
     (part, back): (usize, Want),
+    checkpoints: Option<u32>,
     chaos: &mut dyn FnMut(u32) -> u32,
 ) -> Vec<u32> {
     let mut streams: Vec<Stream> = Vec::new();
@@ -227,6 +338,8 @@ fn converse(
         }
     }
     let mut p = Pipeline::new(streams.len(), 4, back, limits);
+    // Otherwise earlier rows come back.
+    let may_redo = back == Want::Last;
     let (mut length, mut outputs) = (0u32, Vec::new());
     for (back, values) in turns {
         let mut position = length - back.min(&length);
@@ -235,7 +348,11 @@ fn converse(
         while !done {
             if !rest.is_empty() && (position == length || p.is_idle()) {
                 let (now, later) = rest.split_at(part.min(rest.len()));
+                let goes_back = position < length;
                 p.submit(position, rows(now), later.len() as u32);
+                if goes_back && checkpoints.is_some() {
+                    (0..streams.len()).for_each(|span| p.hold(span, position));
+                }
                 position += now.len() as u32;
                 (length, rest) = (position, later);
             }
@@ -254,6 +371,7 @@ fn converse(
                         );
                         streams[span].steps.push_back((chunk, want));
                         assert!(streams[span].steps.len() <= limits.depth);
+                        assert_eq!(p.returns_to(span), None, "sent to a held span");
                     }
                     Action::Output { row } => {
                         let values = row.chunks_exact(4);
@@ -267,7 +385,10 @@ fn converse(
                 let dead = chaos(streams.len() as u32) as usize;
                 let layers = streams[dead].layers();
                 let count = 1 + chaos(2.min(layers.len() as u32)) as usize;
-                let reopened = p.replace(dead, count);
+                let reopened = match may_redo && chaos(3) == 1 {
+                    true => p.redo(dead, count),
+                    false => p.replace(dead, count),
+                };
                 let epoch = p.epoch(dead);
                 let fresh: Vec<Stream> = if count == 2 {
                     let cut = layers.start + 1 + chaos(layers.len() as u32 - 1);
@@ -284,12 +405,27 @@ fn converse(
                 }
                 continue;
             }
+            let held = (0..streams.len()).filter_map(|i| Some((i, p.returns_to(i)?)));
+            let held: Vec<(usize, u32)> = held.collect();
+            if let Some(&(span, asked)) = held.get(chaos(held.len() as u32 + 1) as usize) {
+                let every = checkpoints.unwrap();
+                let kept = [asked, asked - asked % every, 0][chaos(3) as usize];
+                for state in &mut streams[span].states {
+                    state.truncate(kept as usize);
+                }
+                if !p.kept(span, kept) {
+                    for index in p.replace(span, 1) {
+                        streams[index] = Stream::new(streams[index].layers(), p.epoch(index));
+                    }
+                }
+                continue;
+            }
             let busy: Vec<usize> = (0..streams.len())
                 .filter(|&i| !streams[i].steps.is_empty())
                 .collect();
             if busy.is_empty() {
                 assert!(
-                    done || !submitted,
+                    done || !submitted || !held.is_empty(),
                     "nothing is under way, and nothing came out"
                 );
                 continue;
@@ -338,6 +474,7 @@ proptest! {
         history_bytes in prop_oneof![Just(usize::MAX), 0usize..120],
         part in 1usize..9,
         back in prop_oneof![Just(Want::Last), Just(Want::All)],
+        checkpoints in proptest::option::of(1u32..5),
         script in proptest::collection::vec(any::<u32>(), 0..300),
     ) {
         let mut cuts = cuts;
@@ -356,6 +493,7 @@ proptest! {
         let limits = Limits { depth, chunk_rows, history_bytes };
         // After the end of the script, no host fails.
         let mut chaos = |n: u32| script.next().map_or(0, |x| x % n.max(1));
-        prop_assert_eq!(converse(&cuts, &turns, limits, (part, back), &mut chaos), undisturbed);
+        let rows = converse(&cuts, &turns, limits, (part, back), checkpoints, &mut chaos);
+        prop_assert_eq!(rows, undisturbed);
     }
 }

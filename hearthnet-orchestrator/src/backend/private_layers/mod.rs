@@ -229,10 +229,11 @@ impl PrivateEnds {
         let Some(last) = &mut self.last else {
             return Ok(rows);
         };
-        // A fallback backend returns all rows of the sequence.
-        let (mut at, count) = (self.submitted.position, self.submitted.count);
-        let all = self.submitted.all;
-        rows.drain(..rows.len().saturating_sub(count * width));
+        // Earlier rows precede them if hosts ran them again, or this machine did: the last layers
+        // then run them again as well, because the rows before may have been wrong.
+        let (count, all) = (self.submitted.count, self.submitted.all);
+        let end = self.submitted.position as usize + count;
+        let mut at = end.saturating_sub(rows.len() / width) as u32;
         let mut out = Vec::new();
         while !rows.is_empty() {
             if run.cancel.is_cancelled() {
@@ -246,9 +247,8 @@ impl PrivateEnds {
             out.extend(last.rows(at, rows, true, run.cancel).await?);
             (at, rows) = (at + piece, rest);
         }
-        if !all {
-            out.drain(..out.len().saturating_sub(width));
-        }
+        let wanted = if all { count } else { 1 };
+        out.drain(..out.len().saturating_sub(wanted * width));
         Ok(out)
     }
 }

@@ -76,6 +76,49 @@ fn the_number_of_private_layers_does_not_change_the_output() {
     }
 }
 
+/// Layers between, which return wrong rows at first, and then all rows again.
+struct Redone {
+    inner: LocalBackend,
+    rows: Vec<f32>,
+}
+
+impl Backend for Redone {
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()> {
+        self.inner.submit(rows, cancel)
+    }
+
+    fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
+        let out = async move {
+            let is_first = self.rows.is_empty();
+            self.rows.extend(self.inner.output(run).await?);
+            Ok(match is_first {
+                true => self.rows.iter().map(|value| value * 2.0).collect(),
+                false => self.rows.clone(),
+            })
+        };
+        out.boxed_local()
+    }
+}
+
+#[test]
+fn after_wrong_rows_the_last_layers_run_all_rows_again() {
+    let file = tiny();
+    let mut whole = engine(&file, 0..LAYERS).open().unwrap();
+    let private = ends(&file, 1, 2);
+    let between = Redone {
+        inner: engine(&file, private.hosted()).open().unwrap(),
+        rows: Vec::new(),
+    };
+    let mut backend = private.around(Box::new(between)).unwrap();
+    let (prompt, token) = (rows(&file, 1, 70), rows(&file, 2, 1));
+    whole.begin_call(0);
+    backend.begin_call(0);
+    let right = run(&mut whole, 0, &prompt).unwrap();
+    assert_ne!(run(backend.as_mut(), 0, &prompt).unwrap(), right);
+    let right = run(&mut whole, 70, &token).unwrap();
+    assert_eq!(run(backend.as_mut(), 70, &token).unwrap(), right);
+}
+
 #[test]
 fn recurrent_layers_go_back_to_a_common_checkpoint_and_on_with_the_same_bits() {
     let folder = "../crates/hearthnet-files/tests/data/families/qwen35.gguf";

@@ -335,9 +335,13 @@ impl Candidate {
 
 impl Hop {
     /// Compares rows of a replay, the first of them at `position`, with what the host before returned.
+    /// If they differ, either host may be wrong, so both are audited.
     pub(super) fn compare_replay(&self, position: u32, rows: &[u8]) {
-        if let Some(before) = &self.replaces {
-            before.compare(position, rows);
+        if let Some(before) = &self.replaces
+            && !before.compare(position, rows)
+            && let Some(own) = &self.receipts
+        {
+            own.suspect();
         }
     }
 }
@@ -349,45 +353,55 @@ pub(crate) struct TakeOver {
     health: SharedHealth,
     /// Streams with the last layers, each with its host and whether it ran all layers.
     streams: Vec<(NodeId, bool, Arc<StreamReceipts>)>,
+    /// All spans of the call.
+    candidate: Option<Candidate>,
     boundary: BoundaryDtype,
     /// Values of the last row, if hosts return only that of a call.
     pub(crate) last_row: Option<usize>,
 }
 
 impl ShardedBackend {
-    /// The span of a hop, if it can be audited.
+    /// The span of a hop, if it has answers that can be audited.
     pub(super) fn audit_span(&self, index: usize) -> Option<AuditSpan> {
         let hop = self.hops.get(index)?;
+        let receipts = hop.receipts.clone()?;
+        let has_claims = receipts.look(|ledger| ledger.has_claims());
         Some(AuditSpan {
             host: hop.node(),
             layers: (hop.span.lo, hop.span.hi),
-            rows: self.pipeline.input(index)?,
-            receipts: hop.receipts.clone()?,
+            rows: self.pipeline.input(index).filter(|_| has_claims)?,
+            receipts,
         })
     }
 
-    /// Offers the spans of a call for an audit.
+    /// Ends the call, and offers its spans for an audit.
     pub(super) fn offer_audit(&mut self) {
-        let mut spans = std::mem::take(&mut self.replaced);
-        if self.settings.audit_share <= 0.0 {
-            return;
-        }
-        spans.extend((0..self.hops.len()).filter_map(|index| self.audit_span(index)));
-        let source = self.source.as_ref().and_then(|source| source.fork());
-        if let Some(source) = source.filter(|_| !spans.is_empty()) {
-            let candidate = Candidate {
-                source,
-                runtime: self.runtime.clone(),
-                settings: self.settings.clone(),
-                here: self.here.clone(),
-                spans,
-            };
+        if let Some(candidate) = self.candidate() {
             candidate.offer();
         }
     }
 
-    /// What this machine can compare when it takes over. `None` if a host is not exact.
-    pub(crate) fn take_over(&self) -> Option<TakeOver> {
+    /// Ends the call. Returns its spans for an audit; `None` if none can be audited.
+    fn candidate(&mut self) -> Option<Candidate> {
+        self.call.running = None;
+        let mut spans = std::mem::take(&mut self.replaced);
+        if self.settings.audit_share <= 0.0 {
+            return None;
+        }
+        spans.extend((0..self.hops.len()).filter_map(|index| self.audit_span(index)));
+        let source = self.source.as_ref().and_then(|source| source.fork());
+        Some(Candidate {
+            source: source.filter(|_| !spans.is_empty())?,
+            runtime: self.runtime.clone(),
+            settings: self.settings.clone(),
+            here: self.here.clone(),
+            spans,
+        })
+    }
+
+    /// Ends the call on hosts. Returns what this machine can compare when it takes over; `None` if
+    /// a host is not exact.
+    pub(crate) fn take_over(&mut self) -> Option<TakeOver> {
         let model = &self.model;
         let values = self.pipeline.submitted_length() as usize * model.width;
         let is_exact = self.hops.iter().all(|hop| hop.receipts.is_some());
@@ -409,19 +423,23 @@ impl ShardedBackend {
         let streams = streams.filter_map(|(host, layers, receipts)| {
             Some((host, layers.0 == model.hosted.start, Arc::clone(receipts?)))
         });
+        let streams = streams.collect();
+        let (boundary, width, back) = (model.boundary, model.width, model.back());
         Some(TakeOver {
             hosts: self.hops.iter().map(Hop::node).collect(),
             health: self.health.clone(),
-            streams: streams.collect(),
-            boundary: model.boundary,
-            last_row: (model.back() == Want::Last).then_some(model.width),
+            streams,
+            candidate: self.candidate(),
+            boundary,
+            last_row: (back == Want::Last).then_some(width),
         })
     }
 }
 
 impl TakeOver {
     /// Compares with all rows that this machine computed, from position 0 on. This machine is right.
-    pub(crate) fn compare(&self, out: &[f32]) {
+    /// The spans are then offered for an audit, which finds the proof against a host.
+    pub(crate) fn compare(&mut self, out: &[f32]) {
         let mut rows = Vec::new();
         self.boundary.encode(out, &mut rows);
         for (host, ran_all, receipts) in &self.streams {
@@ -433,8 +451,13 @@ impl TakeOver {
                     for host in &self.hosts {
                         self.health.failed(host, FailureKind::Disputed);
                     }
+                    let spans = self.candidate.iter().flat_map(|all| &all.spans);
+                    spans.for_each(|span| span.receipts.suspect());
                 }
             }
+        }
+        if let Some(candidate) = self.candidate.take() {
+            candidate.offer();
         }
     }
 }

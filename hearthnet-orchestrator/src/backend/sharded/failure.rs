@@ -35,7 +35,7 @@ pub(super) enum Cause {
     Preempted,
     /// It has no room for a new sequence.
     NoCapacity,
-    /// It is not authorised to compute for this node any more.
+    /// It is not authorised to compute for this node any more, or convicted.
     Unauthorized,
 }
 

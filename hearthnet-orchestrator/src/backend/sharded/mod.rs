@@ -11,6 +11,7 @@
 //! |---|---|
 //! | a span's stream | `stream.rs` |
 //! | steps sent, results received | `steps.rs` |
+//! | return to an earlier position | `rewind.rs` |
 //! | waiting for messages, timeouts | `waiting.rs` |
 //! | detection of slow and silent hosts | `hop_timeout.rs` (pure) |
 //! | starting a sequence, waiting for free streams | `starting.rs` |
@@ -25,6 +26,7 @@ mod failure;
 mod fork;
 mod hop_timeout;
 mod recovery;
+mod rewind;
 mod starting;
 mod steps;
 mod stream;
@@ -343,6 +345,7 @@ impl ShardedBackend {
                 None
             }
             Inbound::Result { result, at } => self.on_result(index, result, at).err(),
+            Inbound::Truncated(kept) => self.on_truncated(index, kept).err(),
             Inbound::Error { code, message } => Some(hop.refused(code, &message)),
             Inbound::BadReceipt(fault) => Some(hop.bad_receipt(fault)),
             Inbound::Leaving => {
@@ -363,7 +366,11 @@ impl ShardedBackend {
             && (next.position >= self.pipeline.submitted_length() || self.pipeline.is_idle())
             && let Some(next) = self.pending.pop_front()
         {
+            let (position, before) = (next.position, self.pipeline.submitted_length());
             next.hand_to(&mut self.pipeline);
+            if position < before {
+                self.rewind_hosts(position);
+            }
         }
         while self.hop_failures.is_empty() {
             match self.pipeline.poll()? {
@@ -514,7 +521,6 @@ impl Backend for ShardedBackend {
                 hop.rest(length);
             }
         }
-        self.call.running = None;
         self.offer_audit();
     }
 
@@ -529,6 +535,10 @@ impl Backend for ShardedBackend {
 
 impl Drop for ShardedBackend {
     fn drop(&mut self) {
+        // The call has failed, so a host cannot escape its audits by failing.
+        if self.call.running.is_some() {
+            self.offer_audit();
+        }
         report_event(Event::PipelineEnded {
             pipeline: self.name,
         });

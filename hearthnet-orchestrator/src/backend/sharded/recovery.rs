@@ -8,11 +8,12 @@
 //! | silent | no | if another takes over | it stays until the health timeout (4 s with fallback) |
 //! | leaving | no | no | it stays as long as it can |
 //! | not authorised any more | no | no | the call ends, or this machine continues |
+//! | convicted | no | no | as above; the hosts behind it run all rows again |
 //! | no room for a running sequence, or nothing to fork | yes, after a pause | no | it is asked again |
 //! | no room at the start | no | no | the sequence waits (`starting.rs`) |
 
 use std::collections::BTreeSet;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -67,7 +68,7 @@ impl ShardedBackend {
     async fn recover(
         &mut self,
         index: usize,
-        failure: HopFailure,
+        mut failure: HopFailure,
         run: &mut Run<'_>,
     ) -> Result<(), ChatError> {
         let Some(hop) = self.hops.get(index) else {
@@ -82,6 +83,14 @@ impl ShardedBackend {
         }
         let (span, node) = (hop.span.clone(), hop.node());
         let layers = (span.lo, span.hi);
+        // Its session was closed for that, or has ended just before.
+        let source = self.source.as_ref();
+        let is_convicted = source.is_some_and(|source| source.is_convicted(&node));
+        if is_convicted {
+            failure = hop.hop_failure(Code::CONVICTED, Cause::Unauthorized, |host| {
+                ChatError::ShardUnavailable(format!("{host} has signed wrong rows, says a verdict"))
+            });
+        }
         let mut failover = Failover {
             pipeline: self.name,
             shard_id: hop.shard_id.clone(),
@@ -133,7 +142,10 @@ impl ShardedBackend {
             failover.replayed = self.pipeline.length();
             self.call.recoveries.push((layers, failover));
         }
-        self.replace(index, route);
+        match is_convicted {
+            true => self.redo(index, route),
+            false => self.replace(index, route),
+        }
         Ok(())
     }
 
@@ -373,30 +385,60 @@ impl ShardedBackend {
 
     /// Replaces the host of a span. The rows of the sequence are replayed to the new ones.
     pub(super) fn replace(&mut self, span: usize, route: Vec<RoutedSpan>) {
-        let count = route.len();
         let before = self.audit_span(span);
-        let before = before.filter(|span| span.receipts.look(|ledger| ledger.has_claims()));
-        let reopened = self.pipeline.replace(span, count);
-        // Earlier spans that restart get a new stream on the same host.
-        let again = self.hops.iter().take(span).skip(reopened.start);
-        let again: Vec<RoutedSpan> = again.map(|hop| hop.span.clone()).collect();
-        let mut fresh: Vec<Hop> = (reopened.start..)
-            .zip(again.into_iter().chain(route))
-            .map(|(index, routed)| self.hop(index, routed))
-            .collect();
-        if let (Some(before), Some(last)) = (before, fresh.last_mut())
+        let reopened = self.pipeline.replace(span, route.len());
+        let last = reopened.end.saturating_sub(1);
+        let opened = self.reopen(span, route, reopened);
+        if let (Some(before), Some(hop)) = (before, self.hops.get_mut(last))
             && self.replaced.len() < MAX_REPLACED
         {
             // Both are exact, so the rows of the replay must be those of before.
-            if self.settings.audit_share > 0.0 && last.receipts.is_some() {
-                last.replaces = Some(Arc::clone(&before.receipts));
-                self.pipeline.compare_replay(reopened.end.saturating_sub(1));
+            if self.settings.audit_share > 0.0 && hop.receipts.is_some() {
+                hop.replaces = Some(Arc::clone(&before.receipts));
+                self.pipeline.compare_replay(last);
             }
             self.replaced.push(before);
         }
-        let old = self.hops.splice(reopened.start..=span, fresh);
+        self.open_streams(opened);
+    }
+
+    /// Replaces the host of a span whose rows may be wrong. The hosts behind it have computed keys
+    /// and values from these rows, so they run all rows again in new streams.
+    fn redo(&mut self, span: usize, route: Vec<RoutedSpan>) {
+        // What hosts behind it returned for these rows can still be audited.
+        for index in span.saturating_add(1)..self.hops.len() {
+            let before = self.audit_span(index);
+            if self.replaced.len() < MAX_REPLACED {
+                self.replaced.extend(before);
+            }
+        }
+        let reopened = self.pipeline.redo(span, route.len());
+        self.came.clear();
+        let opened = self.reopen(span, route, reopened);
+        self.open_streams(opened);
+    }
+
+    /// Puts new streams into the place of a span and of its neighbours in `reopened`, which counts
+    /// the spans of `route`. The neighbours stay on their hosts.
+    fn reopen(
+        &mut self,
+        span: usize,
+        route: Vec<RoutedSpan>,
+        reopened: Range<usize>,
+    ) -> Range<usize> {
+        let behind = reopened.end.saturating_sub(span + route.len());
+        let old = reopened.start.min(span)..span + 1 + behind;
+        let again = |hop: &Hop| hop.span.clone();
+        let before = self.hops.iter().take(span).skip(old.start).map(again);
+        let after = self.hops.iter().skip(span + 1).take(behind).map(again);
+        let route: Vec<RoutedSpan> = before.chain(route).chain(after).collect();
+        let fresh: Vec<Hop> = (reopened.start..)
+            .zip(route)
+            .map(|(index, routed)| self.hop(index, routed))
+            .collect();
+        let old = self.hops.splice(old, fresh);
         old.for_each(|hop| hop.release());
-        self.open_streams(reopened);
+        reopened
     }
 
     /// Called when a row of the answer has arrived: reports the hosts that took over.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hearthnet_bus::Descriptor;
 use hearthnet_bus::flight::Event;
 use hearthnet_bus::receipt::Statement;
-use hearthnet_transport::{CloseCode, Message, Step, StepResult, Want};
+use hearthnet_transport::{Message, Step, StepResult, Want};
 
 use super::ShardedBackend;
 use super::failure::{Cause, HopFailure};
@@ -70,6 +70,7 @@ impl ShardedBackend {
             fork: None,
             asked: self.positions,
             sent: VecDeque::new(),
+            truncated_at: None,
             unsent: VecDeque::new(),
             progress: Instant::now(),
             hop_timeout: HopTimeout::default(),
@@ -199,15 +200,7 @@ impl ShardedBackend {
                 });
                 Ok(())
             }
-            Err(fault) => {
-                // The result may belong to another chat on this session, which would wait for it in
-                // vain.
-                hop.span.link.closer().close(CloseCode::ProtocolState);
-                let code = CloseCode::ProtocolState.into();
-                Err(hop.hop_failure(code, Cause::Failed, |host| {
-                    ChatError::ShardUnavailable(format!("{host}: {fault}"))
-                }))
-            }
+            Err(fault) => Err(hop.violation(fault)),
         }
     }
 

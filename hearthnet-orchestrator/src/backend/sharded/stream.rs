@@ -1,6 +1,7 @@
 //! A span's stream on its host: messages to the host, its failures, waiting for it.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,8 @@ pub(super) struct Hop {
     /// Stream that it replaces, to compare the rows of the replay with.
     pub(super) replaces: Option<Arc<StreamReceipts>>,
     pub(super) sent: VecDeque<Sent>,
+    /// When the host was asked to return to an earlier position, until it has answered.
+    pub(super) truncated_at: Option<Instant>,
     /// Messages for which the send queue had no room, in order; sent while the chat waits.
     pub(super) unsent: VecDeque<Message>,
     /// When the host last answered, or got its first step after a pause.
@@ -173,6 +176,37 @@ impl Hop {
         Ok(())
     }
 
+    /// Asks the host to return to `position`, and to tell how many positions it keeps.
+    pub(super) fn truncate(&mut self, position: u32) -> Result<(), HopFailure> {
+        let now = Instant::now();
+        if self.opened {
+            self.progressed(now);
+        }
+        self.truncated_at = Some(now);
+        self.send(Message::Truncate(Truncate {
+            stream: self.stream,
+            epoch: self.epoch,
+            position,
+            answer: true,
+        }))
+    }
+
+    /// Time and rows of the oldest pending step. A truncation takes no longer than a row.
+    pub(super) fn pending(&self) -> Option<(Instant, u32)> {
+        let step = self.sent.front().map(|sent| (sent.at, sent.rows));
+        step.or(self.truncated_at.map(|at| (at, 1)))
+    }
+
+    /// Failure of a host that broke the protocol on this stream. Ends the session: the message may
+    /// have stood in the place of an answer to another chat, which would wait for it in vain.
+    pub(super) fn violation(&self, what: impl Display) -> HopFailure {
+        self.span.link.closer().close(CloseCode::ProtocolState);
+        let code = CloseCode::ProtocolState.into();
+        self.hop_failure(code, Cause::Failed, |host| {
+            ChatError::ShardUnavailable(format!("{host}: {what}"))
+        })
+    }
+
     /// Requests the stream, or more positions for an open one.
     pub(super) fn ask(&mut self, weights: WeightsId) -> Result<(), HopFailure> {
         self.send(Message::StreamOpen(StreamOpen {
@@ -197,7 +231,9 @@ impl Hop {
     }
 
     pub(super) fn bad_receipt(&self, fault: ReceiptFault) -> HopFailure {
-        metrics::counter!("distributed_inference_shard_corruption_detected_total").increment(1);
+        if let Some(receipts) = &self.receipts {
+            receipts.note_fault(fault);
+        }
         self.hop_failure(RECEIPT_MISMATCH, Cause::Corrupt, |host| {
             ChatError::PipelineStalled(format!("{host} is not honest: {RECEIPT_MISMATCH}: {fault}"))
         })
@@ -227,6 +263,7 @@ impl Hop {
             stream: self.stream,
             epoch: self.epoch,
             position: length,
+            answer: false,
         });
         // If the queue is full, the host infers it from the silence.
         let _ = self.span.link.sender.try_send(truncate);
@@ -245,7 +282,7 @@ impl Hop {
         } else if [Code::PREEMPTED, Code::STEP_QUOTA, POSITION_GAP].contains(&code)
             || self.lacks_source(&code)
         {
-            // With recurrent layers, a stream may be unable to return to the position of a step.
+            // A host that answers no truncation may be unable to return to the position of a step.
             Cause::Preempted
         } else if self.opened || !NO_ROOM.contains(&code) {
             Cause::Failed
@@ -282,8 +319,7 @@ impl Hop {
         silence: Option<Duration>,
         reference: Option<Duration>,
     ) -> Result<Option<Instant>, HopFailure> {
-        let oldest = self.sent.front().filter(|_| self.opened);
-        let oldest = oldest.map(|sent| (sent.at, sent.rows));
+        let oldest = self.pending().filter(|_| self.opened);
         if oldest.is_none() && self.opened {
             return Ok(None);
         }

@@ -7,6 +7,7 @@ use tokio::time::sleep_until;
 
 use super::ShardedBackend;
 use super::failure::Interrupted;
+use super::stream::Hop;
 use crate::Cancel;
 use crate::hosts::link::Inbound;
 use crate::steps::chat_loop;
@@ -85,8 +86,8 @@ impl ShardedBackend {
         });
         let mut until: Option<Instant> = None;
         for index in 0..self.hops.len() {
-            let oldest = self.hops.get(index).and_then(|hop| hop.sent.front());
-            let reference = oldest.and_then(|sent| self.reference(index, sent.rows));
+            let oldest = self.hops.get(index).and_then(Hop::pending);
+            let reference = oldest.and_then(|(_, rows)| self.reference(index, rows));
             let Some(hop) = self.hops.get_mut(index) else {
                 continue;
             };

@@ -22,6 +22,7 @@ enum Act {
         caller: usize,
         stream: u32,
         position: u32,
+        answer: bool,
     },
     Close {
         caller: usize,
@@ -48,8 +49,8 @@ fn any_act() -> impl Strategy<Value = Act> {
             |(caller, stream, epoch, positions)| Act::Open { caller, stream, epoch, positions }),
         8 => (caller.clone(), stream.clone(), epoch.clone(), 0u32..40, 0u32..80, 0u8..20).prop_map(
             |(caller, stream, epoch, at, rows, bad)| Act::Step { caller, stream, epoch, at, rows, bad }),
-        1 => (caller.clone(), stream.clone(), 0u32..40).prop_map(
-            |(caller, stream, position)| Act::Truncate { caller, stream, position }),
+        1 => (caller.clone(), stream.clone(), 0u32..40, any::<bool>()).prop_map(
+            |(caller, stream, position, answer)| Act::Truncate { caller, stream, position, answer }),
         2 => (caller.clone(), stream, epoch).prop_map(
             |(caller, stream, epoch)| Act::Close { caller, stream, epoch }),
         1 => caller.clone().prop_map(|caller| Act::Drop { caller }),
@@ -67,10 +68,12 @@ proptest! {
     #[test]
     fn limits_hold_and_nothing_leaks_under_any_sequence_of_messages(
         acts in proptest::collection::vec(any_act(), 1..120),
+        checkpoints in prop_oneof![Just(0u32), Just(7)],
     ) {
         // Capacity for 400 positions, so that the KV budget is reached as well.
         let budget = 4000;
         let mut host = Host::with_budget(budget);
+        host.probe.checkpoints.store(checkpoints, Ordering::SeqCst);
         let mut callers: Vec<_> = (0..3).map(|peer| host.caller(peer)).collect();
         for act in acts {
             match act {
@@ -89,7 +92,8 @@ proptest! {
                     }
                     callers[caller].tell(Message::Step(step));
                 }
-                Act::Truncate { caller, stream, position } => {
+                Act::Truncate { caller, stream, position, answer } => {
+                    let truncate = if answer { truncate_and_tell } else { truncate };
                     callers[caller].tell(truncate(stream, position));
                 }
                 Act::Close { caller, stream, epoch } => callers[caller].tell(close(stream, epoch)),
@@ -104,6 +108,7 @@ proptest! {
                         let fits = match &message {
                             Message::StepResult(r) => r.data.len() as u32 == r.rows * WIDTH * 2,
                             Message::StreamOpened(_) | Message::StreamError(_) => true,
+                            Message::Truncated(_) => true,
                             _ => false,
                         };
                         prop_assert!(fits, "{message:?}");

@@ -10,7 +10,7 @@ use hearthnet_bus::flight::{Event, SessionId};
 use hearthnet_bus::receipt::Statement;
 use hearthnet_transport::{
     CloseCode, Code, DType, Handler, Message, NodeId, Step, StepResult, StreamClose, StreamError,
-    StreamOpen, StreamOpened, Truncate, Want,
+    StreamOpen, StreamOpened, Truncate, Truncated, Want,
 };
 use proptest::prelude::*;
 
@@ -27,6 +27,7 @@ use crate::stream_handle::Slots;
 use crate::stream_table::{HostState, StreamTable};
 
 mod anything;
+mod checkpoints;
 mod forks;
 mod leaving;
 mod memory;
@@ -272,6 +273,25 @@ fn close(stream: u32, epoch: u32) -> Message {
 
 fn truncate(stream: u32, position: u32) -> Message {
     Message::Truncate(Truncate {
+        stream,
+        epoch: 1,
+        position,
+        answer: false,
+    })
+}
+
+/// Truncation that the host answers.
+fn truncate_and_tell(stream: u32, position: u32) -> Message {
+    Message::Truncate(Truncate {
+        stream,
+        epoch: 1,
+        position,
+        answer: true,
+    })
+}
+
+fn truncated(stream: u32, position: u32) -> Message {
+    Message::Truncated(Truncated {
         stream,
         epoch: 1,
         position,

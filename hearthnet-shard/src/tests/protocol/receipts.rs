@@ -149,6 +149,23 @@ fn a_fork_is_certified_with_the_rows_of_its_source() {
 }
 
 #[test]
+fn an_answered_truncation_goes_back_to_the_rows_that_are_kept_and_certifies_nothing() {
+    let (mut host, mut own) = (exact(), Own::default());
+    host.probe.checkpoints.store(4, Ordering::SeqCst);
+    let mut caller = wants_receipts(&host);
+    caller.open(&mut host, 1);
+    assert_eq!(caller.run(&mut host, &mut own, step_of(1, 0, &rows(7))), []);
+    let answers = caller.ask(&mut host, truncate_and_tell(1, 6));
+    assert_eq!(answers, [truncated(1, 4)]);
+    // The rows of positions 4 and 5 again, and another one behind them.
+    let more = [rows(6)[4..].to_vec(), rows(1)].concat();
+    let [receipt] = caller.run(&mut host, &mut own, step_of(1, 4, &more))[..] else {
+        panic!("one receipt");
+    };
+    own.is_certified(1, &receipt);
+}
+
+#[test]
 fn a_stream_that_the_host_ends_is_certified_too() {
     let (mut host, mut own) = (exact(), Own::default());
     let mut caller = wants_receipts(&host);

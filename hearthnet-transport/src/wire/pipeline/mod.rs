@@ -1,4 +1,4 @@
-//! The pipeline's frames, 0x10 to 0x1a.
+//! The pipeline's frames, 0x10 to 0x1b.
 //!
 //! STEP and STEP_RESULT have fixed headers, so that a decode row needs no parser and its size
 //! depends on the width alone. DESCRIBE has no body, DESCRIPTOR carries the host's bytes unchanged.
@@ -49,7 +49,7 @@ use crate::code::{CloseCode, Violation};
 use crate::config::CONTROL_MESSAGE_BYTES;
 use crate::message::{
     Message, Receipt, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened,
-    Truncate, Want,
+    Truncate, Truncated, Want,
 };
 use crate::tensor::DType;
 
@@ -59,6 +59,7 @@ bodies!(
     StreamClose,
     StreamError,
     Truncate,
+    Truncated,
     Receipt,
     Leaving
 );
@@ -87,6 +88,7 @@ pub(crate) fn frame(message: &Message) -> Result<FrameBuf, Violation> {
         Message::StreamClose(m) => m.frame(),
         Message::StreamError(m) => m.frame(),
         Message::Truncate(m) => m.frame(),
+        Message::Truncated(m) => m.frame(),
         Message::Receipt(m) => m.frame(),
         &Message::Leaving { within_ms } => Leaving { within_ms }.frame(),
         Message::Describe => FrameBuf::with_capacity(0).finish(FrameType::Describe, Flags::NONE),
@@ -123,6 +125,7 @@ pub(crate) fn read(kind: FrameType, body: &[u8]) -> Result<Message, Violation> {
         FrameType::StreamClose => Message::StreamClose(StreamClose::read(body)?),
         FrameType::StreamError => Message::StreamError(StreamError::read(body)?),
         FrameType::Truncate => Message::Truncate(Truncate::read(body)?),
+        FrameType::Truncated => Message::Truncated(Truncated::read(body)?),
         FrameType::Receipt => Message::Receipt(Receipt::read(body)?),
         FrameType::Leaving => {
             let Leaving { within_ms } = Leaving::read(body)?;
@@ -281,6 +284,7 @@ impl Message {
             Message::Step(_) => FrameType::Step,
             Message::StepResult(_) => FrameType::StepResult,
             Message::Truncate(_) => FrameType::Truncate,
+            Message::Truncated(_) => FrameType::Truncated,
             Message::Receipt(_) => FrameType::Receipt,
             Message::Describe => FrameType::Describe,
             Message::Descriptor(_) => FrameType::Descriptor,
@@ -291,8 +295,9 @@ impl Message {
 
     /// Returns whether the message is work of this stream epoch, and useless after its end.
     pub(crate) fn is_work_of(&self, stream_key: (u32, u32)) -> bool {
-        use FrameType::{Step, StepResult, Truncate};
-        matches!(self.kind(), Step | StepResult | Truncate) && self.stream_key() == Some(stream_key)
+        use FrameType::{Step, StepResult, Truncate, Truncated};
+        let is_work = matches!(self.kind(), Step | StepResult | Truncate | Truncated);
+        is_work && self.stream_key() == Some(stream_key)
     }
 }
 

@@ -203,12 +203,21 @@ fn the_other_bodies_survive_a_round_trip() {
     survives(FrameType::StreamOpened, Message::StreamOpened(opened));
     let close = StreamClose { stream, epoch };
     survives(FrameType::StreamClose, Message::StreamClose(close));
-    let cut = Truncate {
+    for answer in [false, true] {
+        let cut = Truncate {
+            stream,
+            epoch,
+            position: 3,
+            answer,
+        };
+        survives(FrameType::Truncate, Message::Truncate(cut));
+    }
+    let kept = Truncated {
         stream,
         epoch,
-        position: 3,
+        position: 0,
     };
-    survives(FrameType::Truncate, Message::Truncate(cut));
+    survives(FrameType::Truncated, Message::Truncated(kept));
     for position in [None, Some(7)] {
         let error = StreamError {
             stream,

@@ -172,9 +172,13 @@ fn moved(frame: &Frame, name: &dyn Fn(&str) -> String) -> Option<String> {
             "no host is available: this machine answers alone{changed}"
         ));
     };
-    let who = match *code == Code::LEAVING {
-        true => format!("{} is leaving", name(host)),
-        false => format!("{} dropped out", name(host)),
+    let who = match code {
+        code if *code == Code::LEAVING => format!("{} is leaving", name(host)),
+        code if *code == Code::CONVICTED => format!(
+            "{} was found to compute wrong answers, so the text so far may be wrong",
+            name(host)
+        ),
+        _ => format!("{} dropped out", name(host)),
     };
     let to: Vec<String> = replacements.iter().map(|host| name(host)).collect();
     Some(match to.as_slice() {
@@ -220,6 +224,11 @@ mod tests {
             (
                 failover(Some("ana"), "leaving", &["lee", "kim"]),
                 "[ANA is leaving; LEE and KIM take over]",
+            ),
+            (
+                failover(Some("ana"), "convicted", &["lee"]),
+                "[ANA was found to compute wrong answers, so the text so far may be wrong; \
+                 LEE takes over]",
             ),
             (
                 failover(None, "pipeline_stalled", &[]),

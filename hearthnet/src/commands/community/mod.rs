@@ -292,10 +292,11 @@ fn list_members(home: &Home, as_json: bool) -> Result<(), Failure> {
         }));
     }
     print(members::table(&state, "name", |node| {
-        match (state.is_frozen(node), *node == own, online(node)) {
-            (true, ..) => "frozen: signed two histories",
-            (_, true, _) => "this node",
-            (_, _, true) => "online",
+        match (state.is_frozen(node), members::judged(&state, node)) {
+            (true, _) => "frozen: signed two histories",
+            (_, Some(judged)) => judged,
+            _ if *node == own => "this node",
+            _ if online(node) => "online",
             _ => "",
         }
     }))?;

@@ -59,7 +59,7 @@ impl Here {
 
 /// The models that a community has adopted.
 pub(super) fn rows(state: &Community, now_ms: u64) -> Vec<Row> {
-    let served = by_model(state.shards(now_ms), |_| true);
+    let served = by_model(state.usable_shards(now_ms), |_| true);
     let models = state.models().into_iter();
     let row = |model: &Adoption| {
         let weights = WeightsId(model.weights);

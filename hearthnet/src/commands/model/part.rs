@@ -122,7 +122,7 @@ fn chosen(
     let models = sharing(&state, [weights]);
     let budget = engine.auto_budget(&file, &cx.config, 0)? / models;
     let room = room(budget, &each);
-    let (weights, shards) = (weights.to_string(), state.shards(now_ms()));
+    let (weights, shards) = (weights.to_string(), state.usable_shards(now_ms()));
     let others = held_by_others(shards, own, &weights, model.layers);
     let here = |layer| holds_layer(part, layer);
     choose_near(model.layers, room, &others, here)

@@ -185,6 +185,31 @@ fn the_convolution_of_the_specification_holds() {
 }
 
 #[test]
+fn the_short_convolution_of_the_specification_holds() {
+    let rows = 0..4;
+    let mut window = vec![0.0; 2];
+    window.extend(
+        rows.clone()
+            .map(|p| (p + 1) as f32 / 3.0 * ((2 - p) as f32 / 5.0)),
+    );
+    for kernels in all_kernels() {
+        let convolution = Convolution {
+            weights: &[0.1, -0.2, 0.3],
+            stride: 1,
+            positions: 3,
+            channels: 1,
+        };
+        let mut out = [0.0; 4];
+        kernels.convolve(&convolution, &window, &mut out);
+        for (p, (u, c)) in rows.clone().zip(window[2..].iter().zip(out)) {
+            let o = (p + 2) as f32 / 7.0 * c;
+            let [u, c, o] = [*u, c, o].map(f32::to_bits);
+            assert_in_spec(&format!("| {p} | `{u:08x}` | `{c:08x}` | `{o:08x}` |"));
+        }
+    }
+}
+
+#[test]
 fn the_recurrence_of_the_specification_holds() {
     let rows = |value: fn(f32, f32) -> f32| -> Vec<f32> {
         let rows = (0..3).flat_map(|p| (0..2).map(move |i| (i as f32, p as f32)));

@@ -392,6 +392,32 @@ FAMILIES = {
         "Glm4MoeLite",
         dict(LATENT, q_lora_rank=32, n_group=1, topk_group=1, rope_parameters=rope(1e6)),
     ),
+    # Feed-forward layers are 64 wide: two thirds of 90, rounded up to a multiple of 32.
+    "lfm2": (
+        "Lfm2",
+        dict(
+            SIZES,
+            num_hidden_layers=5,
+            layer_types=["conv", "full_attention", "conv", "conv", "full_attention"],
+            intermediate_size=90,
+            block_multiple_of=32,
+            rope_parameters=rope(1e6),
+        ),
+    ),
+    "lfm2moe": (
+        "Lfm2Moe",
+        dict(
+            SIZES,
+            num_hidden_layers=4,
+            layer_types=["conv", "conv", "full_attention", "conv"],
+            conv_L_cache=4,
+            num_experts=5,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+            num_dense_layers=1,
+            rope_parameters=rope(1e6),
+        ),
+    ),
 }
 # Their cache holds the low-rank rows.
 LATENT_CACHES = ("deepseek2", "deepseek3", "glm47flash")
@@ -451,7 +477,7 @@ def build(name):
             p.mul_(next((size for end, size in sizes.items() if key.endswith(end)), 1))
             p.copy_(p.half().float())
         for key, p in model.named_buffers():
-            if key.endswith("e_score_correction_bias"):
+            if key.endswith(("e_score_correction_bias", "expert_bias")):
                 p.copy_((0.3 * torch.randn(p.shape)).half())
             elif key.endswith("layer_scalar"):
                 p.copy_((0.7 + 0.3 * torch.randn(p.shape).abs()).half().float())

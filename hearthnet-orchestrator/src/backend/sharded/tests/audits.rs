@@ -345,6 +345,30 @@ impl Backend for Local {
     }
 }
 
+impl Stage {
+    /// Runs a call that a host leaves by a refusal that is no failure, so that this machine takes
+    /// over.
+    fn take_over(&self, leaves: &Puppet) {
+        let load: LoadLocal = Arc::new(|| {
+            Ok(Box::new(Local {
+                layers: vec![Vec::new(); LAYERS as usize],
+                out: Vec::new(),
+                all: false,
+            }) as Box<dyn Backend>)
+        });
+        let hosts = self.open_with(PumpSettings {
+            room_timeout: Duration::from_millis(100),
+            ..fallback_settings()
+        });
+        leaves.at(12, Deed::Preempt);
+        leaves.state().refusals = vec!["kv_full"; 1000];
+        let mut backend = self.with_fallback(hosts, load);
+        let (result, _) = self.failovers(&mut backend, 6);
+        // One row, as before.
+        assert_eq!(result.unwrap().len(), WIDTH);
+    }
+}
+
 #[test]
 fn this_machine_compares_when_it_takes_over() {
     // In the last case the next host must see the difference.
@@ -361,25 +385,7 @@ fn this_machine_compares_when_it_takes_over() {
         stage.audit_share = NEVER;
         let liar = &stage.hosts[0];
         liar.state().lies = lie;
-        let settings = PumpSettings {
-            room_timeout: Duration::from_millis(100),
-            ..fallback_settings()
-        };
-        let load: LoadLocal = Arc::new(|| {
-            Ok(Box::new(Local {
-                layers: vec![Vec::new(); LAYERS as usize],
-                out: Vec::new(),
-                all: false,
-            }) as Box<dyn Backend>)
-        });
-        let hosts = stage.open_with(settings);
-        // It leaves the call by a refusal that is no failure.
-        liar.at(12, Deed::Preempt);
-        liar.state().refusals = vec!["kv_full"; 1000];
-        let mut backend = stage.with_fallback(hosts, load);
-        let (result, _) = stage.failovers(&mut backend, 6);
-        // One row, as before.
-        assert_eq!(result.unwrap().len(), WIDTH);
+        stage.take_over(liar);
         let told = stage.health_of(&liar.node());
         let failed = |kind| told.failures.contains_key(&kind);
         assert_eq!(
@@ -401,9 +407,7 @@ fn this_machine_compares_when_it_takes_over() {
 fn evidence_of(here: Option<RecomputeHere>, ranges: &[(u32, u32)], liars: [bool; 2]) -> Evidence {
     let mut stage = audited(ranges);
     stage.here = here;
-    let (sender, found) = std::sync::mpsc::channel();
-    let accuse = move |evidence| drop(sender.send(evidence));
-    stage.health.on_evidence(Box::new(accuse));
+    let found = evidence_on(&stage);
     let mut backend = stage.open();
     let host = stage.runs(&backend, 0).node();
     for one in &stage.hosts {
@@ -443,5 +447,63 @@ fn the_evidence_of_a_mismatch_convicts_the_liar_and_no_other_host() {
         let mut rows = Vec::new();
         BoundaryDtype::F32.encode(&computed, &mut rows);
         assert_eq!(evidence.finding(&rows), finding, "{liars:?}");
+    }
+}
+
+/// Takes the evidence of audits on a stage.
+fn evidence_on(stage: &Stage) -> std::sync::mpsc::Receiver<Evidence> {
+    let (sender, found) = std::sync::mpsc::channel();
+    let accuse = move |evidence| drop(sender.send(evidence));
+    stage.health.on_evidence(Box::new(accuse));
+    found
+}
+
+#[test]
+fn a_wrong_receipt_brings_the_signed_claims_before_it_to_an_audit_without_a_draw() {
+    let mut stage = Stage::new(&[(0, 1), (0, 1), (0, 1), (2, 3)]);
+    stage.audit_share = NEVER;
+    let found = evidence_on(&stage);
+    let mut backend = stage.open();
+    let liar = stage.runs(&backend, 0);
+    liar.state().lies = Some(LIES[0]);
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 5, &mut heard).unwrap();
+    assert_eq!(stage.all_audits().1, 0);
+    // Now it signs other rows than it returns.
+    liar.state().forges = Some(|receipt| receipt.chain[0] ^= 1);
+    stage.call(&mut backend, &[5, 6, 7], 5, &mut heard).unwrap();
+    assert_eq!(heard.degraded, ["receipt_mismatch"]);
+    assert!(stage.audits(&liar.node()).mismatches > 0);
+    let evidence = found.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(evidence.accused.statement.host, liar.addr.node);
+}
+
+#[test]
+fn a_host_that_fails_the_call_does_not_escape_its_audit() {
+    let stage = audited(&[(0, 1), (0, 1), (2, 3)]);
+    let mut backend = stage.open();
+    let host = stage.runs(&backend, 0).node();
+    stage.hosts[2].at(12, Deed::Die);
+    let ended = stage.call(&mut backend, &PROMPT, 9, &mut Heard::default());
+    assert!(ended.is_err(), "no other host has its layers");
+    drop(backend);
+    stage.until("the first span is not audited", || {
+        stage.audits(&host).confirmed > 0
+    });
+}
+
+#[test]
+fn what_this_machine_finds_when_it_takes_over_is_proved_by_an_audit() {
+    for ranges in [&[(0, 3)][..], &[(0, 1), (2, 3)]] {
+        let mut stage = Stage::new(ranges);
+        stage.audit_share = NEVER;
+        stage.here = Some(here());
+        let found = evidence_on(&stage);
+        let liar = &stage.hosts[0];
+        liar.state().lies = Some(Lie::SkipsLayer);
+        stage.take_over(liar);
+        let evidence = found.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(evidence.accused.statement.host, liar.addr.node);
+        assert!(evidence.witness.is_none(), "this machine has computed it");
     }
 }

@@ -1,8 +1,10 @@
 //! Callers over scripted hosts: real sessions on loopback, plain arithmetic.
 
 mod audits;
+mod convicted;
 mod forks;
 mod receipts;
+mod rewinds;
 mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +17,8 @@ use hearthnet_engine::ARITHMETIC;
 use hearthnet_files::{BoundaryDtype, WeightsId};
 use hearthnet_transport::{
     Admission, CloseCode, Code, Config, Connection, DType, Hello, Identity, Listener, Message,
-    NodeId, Receipt, Sender, Step, StepResult, StreamError, StreamOpen, StreamOpened, Want,
+    NodeId, Receipt, Sender, Step, StepResult, StreamError, StreamOpen, StreamOpened, Truncate,
+    Truncated, Want,
 };
 use parking_lot::{Mutex, MutexGuard};
 use proptest::prelude::*;
@@ -93,8 +96,18 @@ struct State {
     lies: Option<Lie>,
     /// Change to every answer to STREAM_OPEN.
     misnames: Option<fn(&mut StreamOpened)>,
+    /// If set, a stream returns to its length and to multiples of this number only.
+    checkpoints: Option<u32>,
+    /// Change to every answer to a truncation.
+    misstates: Option<fn(&mut Truncated)>,
+    /// Answers no truncation.
+    ignores_truncation: bool,
+    /// Sends an answer to a truncation that was not requested, once, before its next result.
+    babbles: bool,
     /// Number of steps received.
     steps: u32,
+    /// Number of streams opened.
+    opened: u32,
     /// Positions requested when streams were opened or grown.
     asked: Vec<u32>,
     /// Lengths at which streams became idle.
@@ -124,6 +137,36 @@ struct Book {
 }
 
 impl State {
+    /// Positions that a stream keeps when it has to return to `position`.
+    fn kept(&self, stream: (usize, u32), position: u32) -> u32 {
+        let held = self.streams.get(&stream).map(|(_, layers)| layers[0].len());
+        match self.checkpoints {
+            Some(every) if held > Some(position as usize) => position - position % every,
+            _ => position,
+        }
+    }
+
+    fn truncate(&mut self, session: usize, truncate: Truncate) -> Option<Truncated> {
+        if self.ignores_truncation {
+            return None;
+        }
+        let stream = (session, truncate.stream);
+        let position = self.kept(stream, truncate.position);
+        let (_, layers) = self.streams.get_mut(&stream)?;
+        for layer in layers {
+            layer.truncate(position as usize);
+        }
+        let mut truncated = Truncated {
+            stream: truncate.stream,
+            epoch: truncate.epoch,
+            position,
+        };
+        if let Some(misstate) = self.misstates {
+            misstate(&mut truncated);
+        }
+        Some(truncated)
+    }
+
     fn begin_book(&mut self, host: NodeId, session: usize, open: &StreamOpen) {
         let source = open
             .fork
@@ -383,6 +426,7 @@ impl Puppet {
                 };
                 let stream = (session, open.stream);
                 if !grows {
+                    state.opened += 1;
                     state.streams.insert(stream, (open.lo, layers));
                     if self.arithmetic == ARITHMETIC {
                         state.begin_book(self.key.id(), session, &open);
@@ -402,6 +446,10 @@ impl Puppet {
                 state.certify((session, close.stream), &self.key);
                 state.books.remove(&(session, close.stream));
                 None
+            }
+            Message::Truncate(truncate) if truncate.answer => {
+                assert!(self.descriptor().answers_truncation());
+                state.truncate(session, truncate).map(Message::Truncated)
             }
             Message::Truncate(truncate) => {
                 let stream = (session, truncate.stream);
@@ -440,6 +488,18 @@ impl Puppet {
                 }
                 if state.mute.contains(&stream) {
                     return None;
+                }
+                if state.babbles {
+                    state.babbles = false;
+                    let _ = state.sessions[session].try_send(Message::Truncated(Truncated {
+                        stream: step.stream,
+                        epoch: step.epoch,
+                        position: 0,
+                    }));
+                }
+                if state.kept(stream, step.position) != step.position {
+                    state.streams.remove(&stream);
+                    return refuse(step.stream, step.epoch, "position_gap");
                 }
                 let lies = state.lies;
                 let Some((lo, layers)) = state.streams.get_mut(&stream) else {
@@ -527,7 +587,11 @@ fn run(lo: u32, layers: &mut [Vec<u32>], step: Step) -> StepResult {
 struct Connected {
     links: Vec<Arc<HostLink>>,
     choice: Choice,
+    convicted: Convicted,
 }
+
+/// Hosts that a verdict convicted.
+type Convicted = Arc<Mutex<BTreeSet<NodeId>>>;
 
 impl HostSource for Connected {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
@@ -540,6 +604,10 @@ impl HostSource for Connected {
 
     fn choice(&self) -> &Choice {
         &self.choice
+    }
+
+    fn is_convicted(&self, host: &NodeId) -> bool {
+        self.convicted.lock().contains(host)
     }
 }
 
@@ -554,6 +622,7 @@ struct Stage {
     audit_share: f64,
     /// Computes layers on this machine for audits.
     here: Option<RecomputeHere>,
+    convicted: Convicted,
 }
 
 /// Events of a sequence.
@@ -607,6 +676,7 @@ impl Stage {
             exact: Exact::default(),
             audit_share: 0.0,
             here: None,
+            convicted: Convicted::default(),
         }
     }
 
@@ -632,6 +702,7 @@ impl Stage {
         let source = Connected {
             links: self.links.clone(),
             choice: self.choice(hosted),
+            convicted: Arc::clone(&self.convicted),
         };
         let runtime = self.runtime.handle().clone();
         let settings = PumpSettings {
@@ -650,6 +721,7 @@ impl Stage {
             layers: LAYERS,
             together: LAYERS..LAYERS,
             hosted,
+            recurrent: true,
             context: 4096,
             boundary: BoundaryDtype::F32,
             bands: None,
@@ -1631,6 +1703,7 @@ fn the_recovery_time_of_a_fallback_includes_the_search_for_hosts() {
     let connected = Connected {
         links: stage.links.clone(),
         choice: stage.choice(0..LAYERS),
+        convicted: Convicted::default(),
     };
     let source = Box::new(Vain(connected, wait));
     let hosts = ShardedBackend::open(runtime, source, fallback_settings(), &stage.cancel);

@@ -1,0 +1,108 @@
+//! Recurrences: what all kinds have in common.
+//!
+//! A unit has some successive rows of one sequence, and some heads or channels. It reads and writes
+//! the parts of the sequence's state that belong to these, row after row: so the result depends
+//! neither on batches and tiles, nor on threads.
+
+use std::ops::Range;
+
+use super::convolution::{ConvolutionScratch, convolution_units};
+use super::delta::DeltaScratch;
+use super::stages::LayerRun;
+use super::tiles::Tile;
+use super::tiling::Segment;
+use crate::kernels::{ActForm, SharedMut};
+use crate::layer::Layer;
+use crate::state::INTERVAL;
+
+#[derive(Default)]
+pub(super) struct RecurrenceScratch {
+    delta: DeltaScratch,
+    convolution: ConvolutionScratch,
+}
+
+/// With the safety contract of all steps (see `stages`).
+#[allow(unsafe_code)]
+impl LayerRun<'_> {
+    /// Number of units of a layer with a recurrence; `None` for a layer with attention.
+    pub(super) fn recurrence_units(&self, layer: &Layer) -> Option<usize> {
+        let delta = layer.delta.as_ref();
+        let delta = delta.map(|delta| delta.spec.key_heads as usize);
+        let each = delta.or(layer.convolution.as_ref().map(convolution_units));
+        each.map(|each| each * self.segments.len())
+    }
+
+    /// Takes a unit from the outputs of the matrices of `qkv` to the inputs of the output
+    /// projection, and updates the state.
+    pub(super) unsafe fn recur(&self, layer: &Layer, unit: usize, scratch: &mut RecurrenceScratch) {
+        // SAFETY: by the contract of all steps.
+        unsafe {
+            if let Some(delta) = &layer.delta {
+                self.recur_delta(layer, delta, unit, &mut scratch.delta);
+            } else if let Some(convolution) = &layer.convolution {
+                self.convolve_gated(layer, convolution, unit, &mut scratch.convolution);
+            }
+        }
+    }
+
+    /// Takes the rows of a segment through its sequence's state, in pieces that end at checkpoints.
+    /// `step` gets each piece and the state after the batch. `parts` of the states are the unit's.
+    pub(super) unsafe fn walk(
+        &self,
+        segment: &Segment,
+        parts: &[Range<usize>],
+        mut step: impl FnMut(Range<usize>, SharedMut<'_, f32>),
+    ) {
+        let states = &self.states[segment.span];
+        let copy = |from: Option<SharedMut<'_, f32>>, to: SharedMut<'_, f32>| {
+            for part in parts {
+                // SAFETY: the parts are the unit's, and `from` and `to` are different states.
+                unsafe {
+                    let out = to.slice_mut(part.clone());
+                    match from {
+                        Some(from) => out.copy_from_slice(from.slice(part.clone())),
+                        None => out.fill(0.0),
+                    }
+                }
+            }
+        };
+        if segment.position == states.begin {
+            copy(states.before, states.after);
+        }
+        let mut row = segment.row;
+        let end = segment.row + segment.rows;
+        while row < end {
+            let position = segment.position + (row - segment.row);
+            let rows = (end - row).min(INTERVAL - position % INTERVAL);
+            step(row..row + rows, states.after);
+            row += rows;
+            let mut checkpoints = states.checkpoints.iter();
+            if let Some((_, to)) = checkpoints.find(|(at, _)| *at == position + rows) {
+                copy(Some(states.after), *to);
+            }
+        }
+    }
+
+    /// Reads the outputs of a recurrence, writes `act`.
+    pub(super) unsafe fn quantise_recurrence(&self, layer: &Layer, tile: Tile<'_>) {
+        let width = self.widths.qkv;
+        let first = match (&layer.delta, &layer.convolution) {
+            (Some(delta), _) => delta.spec.channels() as usize,
+            // The outputs have replaced the factors behind the convolution.
+            (None, Some(convolution)) => convolution.width,
+            (None, None) => 0,
+        };
+        let values = layer.attn_output.cols();
+        // SAFETY: the unit owns the tile's `attn` and `act`, and no unit writes the outputs.
+        let (out, act) = unsafe {
+            let out = tile.buffers.attn.slice_mut(0..tile.rows.count * values);
+            for (row, out) in out.chunks_exact_mut(values).enumerate() {
+                let columns = row * width + first..row * width + first + values;
+                out.copy_from_slice(tile.rows.qkv.slice(columns));
+            }
+            (out, tile.buffers.act())
+        };
+        let form = ActForm::of([&layer.attn_output]);
+        self.context.kernels.prepare(out, values, form, act);
+    }
+}
