@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
-use hearthnet_files::spec::{DeltaSpec, Rotation};
+use hearthnet_files::spec::{DeltaSpec, MambaSpec, Rotation};
 
 use crate::kernels::{ActForm, Packed};
 use crate::kv::KvPlace;
 
 #[derive(Debug)]
 pub(super) struct Layer {
+    /// Empty in a layer that has a feed-forward layer only.
     pub(super) attn_norm: Vec<f32>,
     /// Matrices that read the normalised residual stream. With latent attention, their outputs are
     /// the low-rank rows.
@@ -17,6 +18,9 @@ pub(super) struct Layer {
     /// Gated delta rule instead of attention. `qkv` then gives the inputs of the convolution, the
     /// gate of the output, and the scores of each head; `attn_output` is the output projection.
     pub(super) delta: Option<Delta>,
+    /// Mamba-2 instead of attention. `qkv` then gives the gates of the outputs, the inputs of the
+    /// convolution, and the step of each head; `attn_output` is the output projection.
+    pub(super) mamba: Option<Mamba>,
     /// Width of the queries of all heads, as attention reads them.
     pub(super) q: usize,
     /// Width of the keys in `qkv`, and of the values; 0 for a layer that uses those of another.
@@ -32,9 +36,11 @@ pub(super) struct Layer {
     pub(super) window: Option<usize>,
     /// Attention sink of each query head.
     pub(super) sinks: Option<Vec<f32>>,
-    pub(super) attn_output: Packed,
+    /// `None` in a layer that has a feed-forward layer only.
+    pub(super) attn_output: Option<Packed>,
     pub(super) attn_output_bias: Option<Vec<f32>>,
     pub(super) attn_post_norm: Option<Vec<f32>>,
+    /// Empty in a layer without a feed-forward layer.
     pub(super) ffn_norm: Vec<f32>,
     pub(super) feed_forward: FeedForward,
     pub(super) ffn_post_norm: Option<Vec<f32>>,
@@ -51,6 +57,8 @@ pub(super) struct Layer {
 
 #[derive(Debug)]
 pub(super) enum FeedForward {
+    /// The layer has nothing behind its recurrence or attention.
+    None,
     Dense {
         ffn: Ffn,
         down: Packed,
@@ -103,6 +111,20 @@ pub(super) struct Delta {
     pub(super) norm: Vec<f32>,
     /// For each value head, the columns of its scores of correction and decay.
     pub(super) scores: Vec<(usize, usize)>,
+}
+
+/// Weights of Mamba-2, beside its matrices.
+#[derive(Debug)]
+pub(super) struct Mamba {
+    pub(super) spec: MambaSpec,
+    /// `[positions][channels]`, oldest position first.
+    pub(super) convolution: Vec<f32>,
+    pub(super) convolution_bias: Vec<f32>,
+    /// Of each head.
+    pub(super) step_bias: Vec<f32>,
+    pub(super) decay: Vec<f32>,
+    pub(super) skip: Vec<f32>,
+    pub(super) norm: Vec<f32>,
 }
 
 /// Matrix that scores the experts of a layer.
@@ -167,6 +189,8 @@ pub(super) enum Ffn {
     Fused(Packed),
     /// Separate matrices, for cases that the fused kernel does not cover (see `Loader::ffn`).
     Split { gate: Packed, up: Packed },
+    /// There is no gate.
+    Up(Packed),
 }
 
 impl Qkv {
@@ -216,31 +240,41 @@ impl Ffn {
         match self {
             Self::Fused(both) => ActForm::of([both]),
             Self::Split { gate, up } => ActForm::of([gate, up]),
+            Self::Up(up) => ActForm::of([up]),
         }
     }
 
-    /// Panels of each of the two matrices.
+    /// Panels of each matrix.
     pub(super) fn panels(&self) -> usize {
-        self.gate().panels()
+        self.first().panels()
     }
 
     pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
-        self.gate().columns(panels)
+        self.first().columns(panels)
     }
 
-    fn gate(&self) -> &Packed {
+    fn first(&self) -> &Packed {
         match self {
-            Self::Fused(both) => both,
-            Self::Split { gate, .. } => gate,
+            Self::Fused(matrix) | Self::Split { gate: matrix, .. } | Self::Up(matrix) => matrix,
         }
     }
 }
 
 impl Layer {
+    /// Whether the layer has a recurrence instead of attention.
+    pub(super) fn is_recurrent(&self) -> bool {
+        self.delta.is_some() || self.mamba.is_some()
+    }
+
+    /// Whether the layer has attention or a recurrence.
+    pub(super) fn has_mixer(&self) -> bool {
+        self.attn_output.is_some()
+    }
+
     /// Bytes of weights that one row reads, if it is routed to `used` experts.
     pub(super) fn token_bytes(&self, used: usize) -> usize {
         match &self.feed_forward {
-            FeedForward::Dense { .. } => self.bytes,
+            FeedForward::Dense { .. } | FeedForward::None => self.bytes,
             FeedForward::Experts { experts, bytes, .. } => {
                 let idle = experts.len().saturating_sub(used);
                 self.bytes - bytes / experts.len().max(1) * idle

@@ -3,15 +3,17 @@
 use std::ops::Range;
 
 use hearthnet_files::blocks::{WeightType, all_finite};
-use hearthnet_files::spec::{Activation, BlockSpec, DeltaSpec, LayerTensor, Mixer, ModelSpec};
+use hearthnet_files::spec::{
+    Activation, BlockSpec, DeltaSpec, Feed, LayerTensor, MambaSpec, Mixer, ModelSpec,
+};
 use hearthnet_files::{ModelError, ModelFile, TensorType, TensorView};
 
 use super::error::LoadError;
 use crate::kernels::{Arena, LANES, Matrix, PackError, Packed};
 use crate::kv::{KvPlace, places};
 use crate::layer::{
-    Delta, Expert, ExpertBias, ExpertNorms, FeedForward, Ffn, Latent, LatentUp, Layer, PerLayer,
-    Qkv, Router, SharedExpert,
+    Delta, Expert, ExpertBias, ExpertNorms, FeedForward, Ffn, Latent, LatentUp, Layer, Mamba,
+    PerLayer, Qkv, Router, SharedExpert,
 };
 
 /// Repacks tensors of a file into an arena of the right size, and releases the file's memory pages.
@@ -94,12 +96,20 @@ impl<'a> Loader<'a> {
         let block = file.spec().block(layer);
         let get = |tensor| file.layer_tensor(layer, tensor);
         let before = self.bytes;
-        let attn_norm = self.vector(&get(T::AttnNorm)?)?;
+        let attn_norm = self.optional(layer, T::AttnNorm)?.unwrap_or_default();
         let delta = match block.mixer {
             Mixer::Delta(spec) => Some(self.delta(layer, spec)?),
             _ => None,
         };
-        let mut qkv = if delta.is_some() {
+        let mamba = match block.mixer {
+            Mixer::Mamba(spec) => Some(self.mamba(layer, spec)?),
+            _ => None,
+        };
+        let mut qkv = if block.mixer == Mixer::None {
+            Qkv::of(Vec::new())
+        } else if mamba.is_some() {
+            Qkv::of(vec![self.matrix(&get(T::MambaInput)?)?])
+        } else if delta.is_some() {
             let mut views = vec![get(T::DeltaQkv)?, get(T::DeltaGate)?];
             for scores in [T::DeltaBetaAlpha, T::DeltaBeta, T::DeltaAlpha] {
                 if file.has(layer, scores) {
@@ -148,6 +158,7 @@ impl<'a> Loader<'a> {
             qkv,
             latent,
             delta,
+            mamba,
             q: (block.model.heads * block.key_width()) as usize,
             kv,
             q_norm: self.optional(layer, T::AttnQNorm)?,
@@ -157,13 +168,17 @@ impl<'a> Loader<'a> {
             rotation: block.rotation,
             window: block.window.map(|positions| positions as usize),
             sinks: self.optional(layer, T::AttnSinks)?,
-            attn_output: match file.has(layer, T::DeltaOutput) {
-                true => self.matrix(&get(T::DeltaOutput)?)?,
-                false => self.matrix(&get(T::AttnOutput)?)?,
+            attn_output: {
+                let outputs = [T::DeltaOutput, T::MambaOutput, T::AttnOutput].into_iter();
+                let mut outputs = outputs.filter(|tensor| file.has(layer, *tensor));
+                match outputs.next() {
+                    Some(output) => Some(self.matrix(&get(output)?)?),
+                    None => None,
+                }
             },
             attn_output_bias: self.optional(layer, T::AttnOutputBias)?,
             attn_post_norm: self.optional(layer, T::AttnPostNorm)?,
-            ffn_norm: self.vector(&get(T::FfnNorm)?)?,
+            ffn_norm: self.optional(layer, T::FfnNorm)?.unwrap_or_default(),
             feed_forward: self.feed_forward(layer)?,
             ffn_post_norm: self.optional(layer, T::FfnPostNorm)?,
             per_layer: match file.has(layer, T::PerLayerGate) {
@@ -218,12 +233,8 @@ impl<'a> Loader<'a> {
         use LayerTensor as T;
         let file = self.file;
         let get = |tensor| file.layer_tensor(layer, tensor);
-        let stored = self.vector(&get(T::DeltaConvolution)?)?;
         let (positions, heads) = (spec.convolution as usize, spec.value_heads as usize);
-        let convolution = (0..positions).flat_map(|position| {
-            let weights = stored.chunks_exact(positions);
-            weights.map(move |weights| weights[position])
-        });
+        let convolution = self.convolution(&get(T::DeltaConvolution)?, positions)?;
         let each = heads / spec.key_heads as usize;
         let first = (spec.channels() + spec.values()) as usize;
         let scores = (0..heads).map(|head| match file.has(layer, T::DeltaBetaAlpha) {
@@ -235,12 +246,42 @@ impl<'a> Loader<'a> {
         });
         Ok(Delta {
             spec,
-            convolution: convolution.collect(),
+            convolution,
             decay: self.vector(&get(T::DeltaDecay)?)?,
             decay_bias: self.vector(&get(T::DeltaDecayBias)?)?,
             norm: self.vector(&get(T::DeltaNorm)?)?,
             scores: scores.collect(),
         })
+    }
+
+    fn mamba(&mut self, layer: u32, spec: MambaSpec) -> Result<Mamba, LoadError> {
+        use LayerTensor as T;
+        let file = self.file;
+        let get = |tensor| file.layer_tensor(layer, tensor);
+        let positions = spec.convolution as usize;
+        Ok(Mamba {
+            spec,
+            convolution: self.convolution(&get(T::MambaConvolution)?, positions)?,
+            convolution_bias: self.vector(&get(T::MambaConvolutionBias)?)?,
+            step_bias: self.vector(&get(T::MambaStepBias)?)?,
+            decay: self.vector(&get(T::MambaDecay)?)?,
+            skip: self.vector(&get(T::MambaSkip)?)?,
+            norm: self.vector(&get(T::MambaNorm)?)?,
+        })
+    }
+
+    /// Loads the weights of a convolution, position by position.
+    fn convolution(
+        &mut self,
+        view: &TensorView<'_>,
+        positions: usize,
+    ) -> Result<Vec<f32>, LoadError> {
+        let stored = self.vector(view)?;
+        let weights = (0..positions).flat_map(|position| {
+            let channels = stored.chunks_exact(positions);
+            channels.map(move |weights| weights[position])
+        });
+        Ok(weights.collect())
     }
 
     /// Loads a vector that the model may lack.
@@ -255,19 +296,23 @@ impl<'a> Loader<'a> {
         use LayerTensor as T;
         let file = self.file;
         let get = |tensor| file.layer_tensor(layer, tensor);
+        if file.spec().block(layer).feed == Feed::None {
+            return Ok(FeedForward::None);
+        }
         if !file.has(layer, T::Router) {
             let (gate, up) = match file.has(layer, T::FfnGateUp) {
                 true => {
                     let both = get(T::FfnGateUp)?;
                     match matrices(file.spec(), &both, T::FfnGateUp)[..] {
-                        [gate, up] => (gate, up),
+                        [gate, up] => (Some(gate), up),
                         _ => return Err(LoadError::Unsupported(format!("{:?}", both.name))),
                     }
                 }
-                false => (get(T::FfnGate)?, get(T::FfnUp)?),
+                false if !file.has(layer, T::FfnGate) => (None, get(T::FfnUp)?),
+                false => (Some(get(T::FfnGate)?), get(T::FfnUp)?),
             };
             return Ok(FeedForward::Dense {
-                ffn: self.ffn(&gate, &up)?,
+                ffn: self.ffn(gate.as_ref(), &up)?,
                 down: self.matrix(&get(T::FfnDown)?)?,
             });
         }
@@ -284,13 +329,15 @@ impl<'a> Loader<'a> {
                 let every_second = |first| both.iter().skip(first).step_by(2).copied();
                 (every_second(0).collect(), every_second(1).collect())
             }
+            false if !file.has(layer, T::ExpertGate) => (Vec::new(), split(T::ExpertUp)?),
             false => (split(T::ExpertGate)?, split(T::ExpertUp)?),
         };
         let downs = split(T::ExpertDown)?;
         let before = self.bytes;
         let mut biases = self.expert_biases(layer)?.into_iter();
         let mut experts = Vec::with_capacity(downs.len());
-        for ((gate, up), down) in gates.iter().zip(&ups).zip(&downs) {
+        let gates = gates.iter().map(Some).chain(std::iter::repeat(None));
+        for ((gate, up), down) in gates.zip(&ups).zip(&downs) {
             experts.push(Expert {
                 ffn: self.ffn(gate, up)?,
                 down: self.matrix(down)?,
@@ -298,13 +345,16 @@ impl<'a> Loader<'a> {
             });
         }
         let bytes = self.bytes - before;
-        let shared = match file.has(layer, T::SharedGate) {
+        let shared = match file.has(layer, T::SharedUp) {
             true => Some(Box::new(SharedExpert {
                 score: match file.has(layer, T::SharedScore) {
                     true => Some(self.matrix(&get(T::SharedScore)?)?),
                     false => None,
                 },
-                ffn: self.ffn(&get(T::SharedGate)?, &get(T::SharedUp)?)?,
+                ffn: match file.has(layer, T::SharedGate) {
+                    true => self.ffn(Some(&get(T::SharedGate)?), &get(T::SharedUp)?)?,
+                    false => self.ffn(None, &get(T::SharedUp)?)?,
+                },
                 down: self.matrix(&get(T::SharedDown)?)?,
             })),
             false => None,
@@ -369,7 +419,14 @@ impl<'a> Loader<'a> {
             .collect()
     }
 
-    fn ffn(&mut self, gate: &TensorView<'_>, up: &TensorView<'_>) -> Result<Ffn, LoadError> {
+    fn ffn(
+        &mut self,
+        gate: Option<&TensorView<'_>>,
+        up: &TensorView<'_>,
+    ) -> Result<Ffn, LoadError> {
+        let Some(gate) = gate else {
+            return Ok(Ffn::Up(self.matrix(up)?));
+        };
         // The fused kernel supports only SiLU, without biases.
         let spec = self.file.spec();
         let plain = !spec.experts.is_some_and(|experts| experts.bias);

@@ -1,7 +1,7 @@
 //! Sequences of a model with recurrent layers: their states cannot be cut at any position.
 //!
-//! The models are those of `data/families` (see its README): four of five layers have a gated delta
-//! rule, and one has attention. Checkpoints lie at multiples of 64 positions.
+//! The models are those of `data/families` (see its README). In most, four of five layers have a gated
+//! delta rule, or three of four have Mamba-2, and one has attention. Checkpoints lie at multiples of 64 positions.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;
@@ -18,7 +18,14 @@ use crate::engine_common::{
 };
 use crate::families::rewrite;
 
-const NAMES: [&str; 3] = ["qwen35", "qwen35moe", "qwen3next"];
+const NAMES: [&str; 6] = [
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "granitehybrid",
+    "granitehybridmoe",
+    "nemotronh",
+];
 const LENGTH: usize = 250;
 
 fn file(name: &str) -> ModelFile {

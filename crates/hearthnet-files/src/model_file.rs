@@ -12,8 +12,8 @@ use crate::blocks::{WeightType, all_finite};
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::families::{
-    CONVOLUTION, EMBEDDING, Family, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
-    PER_LAYER_PROJECTION_NORM, Rule, shared_tensors,
+    EMBEDDING, Family, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
+    PER_LAYER_PROJECTION_NORM, Rule, is_vector, shared_tensors,
 };
 use crate::gguf::{Gguf, SPLIT_COUNT, TensorInfo, TensorType};
 use crate::pooling::Pooling;
@@ -476,17 +476,15 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
                 architecture: family.architecture,
             });
         };
-        if info.dims != expected {
+        if significant(&info.dims) != significant(&expected) {
             return Err(ModelError::TensorShape {
                 name,
                 expected,
                 found: info.dims.clone(),
             });
         }
-        // Vectors are small and used in full precision, as are the stacked biases of experts and
-        // convolutions.
-        // Converters store them as F32.
-        let vector = info.dims.len() == 1 || name.ends_with(".bias") || name.ends_with(CONVOLUTION);
+        // Converters store vectors as F32.
+        let vector = is_vector(&name, expected.len());
         let supported = match info.dtype {
             dtype if vector && dtype != TensorType::F32 => Some("F32".to_owned()),
             _ if !info.dtype.is_supported() => Some(TensorType::names(TensorType::supported())),
@@ -512,6 +510,12 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
             architecture: family.architecture,
         }),
     }
+}
+
+/// Lengths without those of 1 at the end, which programs that quantise files omit.
+fn significant(dims: &[u64]) -> &[u64] {
+    let ones = dims.iter().rev().take_while(|length| **length == 1).count();
+    &dims[..dims.len() - ones.min(dims.len().saturating_sub(1))]
 }
 
 /// Whether nothing uses a tensor that files have: keys and values of a block that uses those of

@@ -26,8 +26,8 @@ use tempfile::TempDir;
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
 const FAMILIES: &str = "deepseek2 deepseek3 gemma2 gemma3 gemma4 gemma4moe gemma4ple glm4 \
-    glm47flash glm4moe gptoss granite llama31 minicpm3 mistral mistral3 mistralyarn mixtral olmoe \
-    phi3 phi3long qwen2 qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3yarn seedoss smollm3";
+    glm47flash glm4moe gptoss granite granitehybrid granitehybridmoe llama31 minicpm3 mistral \
+    mistral3 mistralyarn mixtral nemotronh nemotronhmoe olmoe phi3 phi3long qwen2 qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3yarn seedoss smollm3";
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

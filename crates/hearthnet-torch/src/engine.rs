@@ -73,7 +73,10 @@ fn check(spec: &ModelSpec) -> Result<(), LoadError> {
         .experts
         .is_some_and(|experts| experts.leading.is_some());
     let missing = [
-        (spec.delta.is_some(), "recurrent layers"),
+        (
+            spec.delta.is_some() || spec.mamba.is_some(),
+            "recurrent layers",
+        ),
         (spec.attention.output_gate, "gates of attention"),
         (latent, "this form of latent attention"),
         (shared, "shared experts"),

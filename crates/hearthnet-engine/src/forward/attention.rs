@@ -114,7 +114,7 @@ impl LayerRun<'_> {
     }
 
     /// Reads queries and pages, writes `act`, for all rows and heads of a tile. After a recurrence,
-    /// only writes `act`.
+    /// only writes `act`. In a layer with a feed-forward layer only, begins that.
     pub(super) unsafe fn attention(
         &self,
         layer: usize,
@@ -122,7 +122,11 @@ impl LayerRun<'_> {
         scratch: &mut AttentionScratch,
     ) {
         let layer_of = &self.context.layers[layer];
-        let segments = if layer_of.delta.is_some() {
+        if !layer_of.has_mixer() {
+            // SAFETY: by the contract of all steps.
+            return unsafe { self.begin_feed_forward(layer_of, tile) };
+        }
+        let segments = if layer_of.is_recurrent() {
             &[]
         } else {
             tile.rows.segments
@@ -203,9 +207,9 @@ impl LayerRun<'_> {
     /// Reads `attn`, or the outputs of a recurrence, writes `act`.
     pub(super) unsafe fn quantise_attn(&self, layer: usize, tile: Tile<'_>) {
         let layer = &self.context.layers[layer];
-        if let Some(delta) = &layer.delta {
+        if layer.is_recurrent() {
             // SAFETY: by the contract of all steps.
-            unsafe { self.quantise_delta(layer, delta, tile) };
+            unsafe { self.quantise_recurrence(layer, tile) };
             return;
         }
         if let Some(LatentUp::Absorbed { values, .. }) = layer.latent.as_ref().map(|l| &l.up) {
@@ -238,7 +242,7 @@ impl LayerRun<'_> {
                 attn.iter_mut().zip(gates).for_each(|(x, gate)| *x *= *gate);
             }
         }
-        let form = ActForm::of([&layer.attn_output]);
+        let form = ActForm::of(&layer.attn_output);
         kernels.prepare(attn, width, form, act);
     }
 }

@@ -9,10 +9,8 @@ use std::ops::Range;
 use hearthnet_files::spec::{Activation, DeltaSpec};
 
 use super::stages::LayerRun;
-use super::tiles::Tile;
-use crate::kernels::{ActForm, Convolution, DeltaRows, SharedMut, grow, softplus};
+use crate::kernels::{Convolution, DeltaRows, SharedMut, grow, softplus};
 use crate::layer::{Delta, Layer};
-use crate::state::INTERVAL;
 
 #[derive(Default)]
 pub(super) struct DeltaScratch {
@@ -27,14 +25,9 @@ pub(super) struct DeltaScratch {
 /// With the safety contract of all steps (see `stages`).
 #[allow(unsafe_code)]
 impl LayerRun<'_> {
-    /// Number of units of a layer.
-    pub(super) fn delta_units(&self, delta: &Delta) -> usize {
-        self.segments.len() * delta.spec.key_heads as usize
-    }
-
     /// Takes a unit from the outputs of the matrices of `qkv` to the inputs of the output
     /// projection, which replace the gates, and updates the state.
-    pub(super) unsafe fn recur(
+    pub(super) unsafe fn recur_delta(
         &self,
         layer: &Layer,
         delta: &Delta,
@@ -45,24 +38,12 @@ impl LayerRun<'_> {
         let heads = spec.key_heads as usize;
         let (segment, key_head) = (&self.segments[unit / heads], unit % heads);
         let unit = Unit::of(spec, layer.state, key_head);
-        let states = &self.states[segment.span];
-        // SAFETY: the unit owns its parts of all states of the sequence.
+        let parts: Vec<Range<usize>> = unit.parts().collect();
+        // SAFETY: the unit owns its parts of all states of the sequence, and the rows' columns.
         unsafe {
-            if segment.position == states.begin {
-                unit.copy(states.before, states.after);
-            }
-            let mut row = segment.row;
-            let end = segment.row + segment.rows;
-            while row < end {
-                let position = segment.position + (row - segment.row);
-                let rows = (end - row).min(INTERVAL - position % INTERVAL);
-                self.recur_rows(delta, &unit, row..row + rows, states.after, scratch);
-                row += rows;
-                let mut checkpoints = states.checkpoints.iter();
-                if let Some((_, to)) = checkpoints.find(|(at, _)| *at == position + rows) {
-                    unit.copy(Some(states.after), *to);
-                }
-            }
+            self.walk(segment, &parts, |rows, state| {
+                self.recur_rows(delta, &unit, rows, state, scratch);
+            });
         }
     }
 
@@ -168,23 +149,6 @@ impl LayerRun<'_> {
             unsafe { state.slice_mut(earlier) }.copy_from_slice(row);
         }
     }
-
-    /// Reads the gated outputs, writes `act`.
-    pub(super) unsafe fn quantise_delta(&self, layer: &Layer, delta: &Delta, tile: Tile<'_>) {
-        let (width, values) = (self.widths.qkv, delta.spec.values() as usize);
-        let first = delta.spec.channels() as usize;
-        // SAFETY: the unit owns the tile's `attn` and `act`, and no unit writes the outputs.
-        let (out, act) = unsafe {
-            let out = tile.buffers.attn.slice_mut(0..tile.rows.count * values);
-            for (row, out) in out.chunks_exact_mut(values).enumerate() {
-                let columns = row * width + first..row * width + first + values;
-                out.copy_from_slice(tile.rows.qkv.slice(columns));
-            }
-            (out, tile.buffers.act())
-        };
-        let form = ActForm::of([&layer.attn_output]);
-        self.context.kernels.prepare(out, values, form, act);
-    }
 }
 
 /// Parts of a row and of a layer's state that belong to a key head and its value heads.
@@ -195,7 +159,6 @@ struct Unit<'a> {
     key_head: usize,
 }
 
-#[allow(unsafe_code)]
 impl<'a> Unit<'a> {
     fn of(spec: &'a DeltaSpec, state: usize, key_head: usize) -> Self {
         Self {
@@ -246,25 +209,11 @@ impl<'a> Unit<'a> {
         first..first + each
     }
 
-    /// Copies the unit's parts of a state.
-    ///
-    /// # Safety
-    /// No other unit of the phase uses these parts.
-    unsafe fn copy(&self, from: Option<SharedMut<'_, f32>>, to: SharedMut<'_, f32>) {
-        let mut parts: Vec<Range<usize>> = self.value_heads().map(|h| self.head_state(h)).collect();
+    /// The unit's parts of a state.
+    fn parts(&self) -> impl Iterator<Item = Range<usize>> {
+        let states = self.value_heads().map(|head| self.head_state(head));
         let columns = self.value_heads().map(|head| self.value_columns(head));
-        for columns in self.key_columns().into_iter().chain(columns) {
-            parts.extend(self.earlier(&columns));
-        }
-        for part in parts {
-            // SAFETY: by the contract, and `from` and `to` are different states.
-            unsafe {
-                let out = to.slice_mut(part.clone());
-                match from {
-                    Some(from) => out.copy_from_slice(from.slice(part)),
-                    None => out.fill(0.0),
-                }
-            }
-        }
+        let columns = self.key_columns().into_iter().chain(columns);
+        states.chain(columns.flat_map(|columns| self.earlier(&columns)))
     }
 }

@@ -21,14 +21,15 @@ impl LayerRun<'_> {
             let columns = ffn.columns(&panels);
             let h = buffers.h.tile_mut(count, width, columns.clone());
             let up = match ffn {
-                Ffn::Fused(_) => TileMut::new(&mut [], 0, 0, 0),
+                Ffn::Fused(_) | Ffn::Up(_) => TileMut::new(&mut [], 0, 0, 0),
                 Ffn::Split { .. } => buffers.up.tile_mut(count, width, columns),
             };
             self.gate_up(ffn, None, panels, act, h, up);
         }
     }
 
-    /// Writes `activation(gate) * up` to `h`. `ups` is scratch for separate up matrices.
+    /// Writes `activation(gate) * up`, or without a gate `activation(up)`, to `h`. `ups` is scratch
+    /// for separate up matrices.
     pub(super) fn gate_up(
         &self,
         ffn: &Ffn,
@@ -41,6 +42,10 @@ impl LayerRun<'_> {
         let EngineContext { spec, kernels, .. } = *self.context;
         match ffn {
             Ffn::Fused(both) => kernels.matmul_swiglu(both, panels, act, h),
+            Ffn::Up(up) => {
+                kernels.matmul(up, panels, act, Output::Store, h.reborrow());
+                (0..h.rows()).for_each(|row| kernels.squared_relu(h.row_mut(row)));
+            }
             Ffn::Split { gate, up } => {
                 let store = Output::Store;
                 let columns = ffn.columns(&panels);

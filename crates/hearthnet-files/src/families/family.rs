@@ -72,6 +72,15 @@ pub struct Family {
     pub value_norm: bool,
     /// Blocks with a gated delta rule; files do not state these two facts about it.
     pub delta: Option<DeltaFamily>,
+    /// Blocks with Mamba-2, which files list.
+    pub mamba: Option<MambaFamily>,
+}
+
+/// Facts about the blocks of a family with Mamba-2.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MambaFamily {
+    /// [`ModelSpec::single`]
+    pub single: bool,
 }
 
 /// Facts about the gated delta rule of a family.
@@ -134,6 +143,7 @@ impl Family {
         attention_scale: None,
         value_norm: false,
         delta: None,
+        mamba: None,
     };
 
     /// Returns true if blocks can have a tensor.

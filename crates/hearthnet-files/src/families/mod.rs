@@ -23,11 +23,11 @@ mod read;
 mod rules;
 
 pub(crate) use family::shared_tensors;
-pub use family::{DeltaFamily, Family, Presence, Yarn};
+pub use family::{DeltaFamily, Family, MambaFamily, Presence, Yarn};
 pub use rules::{
-    CONVOLUTION, CORRECTION, EMBEDDING, Group, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING,
-    PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, ROPE_FACTORS, ROPE_FACTORS_LONG,
-    ROPE_FACTORS_SHORT, ROUTER, Rule,
+    CORRECTION, EMBEDDING, Group, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
+    PER_LAYER_PROJECTION_NORM, ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROUTER, Rule,
+    is_vector,
 };
 
 use crate::error::ModelError;
@@ -56,6 +56,9 @@ pub const ALL: &[&Family] = &[
     &known::SEED_OSS,
     &known::GLM4_MOE,
     &known::DEEPSEEK2,
+    &known::GRANITE_HYBRID,
+    &known::NEMOTRON_H,
+    &known::NEMOTRON_H_MOE,
 ];
 
 /// Metadata key with which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).

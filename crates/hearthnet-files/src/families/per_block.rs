@@ -88,6 +88,65 @@ impl Windows {
     }
 }
 
+/// Mixers of the blocks, in families whose files state them by the key heads and the width of the
+/// feed-forward layer of each block.
+pub(super) struct Mixers {
+    /// [`ModelSpec::mixers`](crate::spec::ModelSpec::mixers)
+    pub(super) letters: String,
+    /// Key heads of the blocks with attention.
+    pub(super) kv_heads: Option<u32>,
+    pub(super) ffn: u32,
+}
+
+impl Mixers {
+    /// `None` for families whose files do not state them.
+    pub(super) fn read(keys: &Keys<'_>, layers: u32) -> Result<Option<Self>, ModelError> {
+        let Some(family) = keys.family.mamba else {
+            return Ok(None);
+        };
+        let (of_heads, of_feed) = ("attention.head_count_kv", "feed_forward_length");
+        let listed = |key| {
+            let numbers = keys.per_block(key, layers)?;
+            match numbers.len() == layers as usize {
+                true => Ok(numbers),
+                false => Err(keys.bad(key, "must have a number for each block")),
+            }
+        };
+        let heads = listed(of_heads)?;
+        let (widths, ffn) = match family.single {
+            true => (listed(of_feed)?, None),
+            false => (vec![0; heads.len()], Some(ffn(keys, layers)?)),
+        };
+        let mut letters = String::new();
+        for (heads, width) in heads.iter().zip(&widths) {
+            letters.push(match (*heads, *width) {
+                (0, 0) => 'M',
+                (_, 0) => '*',
+                (0, _) => '-',
+                _ => return Err(keys.bad(of_feed, "must be 0 in blocks with attention")),
+            });
+        }
+        let common = |key, numbers: &[u32]| {
+            let mut some = numbers.iter().copied().filter(|number| *number > 0);
+            let first = some.next();
+            match some.all(|number| Some(number) == first) {
+                true => Ok(first),
+                false => Err(keys.bad(key, "must be equal in all blocks where it is not 0")),
+            }
+        };
+        let ffn = match ffn {
+            Some(ffn) => ffn,
+            None => common(of_feed, &widths)?
+                .ok_or_else(|| keys.bad(of_feed, "must be above 0 in some blocks"))?,
+        };
+        Ok(Some(Self {
+            letters,
+            kv_heads: common(of_heads, &heads)?,
+            ffn,
+        }))
+    }
+}
+
 /// Width of the feed-forward layer of the blocks with keys of their own.
 pub(super) fn ffn(keys: &Keys<'_>, layers: u32) -> Result<u32, ModelError> {
     let all = keys.per_block("feed_forward_length", layers)?;

@@ -3,15 +3,15 @@
 use super::BOUNDARY_KEY;
 use super::family::{Family, Presence, Yarn};
 use super::keys::{Keys, ORIGINAL_CONTEXT, PER_LAYER, RECURRENT, key_of};
-use super::per_block::{Windows, ffn, shared_keys};
+use super::per_block::{Mixers, Windows, ffn, shared_keys};
 use super::rules::{CORRECTION, EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, Value};
 use crate::schema::Lookup as _;
 use crate::spec::{
     AttentionSpec, DeltaSpec, ExpertSpec, GroupSpec, LatentSpec, LayerTensor, LeadingSpec,
-    MAX_SIZE, ModelSpec, PerLayerSpec, PredictionTables, RopeScaling, RopeSpec, ScaleSpec,
-    SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
+    MAX_SIZE, MambaSpec, ModelSpec, PerLayerSpec, PredictionTables, RopeScaling, RopeSpec,
+    ScaleSpec, SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
 };
 
 /// Widths of keys and values of a head in absorbed latent attention.
@@ -52,7 +52,11 @@ impl Family {
         let has = |layer, rule: &str| gguf.tensor(&format!("blk.{layer}.{rule}")).is_some();
         let experts = self.experts(&keys)?;
         let windows = Windows::read(&keys, layers)?;
-        let shared_keys = shared_keys(&keys, layers)?;
+        let mixers = Mixers::read(&keys, layers)?;
+        let shared_keys = match mixers {
+            Some(_) => None,
+            None => shared_keys(&keys, layers)?,
+        };
         let expert_ffn = match experts {
             Some(_) => keys.integer("expert_feed_forward_length")?,
             None => None,
@@ -67,15 +71,20 @@ impl Family {
             layers,
             width,
             heads,
-            kv_heads: windows.kv_heads(&keys, layers, false)?.unwrap_or(heads),
+            kv_heads: match &mixers {
+                Some(mixers) => mixers.kv_heads,
+                None => windows.kv_heads(&keys, layers, false)?,
+            }
+            .unwrap_or(heads),
             head_dim,
-            ffn: match expert_ffn {
-                Some(ffn) => ffn,
-                None => ffn(&keys, layers)?,
+            ffn: match (expert_ffn, &mixers) {
+                (Some(ffn), _) => ffn,
+                (None, Some(mixers)) => mixers.ffn,
+                (None, None) => ffn(&keys, layers)?,
             },
             vocab: vocab(gguf, &keys)?,
             context: keys.required_integer("context_length")?,
-            norm_eps: keys.required_number("attention.layer_norm_rms_epsilon")? as f32,
+            norm_eps: norm_eps(&keys)?,
             rope,
             boundary: match gguf.str(BOUNDARY_KEY)? {
                 None => self.boundary,
@@ -91,6 +100,9 @@ impl Family {
             post_norms: self.lists(LayerTensor::AttnPostNorm),
             scales: self.scales(&keys, width, layers)?,
             delta: self.delta(&keys)?,
+            mamba: self.mamba(&keys)?,
+            mixers: mixers.map(|mixers| mixers.letters).unwrap_or_default(),
+            single: self.mamba.is_some_and(|mamba| mamba.single),
             prediction,
             prediction_tables: match prediction {
                 0 => PredictionTables::default(),
@@ -299,16 +311,21 @@ impl Family {
     }
 
     fn shared_expert(&self, keys: &Keys<'_>) -> Result<Option<SharedExpertSpec>, ModelError> {
-        if !self.lists(LayerTensor::SharedGate) {
+        if !self.lists(LayerTensor::SharedUp) {
             return Ok(None);
         }
+        let own = "expert_shared_feed_forward_length";
         if self.lists(LayerTensor::ExpertNorm) {
             let ffn = keys.required_integer("feed_forward_length")?;
             return Ok(Some(SharedExpertSpec { ffn, plain: true }));
         }
         if self.lists(LayerTensor::SharedScore) {
-            let ffn = keys.required_integer("expert_shared_feed_forward_length")?;
+            let ffn = keys.required_integer(own)?;
             return Ok(Some(SharedExpertSpec { ffn, plain: false }));
+        }
+        if self.reads_key(own) {
+            let ffn = keys.integer(own)?.filter(|ffn| *ffn > 0);
+            return Ok(ffn.map(|ffn| SharedExpertSpec { ffn, plain: true }));
         }
         // Several experts that all rows go through are stored side by side, as one.
         let each = keys.required_integer("expert_feed_forward_length")?;
@@ -325,11 +342,7 @@ impl Family {
         let Some(family) = self.delta else {
             return Ok(None);
         };
-        let value_heads = keys.required_integer("ssm.time_step_rank")?;
-        let values = keys.required_integer("ssm.inner_size")?;
-        if value_heads == 0 || !values.is_multiple_of(value_heads) {
-            return Err(keys.bad("ssm.inner_size", "must be a multiple of ssm.time_step_rank"));
-        }
+        let (value_heads, value_width) = recurrent_heads(keys)?;
         Ok(Some(DeltaSpec {
             // llama.cpp's default.
             attention_every: keys.integer("full_attention_interval")?.unwrap_or(4),
@@ -337,9 +350,23 @@ impl Family {
             key_heads: keys.required_integer("ssm.group_count")?,
             value_heads,
             key_width: keys.required_integer("ssm.state_size")?,
-            value_width: values / value_heads,
+            value_width,
             tiled: family.tiled,
             norm_eps: family.norm_eps,
+        }))
+    }
+
+    fn mamba(&self, keys: &Keys<'_>) -> Result<Option<MambaSpec>, ModelError> {
+        if self.mamba.is_none() {
+            return Ok(None);
+        }
+        let (heads, head_width) = recurrent_heads(keys)?;
+        Ok(Some(MambaSpec {
+            convolution: keys.required_integer("ssm.conv_kernel")?,
+            heads,
+            groups: keys.required_integer("ssm.group_count")?,
+            head_width,
+            state_rows: keys.required_integer("ssm.state_size")?,
         }))
     }
 
@@ -390,6 +417,14 @@ impl Family {
             }
             Some(other) => return unsupported("rope.scaling.type", other),
         };
+        // llama.cpp's switch for RoPE in this family.
+        let switch = "rope.scaling.finetuned";
+        if self.reads_key(switch) && keys.flag(switch)? != Some(false) {
+            return Err(keys.bad(
+                switch,
+                "must be false: RoPE is not supported in this family",
+            ));
+        }
         let local_theta = keys.number("rope.freq_base_swa")?;
         Ok(RopeSpec {
             kind: self.rope,
@@ -420,6 +455,30 @@ impl Family {
                 .number("rope.scaling.yarn_attn_factor")?
                 .unwrap_or(usual),
         })
+    }
+}
+
+/// Heads of a recurrence, and values per head.
+fn recurrent_heads(keys: &Keys<'_>) -> Result<(u32, u32), ModelError> {
+    let heads = keys.required_integer("ssm.time_step_rank")?;
+    let values = keys.required_integer("ssm.inner_size")?;
+    match heads > 0 && values.is_multiple_of(heads) {
+        true => Ok((heads, values / heads)),
+        false => Err(keys.bad("ssm.inner_size", "must be a multiple of ssm.time_step_rank")),
+    }
+}
+
+/// Epsilon of the norms. Some files have it under another name, or under both.
+fn norm_eps(keys: &Keys<'_>) -> Result<f32, ModelError> {
+    let (key, other) = (
+        "attention.layer_norm_rms_epsilon",
+        "attention.layer_norm_epsilon",
+    );
+    match (keys.float32(key)?, keys.float32(other)?) {
+        (Some(eps), Some(other_eps)) if eps != other_eps => {
+            Err(keys.bad(key, "must equal attention.layer_norm_epsilon"))
+        }
+        (eps, other_eps) => eps.or(other_eps).ok_or_else(|| keys.missing(key)),
     }
 }
 

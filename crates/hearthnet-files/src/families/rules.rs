@@ -23,8 +23,11 @@ pub const PER_LAYER_PROJECTION_NORM: &str = "per_layer_proj_norm.weight";
 pub const ROUTER: &str = "ffn_gate_inp.weight";
 /// Values that correct the choice of experts of a block, `[experts]`; the prefix is `blk.N.`.
 pub const CORRECTION: &str = "exp_probs_b.bias";
-/// Weights of the convolution of a block, `[positions, channels]`; the prefix is `blk.N.`.
-pub const CONVOLUTION: &str = "ssm_conv1d.weight";
+/// Weights of the convolution of a block, `[positions, channels]`.
+const CONVOLUTION: &str = "ssm_conv1d.weight";
+/// Ends of the names of tensors that are used in full precision whatever their number of
+/// dimensions: stacked biases of experts, convolutions, and numbers of the heads of Mamba-2.
+const EXACT: [&str; 5] = [".bias", CONVOLUTION, ".ssm_a", ".ssm_d", ".ssm_norm.weight"];
 /// Divisors of RoPE frequencies, `[pairs]`: see
 /// [`RopeScaling::Factors`](crate::spec::RopeScaling::Factors).
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -45,16 +48,21 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Returns true for a matrix or the matrices of all experts, false for vectors, biases and the
-    /// weights of a convolution.
+    /// Returns true for a matrix or the matrices of all experts.
     pub fn is_matrix(&self) -> bool {
-        self.dims.len() > 1 && !self.name.ends_with(".bias") && self.name != CONVOLUTION
+        !is_vector(&self.full_name(0), self.dims.len())
     }
 
     /// Full tensor name in block `layer`.
     pub fn full_name(&self, layer: u32) -> String {
         format!("blk.{layer}.{}", self.name)
     }
+}
+
+/// Whether a tensor, of its full name, has no matrix, but values that are used in full precision:
+/// vectors, biases, convolutions and others.
+pub fn is_vector(name: &str, dims: usize) -> bool {
+    dims < 2 || EXACT.iter().any(|end| name.ends_with(end))
 }
 
 /// Tensors that a block has all or none of.
@@ -200,6 +208,32 @@ pub(super) const GATED_ATTENTION: Group = group(
     ],
 );
 
+/// [`ATTENTION`] in blocks that have it.
+pub(super) const SOME_ATTENTION: Group = Group {
+    present: |block| block.has_keys(),
+    ..ATTENTION
+};
+
+/// Mamba-2.
+pub(super) const MAMBA: Group = group(
+    |block| matches!(block.mixer, Mixer::Mamba(_)),
+    &[
+        rule(T::AttnNorm, "attn_norm.weight", &[Width]),
+        rule(T::MambaInput, "ssm_in.weight", &[Width, MambaRow]),
+        rule(
+            T::MambaConvolution,
+            CONVOLUTION,
+            &[Dim::MambaConvolution, MambaChannels],
+        ),
+        rule(T::MambaConvolutionBias, "ssm_conv1d.bias", &[MambaChannels]),
+        rule(T::MambaStepBias, "ssm_dt.bias", &[MambaHeads]),
+        rule(T::MambaDecay, "ssm_a", &[One, MambaHeads]),
+        rule(T::MambaSkip, "ssm_d", &[One, MambaHeads]),
+        rule(T::MambaNorm, "ssm_norm.weight", &[MambaGroup, MambaGroups]),
+        rule(T::MambaOutput, "ssm_out.weight", &[MambaValues, Width]),
+    ],
+);
+
 /// Gated delta rule, without the scores of decay and correction.
 pub(super) const DELTA: Group = group(
     |block| matches!(block.mixer, Mixer::Delta(_)),
@@ -275,6 +309,12 @@ pub(super) const MIDDLE_NORM: Group = group(
     &[rule(T::FfnNorm, "post_attention_norm.weight", &[Width])],
 );
 
+/// [`FEED_NORM`] of blocks that have nothing else; it has the name of the first norm of a block.
+pub(super) const ONLY_FEED_NORM: Group = group(
+    |block| block.mixer == Mixer::None,
+    &[rule(T::FfnNorm, "attn_norm.weight", &[Width])],
+);
+
 pub(super) const DENSE: Group = group(
     |block| block.feed == Feed::Dense,
     &[
@@ -293,6 +333,15 @@ pub(super) const FUSED_DENSE: Group = group(
     ],
 );
 
+/// [`DENSE`] without a gate.
+pub(super) const UNGATED_DENSE: Group = group(
+    |block| block.feed == Feed::Dense,
+    &[
+        rule(T::FfnUp, "ffn_up.weight", &[Width, Ffn]),
+        rule(T::FfnDown, "ffn_down.weight", &[Ffn, Width]),
+    ],
+);
+
 pub(super) const EXPERTS: Group = group(
     |block| matches!(block.feed, Feed::Experts(_)),
     &[
@@ -302,6 +351,20 @@ pub(super) const EXPERTS: Group = group(
             "ffn_gate_exps.weight",
             &[Width, Ffn, Experts],
         ),
+        rule(T::ExpertUp, "ffn_up_exps.weight", &[Width, Ffn, Experts]),
+        rule(
+            T::ExpertDown,
+            "ffn_down_exps.weight",
+            &[Ffn, Width, Experts],
+        ),
+    ],
+);
+
+/// [`EXPERTS`] without gates.
+pub(super) const UNGATED_EXPERTS: Group = group(
+    |block| matches!(block.feed, Feed::Experts(_)),
+    &[
+        rule(T::Router, ROUTER, &[Width, Experts]),
         rule(T::ExpertUp, "ffn_up_exps.weight", &[Width, Ffn, Experts]),
         rule(
             T::ExpertDown,
@@ -330,7 +393,7 @@ pub(super) const ROUTER_CORRECTION: Group = group(
 pub(super) const SHARED_SCORE: Group = group(
     |block| match block.feed {
         Feed::Experts(experts) => experts.shared.is_some_and(|shared| !shared.plain),
-        Feed::Dense => false,
+        Feed::Dense | Feed::None => false,
     },
     &[rule(
         T::SharedScore,
@@ -343,6 +406,15 @@ pub(super) const SHARED_EXPERT: Group = group(
     |block| matches!(block.feed, Feed::Experts(experts) if experts.shared.is_some()),
     &[
         rule(T::SharedGate, "ffn_gate_shexp.weight", &[Width, SharedFfn]),
+        rule(T::SharedUp, "ffn_up_shexp.weight", &[Width, SharedFfn]),
+        rule(T::SharedDown, "ffn_down_shexp.weight", &[SharedFfn, Width]),
+    ],
+);
+
+/// [`SHARED_EXPERT`] without a gate.
+pub(super) const UNGATED_SHARED_EXPERT: Group = group(
+    |block| matches!(block.feed, Feed::Experts(experts) if experts.shared.is_some()),
+    &[
         rule(T::SharedUp, "ffn_up_shexp.weight", &[Width, SharedFfn]),
         rule(T::SharedDown, "ffn_down_shexp.weight", &[SharedFfn, Width]),
     ],

@@ -10,6 +10,7 @@ use super::class::{
     optional, optional_float,
 };
 use super::class_base::*;
+use super::mamba::{GRANITE_HYBRID, NEMOTRON_H, NEMOTRON_H_MOE};
 use super::names::*;
 use super::routed_classes::{DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE};
 use crate::schema::Scalar::{Bool, EmptyList, Number, Text};
@@ -446,7 +447,7 @@ const QWEN3_5_MOE: Class = Class {
         DELTA_KEYS,
     ],
     names: &[DELTA, ATTENTION, SHARED_EXPERT, MLP_EXPERTS, FEED_FORWARD],
-    stacked_rows: true,
+    stacked_rows: QWEN_STACKS,
     ..QWEN3_5
 };
 
@@ -474,7 +475,7 @@ const QWEN3_NEXT: Class = Class {
         MLP_EXPERTS,
         FEED_FORWARD,
     ],
-    stacked_rows: false,
+    stacked_rows: &[],
     ..QWEN3_5_MOE
 };
 
@@ -530,4 +531,7 @@ pub(super) const ALL: &[&Class] = &[
     &DEEPSEEK2,
     &DEEPSEEK3,
     &GLM4_MOE_LITE,
+    &GRANITE_HYBRID,
+    &NEMOTRON_H_MOE,
+    &NEMOTRON_H,
 ];

@@ -2,11 +2,12 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::class::{Class, Key, Kind};
+use super::class::{Class, Key, Kind, Mixers};
 use super::classes::ALL;
 use super::error::ImportError;
 use super::gemma4;
 use super::json::{bad, object, present, refuse_others, required, shown, typed};
+use super::mamba;
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
 use crate::pooling::{POOLING_KEY, Pooling};
@@ -158,6 +159,9 @@ impl Config {
         if self.class.window_heads {
             gemma4::write(&self.values, self.class.architecture, writer)?;
         }
+        if self.class.mixers != Mixers::Family {
+            return mamba::write(&self.values, self.class, writer);
+        }
         let kinds = present(&self.values, "layer_types").and_then(Json::as_array);
         if let Some(kinds) = kinds.filter(|_| self.is_recurrent()) {
             let kinds = kinds.iter().map(|kind| kind == LINEAR);
@@ -242,6 +246,10 @@ impl Config {
         if self.class.window_heads {
             gemma4::check(&self.values, spec)?;
         }
+        let listed = self.class.mixers != Mixers::Family;
+        if listed {
+            mamba::check(&self.values, spec)?;
+        }
         let kinds = |layer| match spec.window(layer) {
             _ if spec.block(layer).is_recurrent() => Json::from(LINEAR),
             Some(_) => Json::from("sliding_attention"),
@@ -252,7 +260,7 @@ impl Config {
             _ => Json::from(1),
         };
         let feeds = |layer| match spec.block(layer).feed {
-            Feed::Dense => Json::from("dense"),
+            Feed::Dense | Feed::None => Json::from("dense"),
             Feed::Experts(_) => Json::from("sparse"),
         };
         let per_layer: [(&str, &dyn Fn(u32) -> Json); 3] = [
@@ -260,7 +268,8 @@ impl Config {
             ("no_rope_layers", &turns),
             ("mlp_layer_types", &feeds),
         ];
-        for (key, expected) in per_layer {
+        // The spec follows a list of mixers.
+        for (key, expected) in per_layer.into_iter().skip(usize::from(listed)) {
             let Some(value) = present(&self.values, key) else {
                 continue;
             };
@@ -308,9 +317,11 @@ impl Config {
 fn class_of(values: &Map<String, Json>) -> Result<&'static Class, ImportError> {
     let named = present(values, "architectures");
     let first = named.and_then(|list| list.get(0));
-    let class = first
-        .and_then(Json::as_str)
-        .and_then(|name| ALL.iter().find(|class| class.name == name));
+    let class = first.and_then(Json::as_str).and_then(|name| {
+        let has = |key: &str| key.is_empty() || present(values, key).is_some();
+        let mut same = ALL.iter().filter(|class| class.name == name);
+        same.find(|class| has(class.with))
+    });
     class.copied().ok_or_else(|| {
         let found = named.map_or_else(|| "of no architecture".to_owned(), shown);
         let known: Vec<_> = ALL.iter().map(|c| c.name).collect();
@@ -360,7 +371,11 @@ fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), Impor
     known.extend(rules.map(|rule| rule.key));
     known.push(class.prediction);
     let own = if class.window_heads { gemma4::READ } else { "" };
-    let others = [IGNORED, READ, class.ignored, own].into_iter();
+    let more = match class.mixers {
+        Mixers::Family => "",
+        _ => mamba::READ,
+    };
+    let others = [IGNORED, READ, class.ignored, own, more].into_iter();
     known.extend(others.flat_map(str::split_whitespace));
     let reason = "this key is unknown, and may change the computation";
     refuse_others(values, &known, reason)

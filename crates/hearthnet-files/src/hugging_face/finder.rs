@@ -9,6 +9,7 @@ use super::class::Class;
 use super::config::Config;
 use super::delta;
 use super::error::ImportError;
+use super::mamba;
 use super::planned::{Change, GROUP, Pick, Planned, Source};
 use super::shards::{PART_BYTES, Shards, Stored, wrong_type};
 use crate::families::{
@@ -31,7 +32,7 @@ pub(super) struct Finder<'a> {
 
 impl<'a> Finder<'a> {
     pub(super) fn new(shards: &'a Shards, class: &'static Class) -> Result<Self, ImportError> {
-        let embedding = |model: &str| format!("{model}embed_tokens.weight");
+        let embedding = |model: &str| format!("{model}{}.weight", class.outer[0]);
         let mut prefixes = class.prefixes.iter();
         let found = prefixes.find(|(model, _)| shards.get(&embedding(model)).is_some());
         let Some(prefix) = found.copied() else {
@@ -62,8 +63,8 @@ impl<'a> Finder<'a> {
     fn name_of(&self, name: &str, expert: u32) -> Option<String> {
         let (model, head) = self.prefix;
         match name {
-            EMBEDDING => return Some(format!("{model}embed_tokens.weight")),
-            OUTPUT_NORM => return Some(format!("{model}norm.weight")),
+            EMBEDDING => return Some(format!("{model}{}.weight", self.class.outer[0])),
+            OUTPUT_NORM => return Some(format!("{model}{}.weight", self.class.outer[1])),
             OUTPUT => return Some(format!("{head}lm_head.weight")),
             PER_LAYER_EMBEDDING => return Some(format!("{model}embed_tokens_per_layer.weight")),
             PER_LAYER_PROJECTION => {
@@ -201,6 +202,12 @@ impl<'a> Finder<'a> {
             let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
             return self.delta(rule, &theirs, &lengths, delta);
         }
+        let rule = name.splitn(3, '.').nth(2).filter(|_| spec.mamba.is_some());
+        if let Some((dims, change)) = rule.and_then(|rule| mamba::stored(rule, &lengths)) {
+            let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
+            let parts = vec![self.find(&theirs, &dims)?];
+            return Ok(Source::Rows { parts, change });
+        }
         let mut parts = Vec::new();
         for expert in 0..experts {
             let theirs = self.name_of(name, expert).ok_or_else(unknown)?;
@@ -221,8 +228,8 @@ impl<'a> Finder<'a> {
         Ok(Source::Rows { parts, change })
     }
 
-    /// Matrices of all experts in one stacked tensor, gates above ups, as rows. `None` if the
-    /// directory has them one by one.
+    /// Matrix, or those of all experts, as rows of another tensor ([`Class::stacked_rows`]). `None` if
+    /// the directory has them one by one.
     fn stacked_rows(
         &mut self,
         name: &str,
@@ -232,25 +239,25 @@ impl<'a> Finder<'a> {
         let Some((layer, rule)) = name
             .strip_prefix("blk.")
             .and_then(|name| name.split_once('.'))
-            .filter(|_| self.class.stacked_rows)
         else {
             return Ok(None);
         };
-        let (theirs, part, of) = match rule {
-            "ffn_gate_exps.weight" => ("gate_up_proj", 0, 2),
-            "ffn_up_exps.weight" => ("gate_up_proj", 1, 2),
-            "ffn_down_exps.weight" => ("down_proj", 0, 1),
-            _ => return Ok(None),
+        let mut stacks = self.class.stacked_rows.iter();
+        let Some((_, theirs, part, of)) = stacks.find(|(ours, ..)| *ours == rule) else {
+            return Ok(None);
         };
         let (model, _) = self.prefix;
-        let theirs = format!("{model}layers.{layer}.mlp.experts.{theirs}");
+        let theirs = format!("{model}layers.{layer}.{theirs}");
         let [row, rows] = *lengths else {
             return Ok(None);
         };
         if self.shards.get(&theirs).is_none() {
             return Ok(None);
         }
-        let dims = [row, rows.saturating_mul(of), experts.into()];
+        let mut dims = vec![row, rows.saturating_mul(*of)];
+        if rule.contains("_exps.") {
+            dims.push(experts.into());
+        }
         let (stored, dtype) = self.find(&theirs, &dims)?;
         let parts = (0..u64::from(experts)).map(|expert| {
             let first = (expert * of + part) * rows;

@@ -21,6 +21,7 @@ mod error;
 mod finder;
 mod gemma4;
 mod json;
+mod mamba;
 mod names;
 mod plan;
 mod planned;

@@ -27,7 +27,7 @@ use check::{base, ensure, epsilon, is_default, positive, size};
 pub use experts::{
     ExpertSpec, GroupSpec, LeadingSpec, MAX_EXPERTS, MAX_EXPERTS_USED, SharedExpertSpec,
 };
-pub use recurrent::{DeltaSpec, MAX_CONVOLUTION, StateSize};
+pub use recurrent::{DeltaSpec, MAX_CONVOLUTION, MambaSpec, StateSize};
 pub use rope::{RopeKind, RopeScaling, RopeSpec, Rotation, YarnSpec};
 
 /// Limit of blocks for multi-token prediction; published models have one.
@@ -81,6 +81,16 @@ pub struct ModelSpec {
     /// Blocks with a gated delta rule instead of attention; `None`: all blocks have attention.
     #[serde(default, skip_serializing_if = "is_default")]
     pub delta: Option<DeltaSpec>,
+    /// Mamba-2 of the blocks that [`Self::mixers`] names.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mamba: Option<MambaSpec>,
+    /// A letter for each block: `M` for Mamba-2, `*` for attention, `-` for neither. Empty if the
+    /// other fields tell which block has what.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mixers: String,
+    /// Whether a block with Mamba-2 or attention has no feed-forward layer.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub single: bool,
     /// Blocks for multi-token prediction behind the last block. They are part of the model, but
     /// nothing uses them.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -188,6 +198,7 @@ impl ModelSpec {
         )?;
         self.delta
             .map_or(Ok(()), |delta| delta.check(self.context))?;
+        self.check_mixers()?;
         self.check_windows()?;
         self.check_shared_keys()?;
         let per_layer = self.per_layer.map_or(0, |p| p.width);
@@ -204,10 +215,33 @@ impl ModelSpec {
             .map_or(Ok(()), |experts| experts.check(self.layers))
     }
 
+    /// Checks Mamba-2, and the list of the blocks that have it.
+    fn check_mixers(&self) -> Result<(), SpecError> {
+        let Some(mamba) = self.mamba else {
+            let plain = self.mixers.is_empty() && !self.single;
+            return ensure(plain, "mixers", "must be combined with Mamba-2");
+        };
+        mamba.check(self.context)?;
+        let each = self.mixers.len() == self.layers as usize;
+        ensure(each, "mixers", "must have a letter for each block")?;
+        let known = if self.single { "M*-" } else { "M*" };
+        let known = self.mixers.chars().all(|letter| known.contains(letter));
+        let reason = "must be of the letters M and *, and - if blocks have one or the other part";
+        ensure(known, "mixers", reason)?;
+        let others = self.delta.is_some()
+            || self.attention.latent.is_some()
+            || self.shared_keys.is_some()
+            || self.per_layer.is_some()
+            || self.prediction > 0;
+        let reason = "must not be combined with latent attention, another recurrence, shared keys, \
+            per-layer inputs or multi-token prediction";
+        ensure(!others, "mixers", reason)
+    }
+
     /// Checks the heads of blocks with a window.
     fn check_windows(&self) -> Result<(), SpecError> {
         let attention = &self.attention;
-        let grouped = attention.latent.is_none() && self.delta.is_none();
+        let grouped = attention.latent.is_none() && self.delta.is_none() && self.mamba.is_none();
         let plain = grouped || !(attention.keys_as_values || attention.value_norm);
         let reason = "must not be combined with latent attention or a recurrence";
         ensure(plain, "attention.keys_as_values", reason)?;
@@ -316,6 +350,9 @@ pub enum Activation {
     #[default]
     Silu,
     Gelu,
+    /// `max(u, 0)^2`. Feed-forward layers have no gate.
+    #[serde(rename = "relu2")]
+    SquaredRelu,
     /// Clamped SwiGLU: `(u + 1) * g / (1 + exp(-1.702 g))` with `g <= 7` and `-7 <= u <= 7`.
     Clamped,
 }

@@ -238,6 +238,8 @@ impl<'a> Pass<'a> {
         let h = match self.spec.activation {
             Activation::Silu => gate.f_silu()?.f_mul(&up)?,
             Activation::Gelu => gate.f_gelu("tanh")?.f_mul(&up)?,
+            // `check` refuses the families that have it.
+            Activation::SquaredRelu => up.f_relu()?.f_square()?,
             Activation::Clamped => {
                 let gate = gate.f_clamp_max(CLAMPED_LIMIT)?;
                 let up = up.f_clamp(-CLAMPED_LIMIT, CLAMPED_LIMIT)?;

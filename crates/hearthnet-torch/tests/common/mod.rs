@@ -31,7 +31,7 @@ pub(crate) fn load(
 
 /// Families that this engine refuses: they have recurrent layers, shared experts, or layers with
 /// different heads.
-pub(crate) const REFUSED: [&str; 10] = [
+pub(crate) const REFUSED: [&str; 14] = [
     "qwen35",
     "qwen35moe",
     "qwen3next",
@@ -42,6 +42,10 @@ pub(crate) const REFUSED: [&str; 10] = [
     "gemma4",
     "gemma4moe",
     "gemma4ple",
+    "granitehybrid",
+    "granitehybridmoe",
+    "nemotronh",
+    "nemotronhmoe",
 ];
 
 /// The small models made by `transformers` for the exact engine's tests.
