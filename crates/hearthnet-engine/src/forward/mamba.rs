@@ -59,7 +59,7 @@ impl LayerRun<'_> {
         // SAFETY: the unit owns the channels of all states of the sequence, and of the rows.
         unsafe {
             self.walk(segment, &earlier, |rows, state| {
-                self.convolve_channels(mamba, &channels, rows, (&earlier, state), scratch);
+                self.convolve_channels(mamba, &channels, rows, (&earlier[..], state), scratch);
             });
         }
     }
@@ -166,7 +166,13 @@ impl LayerRun<'_> {
             first + all_keys..first + all_keys + keys,
         );
         let step = 2 * all + 2 * all_keys + head;
-        for buffer in [&mut *values, write, read, steps, decay] {
+        for buffer in [
+            &mut *values,
+            &mut *write,
+            &mut *read,
+            &mut *steps,
+            &mut *decay,
+        ] {
             buffer.clear();
         }
         for row in rows.clone() {
