@@ -253,10 +253,9 @@ pub(super) fn write(
         writer.set_i32s(&full("feed_forward_length"), &widths)?;
         let blocks = u32::try_from(parts.len()).unwrap_or(u32::MAX);
         writer.set(&full("block_count"), Value::U32(blocks))?;
-    } else {
-        writer.set(&full("rope.scaling.finetuned"), Value::Bool(false))?;
     }
-    Ok(())
+    // llama.cpp's switch for RoPE.
+    Ok(writer.set(&full("rope.scaling.finetuned"), Value::Bool(false))?)
 }
 
 /// The part of each block, besides the feed-forward layer that each block of some classes has.

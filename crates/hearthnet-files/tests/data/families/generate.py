@@ -95,7 +95,7 @@ GRANITE_HYBRID = dict(
     logits_scaling=1.5,
     shared_intermediate_size=64,
 )
-# Each block has one part. Steps are not limited, as in the published code.
+# Each block has one part. Steps are hardly limited, as in the published code.
 NEMOTRON_H = dict(
     vocab_size=VOCAB,
     hidden_size=32,
@@ -108,7 +108,7 @@ NEMOTRON_H = dict(
     mamba_head_dim=16,
     ssm_state_size=16,
     n_groups=2,
-    time_step_min=0.0,
+    time_step_min=1e-9,
     bos_token_id=1,
     eos_token_id=None,
     pad_token_id=0,
@@ -569,7 +569,10 @@ def vectors(name, model, ids):
 
 
 def as_published(directory):
-    """Names of the blocks in `config.json` as such models are published; the converter reads no others."""
+    """Names of the blocks in `config.json` as such models are published; the converter reads no others.
+
+    Returns the converter's options: `AutoConfig` would add experts to models that have none.
+    """
     path = directory / "config.json"
     config = json.loads(path.read_text())
     if config["model_type"] == "granitemoehybrid":
@@ -586,8 +589,9 @@ def as_published(directory):
             keep = ("n_groups",)
             config = {k: v for k, v in config.items() if k in keep or not k.startswith(experts)}
     else:
-        return
+        return {}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return {"hparams": config}
 
 
 def convert(model, name, llama_cpp):
@@ -599,7 +603,7 @@ def convert(model, name, llama_cpp):
     with tempfile.TemporaryDirectory() as directory, torch.inference_mode():
         directory = Path(directory)
         model.save_pretrained(directory)
-        as_published(directory)
+        more = as_published(directory)
         hparams = ModelBase.load_hparams(directory, False)
         kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
         # Gemma's converter only counts the tokens in this file.
@@ -621,7 +625,8 @@ def convert(model, name, llama_cpp):
                     self.gguf_writer.add_sliding_window(self.hparams["sliding_window"])
 
         out = HERE / f"{name}.gguf"
-        converter = Converter(directory, gguf.LlamaFileType.MOSTLY_F16, out, eager=True, model_name=name)
+        file_type = gguf.LlamaFileType.MOSTLY_F16
+        converter = Converter(directory, file_type, out, eager=True, model_name=name, **more)
         if name == "mistral3":
             # It delegates to another converter.
             converter.impl.set_vocab = lambda: None
