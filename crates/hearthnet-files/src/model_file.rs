@@ -476,7 +476,7 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
                 architecture: family.architecture,
             });
         };
-        if significant(&info.dims) != significant(&expected) {
+        if info.dims != expected && info.dims != significant(&expected) {
             return Err(ModelError::TensorShape {
                 name,
                 expected,

@@ -121,7 +121,8 @@ mod tests {
     #[test]
     fn infinite_numbers_are_read_outside_of_texts() {
         let text = br#"{"a": [0.0, Infinity], "b \" Infinity": "Infinity \\"}"#;
-        let expected = br#"{"a": [0.0, {"__float__": "Infinity"}], "b \" Infinity": "Infinity \\"}"#;
+        let expected =
+            br#"{"a": [0.0, {"__float__": "Infinity"}], "b \" Infinity": "Infinity \\"}"#;
         assert_eq!(with_infinity(text), expected);
         assert_eq!(object("config.json", text).unwrap().len(), 2);
         assert!(object("config.json", br#"{"a": -Infinity}"#).is_err());
