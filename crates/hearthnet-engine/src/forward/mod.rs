@@ -345,13 +345,13 @@ fn prefill_pass(
             }
             let stages = Stage::after_attention(layer);
             match &layer.feed_forward {
-                // SAFETY: as above; other units write keys and values of the next layer.
                 FeedForward::Dense { .. } | FeedForward::None => {
+                    // SAFETY: as above; other units write keys and values of the next layer.
                     thread.phase(rows.len(), |unit| unsafe {
                         pass.attention(index, nth(unit), attention);
                         pass.through(index, stages, nth(unit));
                         pass.before_attention(index + 1, nth(unit));
-                    })
+                    });
                 }
                 FeedForward::Experts { experts: all, .. } => {
                     // SAFETY: as above.

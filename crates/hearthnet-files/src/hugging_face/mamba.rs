@@ -305,7 +305,7 @@ fn parts(values: &Values, class: &Class) -> Result<Vec<Part>, ImportError> {
 pub(super) fn check(values: &Values, spec: &ModelSpec) -> Result<(), ImportError> {
     let key = "mamba_d_head";
     let width = spec.mamba.map_or(0, |mamba| mamba.head_width);
-    let same = |value: &Json| *value == "auto" || *value == Json::from(width);
+    let same = |value: &Json| *value == "auto" || *value == width;
     if let Some(value) = present(values, key).filter(|value| !same(value)) {
         let reason = format!("the other values need {width}");
         return Err(bad(key, value, reason));
