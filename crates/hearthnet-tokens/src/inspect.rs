@@ -312,6 +312,14 @@ impl fmt::Display for Inspection {
                 _ => format!("{}, {recurrent} of them recurrent", spec.layers),
             },
         )?;
+        if !spec.mixers.is_empty() {
+            let feed = match spec.single {
+                true => "-: feed-forward only",
+                false => "each with feed-forward",
+            };
+            let text = format!("{} (M: Mamba-2, *: attention, {feed})", spec.mixers);
+            row("parts", text)?;
+        }
         let wide = spec.shared_keys.and_then(|shared| shared.ffn);
         let wide = wide.map_or(String::new(), |ffn| format!(", {ffn} in the last layers"));
         row("width", format!("{width}, feed-forward {ffn}{wide}"))?;
@@ -386,7 +394,11 @@ impl fmt::Display for Inspection {
         let skipped = skipped.map(|every| format!("; none in {}", each(every)));
         let differences = [Some(scaling), local, skipped].into_iter().flatten();
         let differences: String = differences.collect();
-        row("rope", turned.to_lowercase() + &differences)?;
+        let rotation = match rope.skip_every {
+            Some(1) => "none".to_owned(),
+            _ => turned.to_lowercase() + &differences,
+        };
+        row("rope", rotation)?;
         if let Some(window) = spec.attention.window {
             let layers = match window.global_every {
                 None => "in all layers".to_owned(),

@@ -114,7 +114,7 @@ impl LayerRun<'_> {
     }
 
     /// Reads queries and pages, writes `act`, for all rows and heads of a tile. After a recurrence,
-    /// only writes `act`.
+    /// only writes `act`. In a layer with a feed-forward layer only, begins that.
     pub(super) unsafe fn attention(
         &self,
         layer: usize,
@@ -122,6 +122,10 @@ impl LayerRun<'_> {
         scratch: &mut AttentionScratch,
     ) {
         let layer_of = &self.context.layers[layer];
+        if !layer_of.has_mixer() {
+            // SAFETY: by the contract of all steps.
+            return unsafe { self.begin_feed_forward(layer_of, tile) };
+        }
         let segments = if layer_of.is_recurrent() {
             &[]
         } else {
@@ -246,7 +250,7 @@ impl LayerRun<'_> {
                 attn.iter_mut().zip(gates).for_each(|(x, gate)| *x *= *gate);
             }
         }
-        let form = ActForm::of([&layer.attn_output]);
+        let form = ActForm::of(&layer.attn_output);
         kernels.prepare(attn, width, form, act);
     }
 }

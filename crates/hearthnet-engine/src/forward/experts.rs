@@ -174,7 +174,7 @@ impl LayerRun<'_> {
         self.context.kernels.prepare(gathered, x, gates.form(), act);
         let columns = gates.columns(&panels);
         let up = match gates {
-            Ffn::Fused(_) | Ffn::Plain { .. } => TileMut::new(&mut [], 0, 0, 0),
+            Ffn::Fused(_) | Ffn::Ungated { .. } => TileMut::new(&mut [], 0, 0, 0),
             Ffn::Split { .. } => {
                 grow(&mut scratch.up, count * columns.len());
                 TileMut::new(&mut scratch.up, count, columns.len(), columns.len())
@@ -232,7 +232,7 @@ impl LayerRun<'_> {
         } = *self.context;
         let norms = match &layers[index].feed_forward {
             FeedForward::Experts { norms, .. } => norms.as_deref(),
-            FeedForward::Dense { .. } => None,
+            FeedForward::Dense { .. } | FeedForward::None => None,
         };
         let Tile { rows, buffers } = tile;
         // SAFETY: no unit writes the plan; the unit owns the tile's rows of `branch`.

@@ -58,6 +58,9 @@ pub(super) enum Stage {
 impl Stage {
     /// Stages before attention.
     pub(super) fn before_attention(layer: &Layer) -> &'static [Self] {
+        if !layer.has_mixer() {
+            return &[];
+        }
         match layer
             .latent
             .as_ref()
@@ -82,7 +85,9 @@ impl Stage {
                 Self::PerLayerOutput,
             ],
             FeedForward::Dense { .. } => &[Self::Values, Self::Output, Self::GateUp, Self::Down],
-            FeedForward::Experts { shared: None, .. } => &[Self::Values, Self::Output],
+            FeedForward::Experts { shared: None, .. } | FeedForward::None => {
+                &[Self::Values, Self::Output]
+            }
             FeedForward::Experts { .. } => &[
                 Self::Values,
                 Self::Output,
@@ -92,6 +97,7 @@ impl Stage {
         };
         match layer.latent.as_ref().map(|latent| &latent.up) {
             Some(LatentUp::Absorbed { .. }) => stages,
+            None if !layer.has_mixer() => &stages[2..],
             Some(LatentUp::Expanded(_)) | None => &stages[1..],
         }
     }
@@ -120,7 +126,7 @@ impl LayerRun<'_> {
             (Stage::Latent, _) => layer.latent.as_ref().map_or(0, Latent::panels),
             (Stage::Absorb, _) => heads(layer.latent.as_ref().map(|latent| latent.absorbed().0)),
             (Stage::Values, _) => heads(layer.latent.as_ref().map(|latent| latent.absorbed().1)),
-            (Stage::Output, _) => layer.attn_output.panels(),
+            (Stage::Output, _) => layer.attn_output.as_ref().map_or(0, Packed::panels),
             (Stage::PerLayerGate | Stage::PerLayerOutput, _) => {
                 let own = layer.per_layer.as_ref();
                 let own = own.map(|own| match stage {
@@ -136,7 +142,7 @@ impl LayerRun<'_> {
                 (Stage::SharedDown, Some(shared)) => shared.down.panels(),
                 _ => 0,
             },
-            (_, FeedForward::Dense { .. }) => 0,
+            (_, FeedForward::Dense { .. } | FeedForward::None) => 0,
         }
     }
 
@@ -156,9 +162,10 @@ impl LayerRun<'_> {
                 (Stage::Latent, _) => self.expand_latent(layer, panels, tile),
                 (Stage::Absorb, _) => self.absorb(layer, panels, tile),
                 (Stage::Values, _) => self.values(layer, panels, tile),
-                // The residual stream is rounded to the boundary dtype at the end of a block only.
                 (Stage::Output, _) => {
-                    self.add(&layer.attn_output, panels, BoundaryDtype::F32, tile);
+                    if let Some(output) = &layer.attn_output {
+                        self.add(output, panels, self.attended_dtype(layer), tile);
+                    }
                 }
                 (Stage::PerLayerGate, _) => self.per_layer_gate(layer, panels, tile),
                 (Stage::PerLayerOutput, _) => {
@@ -179,7 +186,7 @@ impl LayerRun<'_> {
                     (Stage::SharedDown, Some(shared)) => self.shared_down(shared, panels, tile),
                     _ => {}
                 },
-                (_, FeedForward::Dense { .. }) => {}
+                (_, FeedForward::Dense { .. } | FeedForward::None) => {}
             }
         }
     }
@@ -199,19 +206,8 @@ impl LayerRun<'_> {
                 (Stage::Output, feed_forward) => {
                     self.end_attention(layer, tile);
                     match feed_forward {
-                        FeedForward::Experts {
-                            router,
-                            norms: Some(norms),
-                            ..
-                        } => {
-                            self.route_normed(router, norms, tile);
-                            self.ffn_norm(layer, tile);
-                        }
-                        FeedForward::Experts { router, shared, .. } => {
-                            self.ffn_norm(layer, tile);
-                            self.route(router, shared.as_deref(), tile);
-                        }
-                        FeedForward::Dense { .. } => self.ffn_norm(layer, tile),
+                        FeedForward::None => self.end_block(index, tile),
+                        _ => self.begin_feed_forward(layer, tile),
                     }
                 }
                 (Stage::GateUp, FeedForward::Dense { down, .. }) => {
@@ -232,6 +228,29 @@ impl LayerRun<'_> {
                     }
                 }
                 (Stage::GateUp | Stage::SharedGateUp | Stage::SharedDown, _) => {}
+            }
+        }
+    }
+
+    /// Reads `x`, prepares the feed-forward layer: writes `act`, and the routes to experts.
+    pub(super) unsafe fn begin_feed_forward(&self, layer: &Layer, tile: Tile<'_>) {
+        // SAFETY: by the contract of all steps.
+        unsafe {
+            match &layer.feed_forward {
+                FeedForward::Experts {
+                    router,
+                    norms: Some(norms),
+                    ..
+                } => {
+                    self.route_normed(router, norms, tile);
+                    self.ffn_norm(layer, tile);
+                }
+                FeedForward::Experts { router, shared, .. } => {
+                    self.ffn_norm(layer, tile);
+                    self.route(router, shared.as_deref(), tile);
+                }
+                FeedForward::Dense { .. } => self.ffn_norm(layer, tile),
+                FeedForward::None => {}
             }
         }
     }
@@ -265,9 +284,12 @@ impl LayerRun<'_> {
         }
     }
 
-    /// Reads `x`, writes `act`.
+    /// Reads `x`, writes `act`, in a layer that begins with attention or a recurrence.
     pub(super) unsafe fn attn_norm(&self, index: usize, tile: Tile<'_>) {
         let layer = &self.context.layers[index];
+        if !layer.has_mixer() {
+            return;
+        }
         let norm = layer.attn_norm.as_deref();
         // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
         unsafe { self.norm(norm, layer.qkv.form, tile) };
@@ -277,6 +299,7 @@ impl LayerRun<'_> {
     /// shared expert, and the plain form for the other experts.
     unsafe fn ffn_norm(&self, layer: &Layer, tile: Tile<'_>) {
         let form = match &layer.feed_forward {
+            FeedForward::None => return,
             FeedForward::Dense { ffn, .. } => ffn.form(),
             FeedForward::Experts {
                 shared: Some(shared),
@@ -379,7 +402,7 @@ impl LayerRun<'_> {
             let norm = layer.attn_post_norm.as_deref();
             // SAFETY: the unit owns the tile's rows of `x` and `branch`.
             unsafe {
-                self.end_branch(bias, norm, BoundaryDtype::F32, tile);
+                self.end_branch(bias, norm, self.attended_dtype(layer), tile);
                 self.norm_sum(layer.attn_sum_norm.as_ref(), BoundaryDtype::F32, tile);
             }
         }
@@ -409,6 +432,15 @@ impl LayerRun<'_> {
                 Some(own) => self.prepare_x(&own.gate, tile),
                 None => self.end_block(index, tile),
             }
+        }
+    }
+
+    /// Format to which the output of attention is rounded: the residual stream is rounded to the
+    /// boundary dtype at the end of a block only.
+    fn attended_dtype(&self, layer: &Layer) -> BoundaryDtype {
+        match layer.feed_forward {
+            FeedForward::None => self.last_dtype(layer),
+            _ => BoundaryDtype::F32,
         }
     }
 

@@ -13,7 +13,7 @@ use super::portable::matmul::Portable;
 use super::shared::{SharedMut, TileMut};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{avx2::Avx2, avx2::AvxVnni, avx512::Avx512, lanes};
-use super::{delta, kv, rope, rows};
+use super::{delta, kv, mamba, rope, rows};
 
 /// Table of the inner kernels `$dot` of all weight types.
 macro_rules! dots {
@@ -69,6 +69,9 @@ macro_rules! kernels {
                     = delta::convolve;
                 delta_rule(rows: &delta::DeltaRows<'_>, state: &mut [f32], values: &mut [f32])
                     = delta::rule;
+                mamba_scan(rows: &mamba::MambaRows<'_>, state: &mut [f32], values: &mut [f32])
+                    = mamba::scan;
+                squared_relu(x: &mut [f32]) = rows::squared_relu::<$lanes>;
                 add_round(x: &mut [f32], y: &[f32], dtype: BoundaryDtype) = rows::add_round;
                 rope(row: &rope::RopeRow<'_>, x: &mut [f32], head_dim: usize) = rows::rope;
                 store_kv(page: SharedMut<'_, u16>, slot: usize, key: &[f32], value: &[f32])

@@ -32,7 +32,7 @@
 //! | matrices | [`Kernels::matmul`], [`Kernels::matmul_swiglu`] |
 //! | rotation | [`Kernels::rope`], [`RopeTable`] |
 //! | cache layout, attention | [`Kernels::store_kv`], [`Kernels::attention`] |
-//! | convolution, delta rule | [`Kernels::convolve`], [`Kernels::delta_rule`] |
+//! | convolution, delta rule, Mamba-2 | [`Kernels::convolve`], [`Kernels::delta_rule`], [`Kernels::mamba_scan`] |
 //!
 //! Lengths are checked on entry; a wrong length panics. Shapes come from a model that
 //! [`Packed`] and the engine have accepted, so a wrong length is a bug of the caller and
@@ -54,6 +54,7 @@ mod isa;
 mod kv;
 #[macro_use]
 mod lanes;
+mod mamba;
 mod math;
 mod matmul;
 mod pack;
@@ -85,6 +86,7 @@ pub use error::PackError;
 pub use isa::Isa;
 pub use kv::{PAGE, key_cell, page_len, value_cell};
 pub use lanes::LANES;
+pub use mamba::MambaRows;
 pub use matmul::Output;
 pub use pack::{Matrix, Packed};
 pub use rope::RopeTable;
@@ -325,6 +327,23 @@ impl Kernels {
             "a delta rule of another shape"
         );
         dispatch!(self, delta_rule(rows, state, values));
+    }
+
+    /// As [`Self::delta_rule`], for Mamba-2.
+    ///
+    /// # Panics
+    /// When the shapes do not fit.
+    pub fn mamba_scan(self, rows: &MambaRows<'_>, state: &mut [f32], values: &mut [f32]) {
+        assert!(
+            rows.fits(state.len(), values.len()),
+            "a scan of another shape"
+        );
+        dispatch!(self, mamba_scan(rows, state, values));
+    }
+
+    /// `x = max(x, 0)^2` in place.
+    pub fn squared_relu(self, x: &mut [f32]) {
+        dispatch!(self, squared_relu(x));
     }
 
     /// `x = round(x + y)`, element by element.

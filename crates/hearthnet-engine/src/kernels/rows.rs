@@ -200,6 +200,10 @@ pub(super) unsafe fn gate<V: Lanes>(activation: Activation, g: &mut [f32], u: &[
                 gelu_erf::<V>(g);
                 g.iter_mut().zip(u).for_each(|(g, u)| *g *= u);
             }
+            Activation::SquaredRelu => {
+                squared_relu::<V>(g);
+                g.iter_mut().zip(u).for_each(|(g, u)| *g *= u);
+            }
             Activation::Clamped => gated::<V, true>(g, u),
         }
     }
@@ -247,6 +251,23 @@ unsafe fn gated<V: Lanes, const CLAMPED: bool>(g: &mut [f32], u: &[f32]) {
                 false => super::math::gelu(gate).mul(up),
             };
             product.store_partial(g.as_mut_ptr(), n);
+        }
+    }
+}
+
+/// max(x, 0)^2 in place.
+///
+/// # Safety
+/// See [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn squared_relu<V: Lanes>(x: &mut [f32]) {
+    for chunk in x.chunks_mut(LANES) {
+        // SAFETY: `chunk` has at most sixteen values, and its length is passed. This order of
+        // operands propagates a NaN.
+        unsafe {
+            let v = V::load_partial(chunk.as_ptr(), chunk.len(), 0.0);
+            let v = V::splat(0.0).max(v);
+            v.mul(v).store_partial(chunk.as_mut_ptr(), chunk.len());
         }
     }
 }

@@ -32,7 +32,7 @@ const TYPES: [(TensorType, f64, f64); 7] = [
 ];
 
 /// Families whose quantised forms have not been run through llama.cpp.
-const NOT_COMPARED: [&str; 14] = [
+const NOT_COMPARED: [&str; 18] = [
     "gemma4",
     "gemma4moe",
     "gemma4ple",
@@ -47,6 +47,10 @@ const NOT_COMPARED: [&str; 14] = [
     "museglimmer",
     "lfm2",
     "lfm2moe",
+    "granitehybrid",
+    "granitehybridmoe",
+    "nemotronh",
+    "nemotronhmoe",
 ];
 
 /// Tolerance in standard errors: of the mean difference from llama.cpp, and of the number of

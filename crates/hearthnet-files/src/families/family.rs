@@ -85,8 +85,17 @@ pub struct Family {
     pub delta: Option<DeltaFamily>,
     /// Whether blocks without key heads have a gated short convolution.
     pub convolution: bool,
+    /// Blocks with Mamba-2, which files list.
+    pub mamba: Option<MambaFamily>,
     /// Models that make vectors of whole texts.
     pub encoder: Option<EncoderFamily>,
+}
+
+/// Facts about the blocks of a family with Mamba-2.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MambaFamily {
+    /// [`ModelSpec::single`]
+    pub single: bool,
 }
 
 /// Facts about an encoder that files do not state.
@@ -165,6 +174,7 @@ impl Family {
         value_norm: false,
         delta: None,
         convolution: false,
+        mamba: None,
         encoder: None,
     };
 

@@ -1,7 +1,7 @@
 //! Supported families, one constant each. Keys and tensor names are those of llama.cpp's
 //! `llama-arch.cpp`.
 
-use super::family::{DeltaFamily, EncoderFamily, Family, Presence, Yarn};
+use super::family::{DeltaFamily, EncoderFamily, Family, MambaFamily, Presence, Yarn};
 use super::rules::*;
 use crate::boundary::BoundaryDtype;
 use crate::spec::{Activation, QkNorm, RopeKind};
@@ -471,7 +471,8 @@ pub(super) const BERT: Family = Family {
         PLAIN_ATTENTION,
         QKV_BIAS,
         OUTPUT_BIAS,
-        PLAIN_DENSE,
+        UNGATED_DENSE,
+        DENSE_BIAS,
         SUM_NORMS,
     ],
     reads: "attention.layer_norm_epsilon attention.causal",
@@ -531,4 +532,60 @@ pub(super) const MUSE_GLIMMER: Family = Family {
     logits_multiplied: true,
     rope_skip_every: Some(4),
     ..Family::BASE
+};
+
+/// Granite 4 H, dense and with experts beside one that all rows go through: nine of ten blocks have
+/// Mamba-2, the others attention without RoPE; constant factors as in Granite 3. Sources:
+/// "Transformers are SSMs" (arXiv 2405.21060) and the model cards of Granite 4 (IBM, 2025). Trained
+/// in bf16.
+pub(super) const GRANITE_HYBRID: Family = Family {
+    architecture: "granitehybrid",
+    boundary: BoundaryDtype::Bf16,
+    layer: &[ATTENTION, MAMBA, FEED_NORM, DENSE, EXPERTS, SHARED_EXPERT],
+    reads: "attention.scale embedding_scale residual_scale logit_scale rope.scaling.finetuned \
+        ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size \
+        expert_count expert_used_count expert_shared_feed_forward_length",
+    experts_normalised: true,
+    rope_skip_every: Some(1),
+    mamba: Some(MambaFamily { single: false }),
+    ..Family::BASE
+};
+
+/// Nemotron-H and Nemotron Nano 2: each block has either Mamba-2, or attention without RoPE, or a
+/// feed-forward layer without a gate. Source: "Nemotron-H: A Family of Accurate and Efficient Hybrid
+/// Mamba-Transformer Models" (arXiv 2504.03624). Trained in bf16.
+///
+/// `transformers` 5.24 raises the steps of a prompt to at least 0.001, and those of single tokens
+/// not; the code published with the models and llama.cpp do neither.
+pub(super) const NEMOTRON_H: Family = Family {
+    architecture: "nemotron_h",
+    boundary: BoundaryDtype::Bf16,
+    layer: &[ATTENTION, MAMBA, ONLY_FEED_NORM, UNGATED_DENSE],
+    reads: "attention.layer_norm_epsilon \
+        ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size",
+    activation: Activation::SquaredRelu,
+    rope_skip_every: Some(1),
+    mamba: Some(MambaFamily { single: true }),
+    ..Family::BASE
+};
+
+/// Nemotron 3 Nano: Nemotron-H with experts, which are chosen by sigmoids with a correction, beside
+/// one that all rows go through. Source: the model card of Nemotron 3 Nano 30B-A3B (NVIDIA, 2025).
+pub(super) const NEMOTRON_H_MOE: Family = Family {
+    architecture: "nemotron_h_moe",
+    layer: &[
+        ATTENTION,
+        MAMBA,
+        ONLY_FEED_NORM,
+        UNGATED_EXPERTS,
+        ROUTER_CORRECTION,
+        UNGATED_SHARED_EXPERT,
+    ],
+    reads: "attention.layer_norm_epsilon \
+        ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size \
+        expert_count expert_used_count expert_feed_forward_length expert_shared_count \
+        expert_shared_feed_forward_length expert_gating_func expert_weights_norm \
+        expert_weights_scale expert_group_count expert_group_used_count",
+    correction: Presence::Always,
+    ..NEMOTRON_H
 };

@@ -24,13 +24,13 @@ mod read;
 mod rules;
 
 pub(crate) use family::shared_tensors;
-pub use family::{DeltaFamily, EncoderFamily, Family, Presence, Yarn};
+pub use family::{DeltaFamily, EncoderFamily, Family, MambaFamily, Presence, Yarn};
 pub(crate) use keys::TYPE_COUNT;
 pub use rules::{
     CORRECTION, EMBEDDING, EMBEDDING_NORM, EMBEDDING_NORM_BIAS, Group, OUTPUT, OUTPUT_NORM,
     PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, POSITION_EMBEDDING,
     PROJECTION_DOWN, PROJECTION_UP, ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROUTER,
-    Rule, TYPE_EMBEDDING, is_convolution,
+    Rule, TYPE_EMBEDDING, is_convolution, is_vector,
 };
 
 use crate::error::ModelError;
@@ -65,6 +65,9 @@ pub const ALL: &[&Family] = &[
     &known::MUSE_GLIMMER,
     &known::LFM2,
     &known::LFM2_MOE,
+    &known::GRANITE_HYBRID,
+    &known::NEMOTRON_H,
+    &known::NEMOTRON_H_MOE,
 ];
 
 /// Metadata key with which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).

@@ -3,15 +3,15 @@
 use super::BOUNDARY_KEY;
 use super::family::{Family, Presence, Yarn};
 use super::keys::{Keys, LAYER_NORM_EPS, ORIGINAL_CONTEXT, PER_LAYER, RECURRENT, key_of};
-use super::per_block::{Windows, convolution, ffn, shared_keys};
+use super::per_block::{Mixers, Windows, convolution, ffn, shared_keys};
 use super::rules::{CORRECTION, EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, Value};
 use crate::schema::Lookup as _;
 use crate::spec::{
     AttentionSpec, DeltaSpec, ExpertSpec, GroupSpec, LatentSpec, LayerTensor, LeadingSpec,
-    MAX_SIZE, ModelSpec, PerLayerSpec, PredictionTables, RopeScaling, RopeSpec, ScaleSpec,
-    SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
+    MAX_SIZE, MambaSpec, ModelSpec, PerLayerSpec, PredictionTables, RopeScaling, RopeSpec,
+    ScaleSpec, SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
 };
 
 /// Widths of keys and values of a head in absorbed latent attention.
@@ -52,10 +52,15 @@ impl Family {
         let has = |layer, rule: &str| gguf.tensor(&format!("blk.{layer}.{rule}")).is_some();
         let experts = self.experts(&keys)?;
         let windows = Windows::read(&keys, layers)?;
-        let shared_keys = shared_keys(&keys, layers)?;
-        let (kv_heads, convolution) = match self.convolution {
-            true => convolution(&keys, layers)?,
-            false => (windows.kv_heads(&keys, layers, false)?, None),
+        let mixers = Mixers::read(&keys, layers)?;
+        let shared_keys = match mixers {
+            Some(_) => None,
+            None => shared_keys(&keys, layers)?,
+        };
+        let (kv_heads, convolution) = match &mixers {
+            Some(mixers) => (mixers.kv_heads, None),
+            None if self.convolution => convolution(&keys, layers)?,
+            None => (windows.kv_heads(&keys, layers, false)?, None),
         };
         let expert_ffn = match experts {
             Some(_) => keys.integer("expert_feed_forward_length")?,
@@ -76,13 +81,14 @@ impl Family {
             heads,
             kv_heads: kv_heads.unwrap_or(heads),
             head_dim,
-            ffn: match expert_ffn {
-                Some(ffn) => ffn,
-                None => ffn(&keys, layers)?,
+            ffn: match (expert_ffn, &mixers) {
+                (Some(ffn), _) => ffn,
+                (None, Some(mixers)) => mixers.ffn,
+                (None, None) => ffn(&keys, layers)?,
             },
             vocab: vocab(gguf, &keys)?,
             context: keys.required_integer("context_length")?,
-            norm_eps: keys.required_number(self.norm_eps_key())? as f32,
+            norm_eps: self.norm_eps(&keys)?,
             rope,
             boundary: match gguf.str(BOUNDARY_KEY)? {
                 None => self.boundary,
@@ -101,6 +107,9 @@ impl Family {
             scales: self.scales(&keys, width, layers)?,
             delta: self.delta(&keys)?,
             convolution,
+            mamba: self.mamba(&keys)?,
+            mixers: mixers.map(|mixers| mixers.letters).unwrap_or_default(),
+            single: self.mamba.is_some_and(|mamba| mamba.single),
             prediction,
             prediction_tables: match prediction {
                 0 => PredictionTables::default(),
@@ -130,6 +139,17 @@ impl Family {
         check_absorbed(&keys, &spec)?;
         check_kinds(&keys, &spec)?;
         Ok(spec)
+    }
+
+    /// Epsilon of the norms. Some files have it under another name, or under both.
+    fn norm_eps(&self, keys: &Keys<'_>) -> Result<f32, ModelError> {
+        let key = self.norm_eps_key();
+        match (keys.float32(key)?, keys.float32(LAYER_NORM_EPS)?) {
+            (Some(eps), Some(other)) if eps != other => {
+                Err(keys.bad(key, "must equal attention.layer_norm_epsilon"))
+            }
+            (eps, other) => eps.or(other).ok_or_else(|| keys.missing(key)),
+        }
     }
 
     fn norm_eps_key(&self) -> &'static str {
@@ -327,16 +347,21 @@ impl Family {
     }
 
     fn shared_expert(&self, keys: &Keys<'_>) -> Result<Option<SharedExpertSpec>, ModelError> {
-        if !self.lists(LayerTensor::SharedGate) {
+        if !self.lists(LayerTensor::SharedUp) {
             return Ok(None);
         }
+        let own = "expert_shared_feed_forward_length";
         if self.lists(LayerTensor::ExpertNorm) {
             let ffn = keys.required_integer("feed_forward_length")?;
             return Ok(Some(SharedExpertSpec { ffn, plain: true }));
         }
         if self.lists(LayerTensor::SharedScore) {
-            let ffn = keys.required_integer("expert_shared_feed_forward_length")?;
+            let ffn = keys.required_integer(own)?;
             return Ok(Some(SharedExpertSpec { ffn, plain: false }));
+        }
+        if self.reads_key(own) {
+            let ffn = keys.integer(own)?.filter(|ffn| *ffn > 0);
+            return Ok(ffn.map(|ffn| SharedExpertSpec { ffn, plain: true }));
         }
         // Several experts that all rows go through are stored side by side, as one.
         let each = keys.required_integer("expert_feed_forward_length")?;
@@ -353,11 +378,7 @@ impl Family {
         let Some(family) = self.delta else {
             return Ok(None);
         };
-        let value_heads = keys.required_integer("ssm.time_step_rank")?;
-        let values = keys.required_integer("ssm.inner_size")?;
-        if value_heads == 0 || !values.is_multiple_of(value_heads) {
-            return Err(keys.bad("ssm.inner_size", "must be a multiple of ssm.time_step_rank"));
-        }
+        let (value_heads, value_width) = recurrent_heads(keys)?;
         Ok(Some(DeltaSpec {
             // llama.cpp's default.
             attention_every: keys.integer("full_attention_interval")?.unwrap_or(4),
@@ -365,9 +386,23 @@ impl Family {
             key_heads: keys.required_integer("ssm.group_count")?,
             value_heads,
             key_width: keys.required_integer("ssm.state_size")?,
-            value_width: values / value_heads,
+            value_width,
             tiled: family.tiled,
             norm_eps: family.norm_eps,
+        }))
+    }
+
+    fn mamba(&self, keys: &Keys<'_>) -> Result<Option<MambaSpec>, ModelError> {
+        if self.mamba.is_none() {
+            return Ok(None);
+        }
+        let (heads, head_width) = recurrent_heads(keys)?;
+        Ok(Some(MambaSpec {
+            convolution: keys.required_integer("ssm.conv_kernel")?,
+            heads,
+            groups: keys.required_integer("ssm.group_count")?,
+            head_width,
+            state_rows: keys.required_integer("ssm.state_size")?,
         }))
     }
 
@@ -418,6 +453,14 @@ impl Family {
             }
             Some(other) => return unsupported("rope.scaling.type", other),
         };
+        // llama.cpp's switch for RoPE in this family.
+        let switch = "rope.scaling.finetuned";
+        if self.reads_key(switch) && keys.flag(switch)? != Some(false) {
+            return Err(keys.bad(
+                switch,
+                "must be false: RoPE is not supported in this family",
+            ));
+        }
         let local_theta = keys.number("rope.freq_base_swa")?;
         Ok(RopeSpec {
             kind: self.rope,
@@ -448,6 +491,16 @@ impl Family {
                 .number("rope.scaling.yarn_attn_factor")?
                 .unwrap_or(usual),
         })
+    }
+}
+
+/// Heads of a recurrence, and values per head.
+fn recurrent_heads(keys: &Keys<'_>) -> Result<(u32, u32), ModelError> {
+    let heads = keys.required_integer("ssm.time_step_rank")?;
+    let values = keys.required_integer("ssm.inner_size")?;
+    match heads > 0 && values.is_multiple_of(heads) {
+        true => Ok((heads, values / heads)),
+        false => Err(keys.bad("ssm.inner_size", "must be a multiple of ssm.time_step_rank")),
     }
 }
 

@@ -6,6 +6,9 @@ use crate::schema::Requirement;
 pub(super) struct Class {
     /// First element of `architectures`.
     pub(super) name: &'static str,
+    /// Key that tells this class from a later one of the same name, which lacks it. Empty if there
+    /// is none.
+    pub(super) with: &'static str,
     /// Accepted values of `model_type`.
     pub(super) model_types: &'static [&'static str],
     /// Family: `general.architecture`.
@@ -53,8 +56,10 @@ pub(super) struct Class {
     /// Whether the experts of a block are stacked in one tensor, gates and ups together, as
     /// columns.
     pub(super) stacked_experts: bool,
-    /// Whether the experts of a block may be stacked in one tensor, gates above ups, as rows.
-    pub(super) stacked_rows: bool,
+    /// Tensors that may be rows of another one.
+    pub(super) stacked_rows: StackedRows,
+    /// What tells blocks with attention from others.
+    pub(super) mixers: Mixers,
     /// Whether the experts of a block are stacked in one tensor as in the model file.
     pub(super) whole_experts: bool,
     /// Whether the model has token types, and its file states that it is not causal, as BERT.
@@ -63,8 +68,6 @@ pub(super) struct Class {
     pub(super) projection: bool,
     /// Whether blocks with a window have heads of their own: see `gemma4.rs`.
     pub(super) window_heads: bool,
-    /// Whether blocks may have a gated short convolution: see `lfm2.rs`.
-    pub(super) convolution: bool,
     /// Whether norm weights are stored minus 1.
     pub(super) norms_around_zero: bool,
     /// Whether the last norm is stored as it is nevertheless.
@@ -89,6 +92,24 @@ pub(super) struct Class {
     pub(super) special: &'static [(&'static str, &'static str)],
     /// Aliases of pre-tokenisers in this class.
     pub(super) pre: &'static [(&'static str, &'static str)],
+}
+
+/// Tensors whose rows lie in one tensor of the directory: name in the block of a model file, and in
+/// the directory behind `layers.N.`, number of the part that it is, and number of all parts. Of the
+/// tensors of experts, each expert has these parts.
+pub(super) type StackedRows = &'static [(&'static str, &'static str, u64, u64)];
+
+/// What tells which block has attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Mixers {
+    /// The family.
+    Family,
+    /// A list; the other blocks have a gated short convolution: see `lfm2.rs`.
+    Convolution,
+    /// A list; the other blocks have Mamba-2, and each has a feed-forward layer: see `mamba.rs`.
+    Listed,
+    /// As `Listed`, but each block has one part. A feed-forward layer has this name.
+    Single { feed: &'static str },
 }
 
 /// Source of `rope.dimension_count`.
@@ -118,6 +139,8 @@ pub(super) enum RopeBase {
     Or(f64),
     /// `rope_theta`, written only if it is not 10,000, the default in model files.
     Unusual,
+    /// `rope_theta`, if it is present.
+    Optional,
     /// Not written: `rope_theta` must be 10,000, the default in model files.
     Usual,
 }

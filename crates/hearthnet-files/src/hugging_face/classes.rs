@@ -12,6 +12,7 @@ use super::class::{
 use super::class_base::*;
 use super::encoder_classes::{BERT, NOMIC_BERT};
 use super::lfm2::{LFM2, LFM2_MOE};
+use super::mamba::{GRANITE_HYBRID, NEMOTRON_H, NEMOTRON_H_MOE};
 use super::muse_glimmer::MUSE_GLIMMER;
 use super::names::*;
 use super::routed_classes::{DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE};
@@ -465,7 +466,7 @@ const QWEN3_5_MOE: Class = Class {
         DELTA_KEYS,
     ],
     names: &[DELTA, ATTENTION, SHARED_EXPERT, MLP_EXPERTS, FEED_FORWARD],
-    stacked_rows: true,
+    stacked_rows: QWEN_STACKS,
     ..QWEN3_5
 };
 
@@ -493,7 +494,7 @@ const QWEN3_NEXT: Class = Class {
         MLP_EXPERTS,
         FEED_FORWARD,
     ],
-    stacked_rows: false,
+    stacked_rows: &[],
     ..QWEN3_5_MOE
 };
 
@@ -555,4 +556,7 @@ pub(super) const ALL: &[&Class] = &[
     &MUSE_GLIMMER,
     &LFM2,
     &LFM2_MOE,
+    &GRANITE_HYBRID,
+    &NEMOTRON_H_MOE,
+    &NEMOTRON_H,
 ];

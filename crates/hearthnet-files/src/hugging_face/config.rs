@@ -2,12 +2,13 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::class::{Class, Key, Kind};
+use super::class::{Class, Key, Kind, Mixers};
 use super::classes::ALL;
 use super::error::ImportError;
 use super::gemma4;
 use super::json::{bad, object, present, refuse_others, required, shown, typed};
 use super::lfm2;
+use super::mamba;
 use super::modules::{DENSE, Modules};
 use crate::families::TYPE_COUNT;
 use crate::gguf::Value;
@@ -195,8 +196,12 @@ impl Config {
         if self.class.window_heads {
             gemma4::write(&self.values, self.class.architecture, writer)?;
         }
-        if self.class.convolution {
-            lfm2::write(&self.values, self.class, writer)?;
+        match self.class.mixers {
+            Mixers::Family => {}
+            Mixers::Convolution => lfm2::write(&self.values, self.class, writer)?,
+            Mixers::Listed | Mixers::Single { .. } => {
+                return mamba::write(&self.values, self.class, writer);
+            }
         }
         let kinds = present(&self.values, "layer_types").and_then(Json::as_array);
         if let Some(kinds) = kinds.filter(|_| self.class.window_pattern) {
@@ -286,6 +291,10 @@ impl Config {
         if self.class.window_heads {
             gemma4::check(&self.values, spec)?;
         }
+        let listed = matches!(self.class.mixers, Mixers::Listed | Mixers::Single { .. });
+        if listed {
+            mamba::check(&self.values, spec)?;
+        }
         let kinds = |layer| match (spec.block(layer).mixer, spec.window(layer)) {
             (Mixer::Delta(_), _) => Json::from(LINEAR),
             (Mixer::Convolution { .. }, _) => Json::from(lfm2::CONVOLUTION),
@@ -297,7 +306,7 @@ impl Config {
             _ => Json::from(1),
         };
         let feeds = |layer| match spec.block(layer).feed {
-            Feed::Dense => Json::from("dense"),
+            Feed::Dense | Feed::None => Json::from("dense"),
             Feed::Experts(_) => Json::from("sparse"),
         };
         let per_layer: [(&str, &dyn Fn(u32) -> Json); 3] = [
@@ -305,7 +314,8 @@ impl Config {
             ("no_rope_layers", &turns),
             ("mlp_layer_types", &feeds),
         ];
-        for (key, expected) in per_layer {
+        // The spec follows a list of mixers.
+        for (key, expected) in per_layer.into_iter().skip(usize::from(listed)) {
             let Some(value) = present(&self.values, key) else {
                 continue;
             };
@@ -370,9 +380,11 @@ impl Config {
 fn class_of(values: &Map<String, Json>) -> Result<&'static Class, ImportError> {
     let named = present(values, "architectures");
     let first = named.and_then(|list| list.get(0));
-    let class = first
-        .and_then(Json::as_str)
-        .and_then(|name| ALL.iter().find(|class| class.name == name));
+    let class = first.and_then(Json::as_str).and_then(|name| {
+        let has = |key: &str| key.is_empty() || present(values, key).is_some();
+        let mut same = ALL.iter().filter(|class| class.name == name);
+        same.find(|class| has(class.with))
+    });
     class.copied().ok_or_else(|| {
         let found = named.map_or_else(|| "of no architecture".to_owned(), shown);
         let known: Vec<_> = ALL.iter().map(|c| c.name).collect();
@@ -422,7 +434,11 @@ fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), Impor
     known.extend(rules.map(|rule| rule.key));
     known.push(class.prediction);
     let own = if class.window_heads { gemma4::READ } else { "" };
-    let more = if class.convolution { lfm2::READ } else { "" };
+    let more = match class.mixers {
+        Mixers::Family => "",
+        Mixers::Convolution => lfm2::READ,
+        Mixers::Listed | Mixers::Single { .. } => mamba::READ,
+    };
     let types = if class.token_types { TYPES } else { "" };
     let scale = if class.computed_qk_norm { QK_SCALE } else { "" };
     let others = [IGNORED, READ, class.ignored, own, more, types, scale].into_iter();

@@ -9,6 +9,7 @@ use super::class::Class;
 use super::config::Config;
 use super::delta;
 use super::error::ImportError;
+use super::mamba;
 use super::planned::{Change, GROUP, Pick, Planned, Source};
 use super::shards::{PART_BYTES, Shards, Stored, wrong_type};
 use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, is_convolution};
@@ -202,6 +203,12 @@ impl<'a> Finder<'a> {
             let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
             return self.delta(rule, &theirs, &lengths, delta);
         }
+        let rule = name.splitn(3, '.').nth(2).filter(|_| spec.mamba.is_some());
+        if let Some((dims, change)) = rule.and_then(|rule| mamba::stored(rule, &lengths)) {
+            let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
+            let parts = vec![self.find(&theirs, &dims)?];
+            return Ok(Source::Rows { parts, change });
+        }
         let dims = match lengths[..] {
             // The directory has a matrix for each channel.
             [row, rows] if is_convolution(name) => vec![row, 1, rows],
@@ -230,8 +237,8 @@ impl<'a> Finder<'a> {
         Ok(Source::Rows { parts, change })
     }
 
-    /// Matrices of all experts in one stacked tensor, gates above ups, as rows. `None` if the
-    /// directory has them one by one.
+    /// Matrix, or those of all experts, as rows of another tensor ([`Class::stacked_rows`]). `None` if
+    /// the directory has them one by one.
     fn stacked_rows(
         &mut self,
         name: &str,
@@ -241,25 +248,25 @@ impl<'a> Finder<'a> {
         let Some((layer, rule)) = name
             .strip_prefix("blk.")
             .and_then(|name| name.split_once('.'))
-            .filter(|_| self.class.stacked_rows)
         else {
             return Ok(None);
         };
-        let (theirs, part, of) = match rule {
-            "ffn_gate_exps.weight" => ("gate_up_proj", 0, 2),
-            "ffn_up_exps.weight" => ("gate_up_proj", 1, 2),
-            "ffn_down_exps.weight" => ("down_proj", 0, 1),
-            _ => return Ok(None),
+        let mut stacks = self.class.stacked_rows.iter();
+        let Some((_, theirs, part, of)) = stacks.find(|(ours, ..)| *ours == rule) else {
+            return Ok(None);
         };
         let (model, _) = self.prefix;
-        let theirs = format!("{model}{}.{layer}.mlp.experts.{theirs}", self.class.blocks);
+        let theirs = format!("{model}{}.{layer}.{theirs}", self.class.blocks);
         let [row, rows] = *lengths else {
             return Ok(None);
         };
         if self.shards.get(&theirs).is_none() {
             return Ok(None);
         }
-        let dims = [row, rows.saturating_mul(of), experts.into()];
+        let mut dims = vec![row, rows.saturating_mul(*of)];
+        if rule.contains("_exps.") {
+            dims.push(experts.into());
+        }
         let (stored, dtype) = self.find(&theirs, &dims)?;
         let parts = (0..u64::from(experts)).map(|expert| {
             let first = (expert * of + part) * rows;

@@ -23,6 +23,7 @@ mod finder;
 mod gemma4;
 mod json;
 mod lfm2;
+mod mamba;
 mod modules;
 mod muse_glimmer;
 mod names;

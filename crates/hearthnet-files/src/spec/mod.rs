@@ -30,7 +30,7 @@ pub use encoder::EncoderSpec;
 pub use experts::{
     ExpertSpec, GroupSpec, LeadingSpec, MAX_EXPERTS, MAX_EXPERTS_USED, SharedExpertSpec,
 };
-pub use recurrent::{ConvolutionSpec, DeltaSpec, MAX_CONVOLUTION, StateSize};
+pub use recurrent::{ConvolutionSpec, DeltaSpec, MAX_CONVOLUTION, MambaSpec, StateSize};
 pub use rope::{RopeKind, RopeScaling, RopeSpec, Rotation, YarnSpec};
 
 /// Limit of blocks for multi-token prediction; published models have one.
@@ -93,6 +93,16 @@ pub struct ModelSpec {
     /// Blocks with a gated short convolution instead of attention; not together with `delta`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub convolution: Option<ConvolutionSpec>,
+    /// Mamba-2 of the blocks that [`Self::mixers`] names.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mamba: Option<MambaSpec>,
+    /// A letter for each block: `M` for Mamba-2, `*` for attention, `-` for neither. Empty if the
+    /// other fields tell which block has what.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mixers: String,
+    /// Whether a block with Mamba-2 or attention has no feed-forward layer.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub single: bool,
     /// Blocks for multi-token prediction behind the last block. They are part of the model, but
     /// nothing uses them.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -214,6 +224,7 @@ impl ModelSpec {
             let reason = "must not be combined with a gated delta rule";
             ensure(self.delta.is_none(), "convolution.positions", reason)?;
         }
+        self.check_mixers()?;
         self.check_windows()?;
         self.check_shared_keys()?;
         self.check_encoder()?;
@@ -233,7 +244,31 @@ impl ModelSpec {
 
     /// Whether some blocks have a recurrence.
     pub fn is_recurrent(&self) -> bool {
-        self.delta.is_some() || self.convolution.is_some()
+        self.delta.is_some() || self.convolution.is_some() || self.mamba.is_some()
+    }
+
+    /// Checks Mamba-2, and the list of the blocks that have it.
+    fn check_mixers(&self) -> Result<(), SpecError> {
+        let Some(mamba) = self.mamba else {
+            let plain = self.mixers.is_empty() && !self.single;
+            return ensure(plain, "mixers", "must be combined with Mamba-2");
+        };
+        mamba.check(self.context)?;
+        let each = self.mixers.len() == self.layers as usize;
+        ensure(each, "mixers", "must have a letter for each block")?;
+        let known = if self.single { "M*-" } else { "M*" };
+        let known = self.mixers.chars().all(|letter| known.contains(letter));
+        let reason = "must be of the letters M and *, and - if blocks have one or the other part";
+        ensure(known, "mixers", reason)?;
+        let others = self.delta.is_some()
+            || self.convolution.is_some()
+            || self.attention.latent.is_some()
+            || self.shared_keys.is_some()
+            || self.per_layer.is_some()
+            || self.prediction > 0;
+        let reason = "must not be combined with latent attention, another recurrence, shared keys, \
+            per-layer inputs or multi-token prediction";
+        ensure(!others, "mixers", reason)
     }
 
     /// Checks the heads of blocks with a window.
@@ -351,6 +386,9 @@ pub enum Activation {
     /// GELU by the error function: `g / 2 (1 + erf(g / sqrt(2)))`.
     #[serde(rename = "gelu_erf")]
     GeluErf,
+    /// `max(u, 0)^2`. Feed-forward layers have no gate.
+    #[serde(rename = "relu2")]
+    SquaredRelu,
     /// Clamped SwiGLU: `(u + 1) * g / (1 + exp(-1.702 g))` with `g <= 7` and `-7 <= u <= 7`.
     Clamped,
 }

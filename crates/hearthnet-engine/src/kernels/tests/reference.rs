@@ -110,6 +110,34 @@ pub(super) fn delta_row(
     out.collect()
 }
 
+/// Section 15: one row of one head. `state[i][j]` belongs to value i of B and j of the head.
+pub(super) fn mamba_row(
+    state: &mut [Vec<f32>],
+    [write, read, value]: [&[f32]; 3],
+    [decay, step, skip]: [f32; 3],
+    how: Fma,
+) -> Vec<f32> {
+    let fma = |a: f32, b: f32, c: f32| match how {
+        Fma::Fused => a.mul_add(b, c),
+        Fma::Separate => a * b + c,
+    };
+    let out = (0..value.len()).map(|j| {
+        let (d, mut out) = (value[j] * step, 0.0);
+        for ((state, b), c) in state.iter_mut().zip(write).zip(read) {
+            state[j] = fma(*b, d, state[j] * decay);
+            out = fma(*c, state[j], out);
+        }
+        fma(skip, value[j], out)
+    });
+    out.collect()
+}
+
+/// Section 5.
+pub(super) fn squared_relu(u: f32) -> f32 {
+    let r = if 0.0 > u { 0.0 } else { u };
+    r * r
+}
+
 pub(super) fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
     let sum = fold16(x.len(), |i, lane| fma(x[i], x[i], lane));
     let s = 1.0 / (sum / x.len() as f32 + eps).sqrt();

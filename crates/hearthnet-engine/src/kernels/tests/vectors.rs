@@ -236,6 +236,42 @@ fn the_recurrence_of_the_specification_holds() {
 }
 
 #[test]
+fn the_scan_of_mamba_2_of_the_specification_holds() {
+    let rows = |value: fn(f32, f32) -> f32| -> Vec<f32> {
+        let rows = (0..3).flat_map(|p| (0..2).map(move |i| (i as f32, p as f32)));
+        rows.map(|(i, p)| value(i, p)).collect()
+    };
+    let (write, read) = (
+        rows(|i, p| (i + p + 1.0) / 5.0),
+        rows(|i, p| (2.0 - i + p) / 7.0),
+    );
+    let values = rows(|j, p| (p + 1.0) / (j + 3.0));
+    let steps = [1.0 / 3.0, 2.0 / 3.0, 1.0];
+    for kernels in all_kernels() {
+        let (mut state, mut out) = ([0.0; 4], values.clone());
+        let all = MambaRows {
+            write: &write,
+            read: &read,
+            decay: &[1.0, 0.5, 1.0 / 3.0],
+            steps: &steps,
+            skip: 0.5,
+        };
+        kernels.mamba_scan(&all, &mut state, &mut out);
+        let rows = values.chunks(2).zip(out.chunks(2)).zip(steps);
+        for (p, ((values, out), step)) in rows.enumerate() {
+            let bits = |x: f32| format!("`{:08x}`", x.to_bits());
+            let [a, b] = [values[0] * step, values[1] * step].map(bits);
+            let [c, d] = [out[0], out[1]].map(bits);
+            assert_in_spec(&format!("| {p} | {a} | {b} | {c} | {d} |"));
+        }
+        let mut squares = [-2.0, 1.5];
+        kernels.squared_relu(&mut squares);
+        let [a, b] = squares.map(f32::to_bits);
+        assert_in_spec(&format!("relu2(-2) is `{a:08x}`, relu2(1.5) is `{b:08x}`"));
+    }
+}
+
+#[test]
 fn the_stretched_rotations_of_the_specification_hold() {
     let amplitude = YarnSpec::usual_amplitude(32.0, 0.0);
     assert_in_spec(&format!("amplitude {amplitude}"));

@@ -80,6 +80,42 @@ GROUPED_EXPERTS = dict(
 LATENT = dict(GROUPED_EXPERTS, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=8, v_head_dim=32)
 
 
+# Blocks 1, 2 and 4 have Mamba-2, block 3 has attention.
+GRANITE_HYBRID = dict(
+    SIZES,
+    num_hidden_layers=4,
+    layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    mamba_n_heads=4,
+    mamba_d_head=16,
+    mamba_d_state=16,
+    mamba_expand=2,
+    embedding_multiplier=3.0,
+    residual_multiplier=0.4,
+    attention_multiplier=0.2,
+    logits_scaling=1.5,
+    shared_intermediate_size=64,
+)
+# Each block has one part. Steps are hardly limited, as in the published code.
+NEMOTRON_H = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=256,
+    mamba_num_heads=8,
+    mamba_head_dim=16,
+    ssm_state_size=16,
+    n_groups=2,
+    time_step_min=1e-9,
+    bos_token_id=1,
+    eos_token_id=None,
+    pad_token_id=0,
+)
+MAMBA, ATTENTION = "linear_attention", "full_attention"
+
+
 # Added to the seed if another draw keeps greedy choices further apart.
 SEEDS = {
     "gemma4": 1,
@@ -331,6 +367,36 @@ FAMILIES = {
             DELTA_EXPERTS,
             norm_topk_prob=True,
             rope_parameters=rope(partial_rotary_factor=0.5),
+        ),
+    ),
+    "granitehybrid": (
+        "GraniteMoeHybrid",
+        dict(GRANITE_HYBRID, num_local_experts=0, num_experts_per_tok=0, tie_word_embeddings=True),
+    ),
+    "granitehybridmoe": (
+        "GraniteMoeHybrid",
+        dict(
+            GRANITE_HYBRID,
+            mamba_n_groups=2,
+            intermediate_size=32,
+            num_local_experts=5,
+            num_experts_per_tok=3,
+        ),
+    ),
+    "nemotronh": (
+        "NemotronH",
+        dict(NEMOTRON_H, layers_block_type=[MAMBA, "mlp", ATTENTION, "mlp", MAMBA, MAMBA]),
+    ),
+    "nemotronhmoe": (
+        "NemotronH",
+        dict(
+            NEMOTRON_H,
+            layers_block_type=[MAMBA, "moe", MAMBA, ATTENTION, "moe"],
+            n_routed_experts=5,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+            moe_shared_expert_intermediate_size=64,
+            routed_scaling_factor=1.5,
         ),
     ),
     "glm4": (
@@ -736,6 +802,32 @@ def encoders(names, llama_cpp):
     path.write_text(json.dumps(known, indent=None, sort_keys=True).replace('}, "', '},\n"') + "\n")
 
 
+def as_published(directory):
+    """Names of the blocks in `config.json` as such models are published; the converter reads no others.
+
+    Returns the converter's options: `AutoConfig` would add experts to models that have none.
+    """
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    if config["model_type"] == "granitemoehybrid":
+        kinds = {MAMBA: "mamba", ATTENTION: "attention"}
+        config["layer_types"] = [kinds[kind] for kind in config["layer_types"]]
+        config["position_embedding_type"] = "nope"
+    elif config["model_type"] == "nemotron_h":
+        kinds = config.pop("layers_block_type", None) or config.pop("layer_types")
+        letters = {MAMBA: "M", ATTENTION: "*", "mlp": "-", "moe": "E"}
+        config["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
+        config["num_hidden_layers"] = len(kinds)
+        if "moe" not in kinds:
+            experts = ("moe_", "n_group", "n_routed", "n_shared", "norm_topk", "num_experts", "routed_", "topk_")
+            keep = ("n_groups",)
+            config = {k: v for k, v in config.items() if k in keep or not k.startswith(experts)}
+    else:
+        return {}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return {"hparams": config}
+
+
 def convert(model, name, llama_cpp):
     """llama.cpp's converter without the vocabulary, which these models do not have."""
     sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
@@ -745,6 +837,7 @@ def convert(model, name, llama_cpp):
     with tempfile.TemporaryDirectory() as directory, torch.inference_mode():
         directory = Path(directory)
         model.save_pretrained(directory)
+        more = as_published(directory)
         hparams = ModelBase.load_hparams(directory, False)
         kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
         # Gemma's converter only counts the tokens in this file.
@@ -766,7 +859,8 @@ def convert(model, name, llama_cpp):
                     self.gguf_writer.add_sliding_window(self.hparams["sliding_window"])
 
         out = HERE / f"{name}.gguf"
-        converter = Converter(directory, gguf.LlamaFileType.MOSTLY_F16, out, eager=True, model_name=name)
+        file_type = gguf.LlamaFileType.MOSTLY_F16
+        converter = Converter(directory, file_type, out, eager=True, model_name=name, **more)
         if name == "mistral3":
             # It delegates to another converter.
             converter.impl.set_vocab = lambda: None

@@ -1,6 +1,6 @@
 """Makes the model directories here, and llama.cpp's conversions of them. See README.md.
 
-Usage: generate.py LLAMA_CPP_DIRECTORY
+Usage: generate.py LLAMA_CPP_DIRECTORY [family ...]
 """
 
 import hashlib
@@ -65,13 +65,14 @@ def converter(llama_cpp, directory, file_type, out, changes=None, **more):
         made(directory, file_type, out, eager=True, **more).write()
 
 
-def family_directories(llama_cpp):
+def family_directories(llama_cpp, names=()):
     """Directories whose conversions are byte-identical to the GGUF files of the families."""
-    for name in families.FAMILIES:
+    for name in names or families.FAMILIES:
         model = families.build(name)
-        exact = name.startswith(("gemma", "qwen35", "qwen3next", "museglimmer"))
+        exact = name.startswith(("gemma", "granitehybrid", "museglimmer", "nemotronh", "qwen35", "qwen3next"))
         directory = HERE / name
         save(model, directory, "exact norms" if exact else torch.float16)
+        families.as_published(directory)
         if name == "qwen35moe":
             stack_experts(directory)
 
@@ -317,7 +318,9 @@ def tokenizers(llama_cpp):
 def main():
     llama_cpp = Path(sys.argv[1])
     sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
-    family_directories(llama_cpp)
+    family_directories(llama_cpp, sys.argv[2:])
+    if sys.argv[2:]:
+        return
     encoder_directories(llama_cpp)
     (HERE / "types.json").write_text(json.dumps(types(llama_cpp), indent=1, sort_keys=True) + "\n")
     known = tokenizers(llama_cpp)
