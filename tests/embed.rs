@@ -80,3 +80,41 @@ fn a_text_without_a_vector_is_named() {
     let refused = home.run(&["embed", "--model", bad.to_str().expect("a path"), "one"]);
     assert_complains(&refused, "llama.pooling_type");
 }
+
+/// Directory of a tiny BERT with a WordPiece vocabulary.
+const BERT: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../crates/hearthnet-files/tests/data/hugging_face/text-bert"
+);
+
+#[test]
+fn an_encoder_makes_vectors_and_is_refused_elsewhere_with_what_it_is_for() {
+    let home = Home::new();
+    let found = home.json(&["embed", "--model", BERT, "--json", "the cat", "the donkey"]);
+    let both = vectors(&found);
+    assert!(both.len() == 2 && both[0] != both[1]);
+    // Case and accents do not matter to this vocabulary, the order of words does.
+    let again = home.json(&["embed", "--model", BERT, "--json", "THE CÁT", "donkey the"]);
+    let again = vectors(&again);
+    assert_eq!(again[0], both[0]);
+    assert_ne!(again[1], both[1]);
+    let long = "the cat ".repeat(40);
+    let long = home.run(&["embed", "--model", BERT, &long]);
+    assert_complains(&long, "and the context of the model 64");
+    for command in [
+        &["chat", "--local", "--model", BERT, "hello"][..],
+        &["shard", "serve", "--model", BERT, "--layers", "0-0"],
+        &["bench", "engine", "--model", BERT],
+    ] {
+        let refused = home.run(&[&ENABLE[..], command].concat());
+        assert_complains(&refused, "makes vectors of texts");
+        assert_complains(&refused, "hearthnet embed");
+    }
+    let inspected = home.run(&["model", "inspect", BERT]);
+    let shown = succeeded(&inspected);
+    assert!(
+        shown.contains("vectors of whole texts, mean-hidden-1"),
+        "{shown}"
+    );
+    assert!(shown.contains("hearthnet embed"), "{shown}");
+}

@@ -169,6 +169,7 @@ fn attention(kernels: Kernels, depth: usize) {
             sinks: None,
             position: depth,
             window: None,
+            both_sides: None,
             pages: &pages,
         };
         let time = fastest(|_| {

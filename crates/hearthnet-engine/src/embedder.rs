@@ -9,7 +9,7 @@ use crate::options::EngineOptions;
 use crate::pooling::Pool;
 use crate::sequence::Span;
 
-/// Rows that run together.
+/// Rows of a text that run together, if each attends to earlier ones only.
 const PIECE_ROWS: usize = 256;
 
 /// Whole model that makes vectors of texts.
@@ -69,10 +69,15 @@ impl Embedder {
         let (width, values) = (spec.width as usize, spec.row_values(&(0..spec.layers)));
         let mut pool = Pool::new(self.pooling, width);
         let (mut rows, mut position) = (Vec::new(), 0);
-        let mut run = || {
-            for piece in ids.chunks(PIECE_ROWS) {
+        // Rows of an encoder attend to later ones.
+        let together = match spec.encoder {
+            Some(_) => ids.len(),
+            None => PIECE_ROWS,
+        };
+        let mut run = || -> Result<(), EngineError> {
+            for piece in ids.chunks(together) {
                 self.head.embed(piece, &mut rows)?;
-                // At most `PIECE_ROWS`.
+                // At most `PIECE_ROWS`, or the context, which `Head::embed` checks.
                 let count = piece.len() as u32;
                 self.engine
                     .forward(&[Span::new(seq, position, count)], &mut rows)?;
@@ -89,6 +94,8 @@ impl Embedder {
         };
         let done = run();
         self.engine.close(seq);
-        done.and_then(|()| pool.finish().ok_or(EngineError::VectorOverflow))
+        done?;
+        pool.change(|state| self.head.project(state));
+        pool.finish().ok_or(EngineError::VectorOverflow)
     }
 }

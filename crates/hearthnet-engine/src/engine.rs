@@ -181,7 +181,7 @@ impl<B: Backend> EngineOn<B> {
     /// `x` has the rows of the spans one after another, each with
     /// [`ModelSpec::row_values`] values. Outputs replace the first `width` values of each row.
     /// Values must already be rounded to the boundary dtype, as embeddings and outputs of other
-    /// engines are.
+    /// engines are. In an encoder, a span is a whole text.
     ///
     /// # Errors
     /// See [`EngineError`]. After an error, all sequences have the length of before; after one of a
@@ -209,6 +209,11 @@ impl<B: Backend> EngineOn<B> {
             });
         }
         self.spec.check_range(&layers)?;
+        if let Some(span) = spans.iter().find(|span| span.position > 0)
+            && self.spec.encoder.is_some()
+        {
+            return Err(EngineError::WholeText(span.seq));
+        }
         let values = self.spec.row_values(&layers);
         let rows: usize = spans.iter().map(|span| span.rows as usize).sum();
         if rows.checked_mul(values) != Some(x.len()) {

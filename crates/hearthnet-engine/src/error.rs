@@ -89,6 +89,9 @@ pub enum EngineError {
     /// The range separates a layer from the one whose keys and values it uses.
     #[error("layers cannot run: {0}")]
     Cut(#[from] CutError),
+    /// Rows of the text of an encoder attend to later rows, so that all must come together.
+    #[error("the model reads a text as a whole: sequence {0} cannot be continued")]
+    WholeText(SeqId),
     #[error("sequence {0} appears twice in one batch")]
     DuplicateSequence(SeqId),
     #[error("the span of sequence {0} has no rows")]

@@ -11,6 +11,7 @@ use hearthnet_files::spec::ModelSpec;
 use parking_lot::Mutex;
 
 use crate::cpu::{Engine, check};
+use crate::encoder_head::{EncoderHead, EncoderTensors};
 use crate::error::{EngineError, LoadError};
 use crate::forward::{share, units};
 use crate::kernels::{Act, ActForm, Kernels, Output, Packed, SharedMut};
@@ -30,10 +31,12 @@ pub struct Head {
     kernels: Kernels,
     thread_pool: Arc<ThreadPool>,
     embedding: Packed,
-    norm: Vec<f32>,
+    /// `None` if the outputs of the last layer are the final hidden states.
+    norm: Option<Vec<f32>>,
     /// `None` if the embedding is also the output matrix.
     output: Option<Packed>,
     per_layer: Option<PerLayerHead>,
+    encoder: Option<EncoderHead>,
     weight_bytes: u64,
     act: Mutex<Act>,
 }
@@ -78,6 +81,10 @@ impl Head {
         if let Some(output) = &output {
             packed = packed.saturating_add(packed_bytes(output)?);
         }
+        let encoder = spec.encoder.map(|_| EncoderTensors::of(file)).transpose()?;
+        for view in encoder.iter().flat_map(|tensors| tensors.matrices()) {
+            packed = packed.saturating_add(packed_bytes(view)?);
+        }
         let per_layer = match spec.per_layer {
             Some(_) => Some((
                 file.tensor(PER_LAYER_EMBEDDING)?,
@@ -100,7 +107,10 @@ impl Head {
             kernels,
             thread_pool,
             embedding: loader.matrix(&embedding)?,
-            norm: loader.vector(&file.tensor(file.family().output_norm)?)?,
+            norm: match spec.encoder.is_some_and(|encoder| encoder.layer_norm) {
+                true => None,
+                false => Some(loader.vector(&file.tensor(file.family().output_norm)?)?),
+            },
             output: output.map(|output| loader.matrix(&output)).transpose()?,
             per_layer: match per_layer {
                 Some((embedding, projection)) => Some(PerLayerHead {
@@ -110,6 +120,9 @@ impl Head {
                 }),
                 None => None,
             },
+            encoder: encoder
+                .map(|tensors| tensors.load(&mut loader))
+                .transpose()?,
             weight_bytes: loader.bytes as u64,
             spec,
             act: Mutex::default(),
@@ -133,16 +146,23 @@ impl Head {
     }
 
     /// Replaces `out` by the embeddings of `ids`, the input of the first layer: one row of
-    /// [`ModelSpec::row_values`] of all layers per token, rounded to the boundary dtype.
+    /// [`ModelSpec::row_values`] of all layers per token, rounded to the boundary dtype. Of an
+    /// encoder, `ids` are a whole text.
     ///
     /// # Errors
-    /// [`EngineError::UnknownToken`]; [`EngineError::InputNotFinite`] when an embedding exceeds the
-    /// range of the boundary dtype. `out` is then empty.
+    /// [`EngineError::UnknownToken`]; [`EngineError::ContextFull`] when the text of an encoder is
+    /// longer than its context; [`EngineError::InputNotFinite`] when an embedding exceeds the range
+    /// of the boundary dtype. `out` is then empty.
     pub fn embed(&self, ids: &[u32], out: &mut Vec<f32>) -> Result<(), EngineError> {
         out.clear();
         let vocab = self.spec.vocab;
         if let Some(&id) = ids.iter().find(|id| **id >= vocab) {
             return Err(EngineError::UnknownToken { id, vocab });
+        }
+        let limit = self.spec.context;
+        if self.encoder.is_some() && ids.len() > limit as usize {
+            let wanted = ids.len() as u64;
+            return Err(EngineError::ContextFull { wanted, limit });
         }
         let width = self.spec.width as usize;
         let row_values = self.spec.row_values(&(0..self.spec.layers));
@@ -152,6 +172,14 @@ impl Head {
             self.embedding.dequantise_row(id as usize, stream);
             if let Some(scale) = self.spec.scales.embedding {
                 stream.iter_mut().for_each(|value| *value *= scale);
+            }
+            if self.spec.embedding_norm {
+                let ones = vec![1.0; width];
+                self.kernels
+                    .rms_norm_in_place(stream, &ones, self.spec.norm_eps);
+            }
+            if let Some(encoder) = &self.encoder {
+                encoder.finish_row(self.kernels, row, self.spec.norm_eps, stream);
             }
             self.spec.boundary.round(stream);
             if let Some(per_layer) = &self.per_layer {
@@ -213,9 +241,28 @@ impl Head {
     /// As for [`Self::logits`]. `rows` is then unchanged.
     pub fn norm(&self, rows: &mut [f32]) -> Result<(), EngineError> {
         self.check_rows(rows)?;
-        self.kernels
-            .rms_norm_in_place(rows, &self.norm, self.spec.norm_eps);
+        if let Some(norm) = &self.norm {
+            self.kernels
+                .rms_norm_in_place(rows, norm, self.spec.norm_eps);
+        }
         Ok(())
+    }
+
+    /// Takes the pooled state of a text through the matrices behind it, if the model has them.
+    pub(crate) fn project(&self, state: &mut [f32]) {
+        let projection = self.encoder.as_ref();
+        let Some((up, down)) = projection.and_then(|encoder| encoder.projection.as_ref()) else {
+            return;
+        };
+        let mut act = self.act.lock();
+        let mut between = vec![0.0; up.rows()];
+        self.kernels
+            .prepare(state, state.len(), ActForm::of([up]), &mut act);
+        self.multiply(up, &act, 1, &mut between);
+        let form = ActForm::of([down]);
+        self.kernels
+            .prepare(&between, between.len(), form, &mut act);
+        self.multiply(down, &act, 1, state);
     }
 
     fn check_rows(&self, rows: &[f32]) -> Result<(), EngineError> {
@@ -238,9 +285,15 @@ impl Head {
         let matrix = self.output.as_ref().unwrap_or(&self.embedding);
         let mut act = self.act.lock();
         let form = ActForm::of([matrix]);
-        self.kernels
-            .norm_prepare(rows, &self.norm, self.spec.norm_eps, form, &mut act);
-        self.multiply(matrix, &act, rows.len() / self.norm.len(), out);
+        let width = self.spec.width as usize;
+        match &self.norm {
+            Some(norm) => {
+                self.kernels
+                    .norm_prepare(rows, norm, self.spec.norm_eps, form, &mut act);
+            }
+            None => self.kernels.prepare(rows, width, form, &mut act),
+        }
+        self.multiply(matrix, &act, rows.len() / width, out);
     }
 
     /// Replaces `out` by the products of `count` rows of activations with a matrix.

@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 
-use hearthnet_files::spec::{DeltaSpec, Rotation};
+use hearthnet_files::spec::{DeltaSpec, MambaSpec, Rotation};
 
 use crate::kernels::{ActForm, Packed};
 use crate::kv::KvPlace;
 
 #[derive(Debug)]
 pub(super) struct Layer {
-    pub(super) attn_norm: Vec<f32>,
+    /// `None` if the matrices read the residual stream as it is, or the layer has a feed-forward
+    /// layer only.
+    pub(super) attn_norm: Option<Vec<f32>>,
     /// Matrices that read the normalised residual stream. With latent attention, their outputs are
     /// the low-rank rows.
     pub(super) qkv: Qkv,
@@ -20,6 +22,9 @@ pub(super) struct Layer {
     /// Gated short convolution instead of attention. `qkv` then gives the factors before it, the
     /// factors behind it, and its inputs; `attn_output` is the output projection.
     pub(super) convolution: Option<ShortConvolution>,
+    /// Mamba-2 instead of attention. `qkv` then gives the gates of the outputs, the inputs of the
+    /// convolution, and the step of each head; `attn_output` is the output projection.
+    pub(super) mamba: Option<Mamba>,
     /// Width of the queries of all heads, as attention reads them.
     pub(super) q: usize,
     /// Width of the keys in `qkv`, and of the values; 0 for a layer that uses those of another.
@@ -35,12 +40,20 @@ pub(super) struct Layer {
     pub(super) window: Option<usize>,
     /// Attention sink of each query head.
     pub(super) sinks: Option<Vec<f32>>,
-    pub(super) attn_output: Packed,
+    /// `None` in a layer that has a feed-forward layer only.
+    pub(super) attn_output: Option<Packed>,
     pub(super) attn_output_bias: Option<Vec<f32>>,
     pub(super) attn_post_norm: Option<Vec<f32>>,
-    pub(super) ffn_norm: Vec<f32>,
+    /// LayerNorm of the residual stream after the output of attention was added.
+    pub(super) attn_sum_norm: Option<LayerNorm>,
+    /// `None` if the feed-forward layer reads the residual stream as it is, or there is none.
+    pub(super) ffn_norm: Option<Vec<f32>>,
     pub(super) feed_forward: FeedForward,
+    /// Bias of the down projection.
+    pub(super) ffn_bias: Option<Vec<f32>>,
     pub(super) ffn_post_norm: Option<Vec<f32>>,
+    /// LayerNorm of the residual stream after the feed-forward output was added.
+    pub(super) ffn_sum_norm: Option<LayerNorm>,
     pub(super) per_layer: Option<PerLayer>,
     /// Factor of the layer's output.
     pub(super) scale: Option<f32>,
@@ -53,7 +66,15 @@ pub(super) struct Layer {
 }
 
 #[derive(Debug)]
+pub(super) struct LayerNorm {
+    pub(super) weight: Vec<f32>,
+    pub(super) bias: Vec<f32>,
+}
+
+#[derive(Debug)]
 pub(super) enum FeedForward {
+    /// The layer has nothing behind its recurrence or attention.
+    None,
     Dense {
         ffn: Ffn,
         down: Packed,
@@ -99,8 +120,7 @@ pub(super) struct SharedExpert {
 #[derive(Debug)]
 pub(super) struct Delta {
     pub(super) spec: DeltaSpec,
-    /// `[positions][channels]`, oldest position first.
-    pub(super) convolution: Vec<f32>,
+    pub(super) convolution: ShortConvolution,
     pub(super) decay: Vec<f32>,
     pub(super) decay_bias: Vec<f32>,
     pub(super) norm: Vec<f32>,
@@ -108,7 +128,7 @@ pub(super) struct Delta {
     pub(super) scores: Vec<(usize, usize)>,
 }
 
-/// Weights of a gated short convolution, beside its matrices.
+/// Weights of a short convolution.
 #[derive(Debug)]
 pub(super) struct ShortConvolution {
     pub(super) positions: usize,
@@ -116,6 +136,19 @@ pub(super) struct ShortConvolution {
     pub(super) width: usize,
     /// `[positions][width]`, oldest position first.
     pub(super) weights: Vec<f32>,
+}
+
+/// Weights of Mamba-2, beside its matrices.
+#[derive(Debug)]
+pub(super) struct Mamba {
+    pub(super) spec: MambaSpec,
+    pub(super) convolution: ShortConvolution,
+    pub(super) convolution_bias: Vec<f32>,
+    /// Of each head.
+    pub(super) step_bias: Vec<f32>,
+    pub(super) decay: Vec<f32>,
+    pub(super) skip: Vec<f32>,
+    pub(super) norm: Vec<f32>,
 }
 
 /// Matrix that scores the experts of a layer.
@@ -180,6 +213,8 @@ pub(super) enum Ffn {
     Fused(Packed),
     /// Separate matrices, for cases that the fused kernel does not cover (see `Loader::ffn`).
     Split { gate: Packed, up: Packed },
+    /// There is no gate. The bias is that of a dense layer.
+    Ungated { up: Packed, bias: Option<Vec<f32>> },
 }
 
 impl Qkv {
@@ -229,22 +264,24 @@ impl Ffn {
         match self {
             Self::Fused(both) => ActForm::of([both]),
             Self::Split { gate, up } => ActForm::of([gate, up]),
+            Self::Ungated { up, .. } => ActForm::of([up]),
         }
     }
 
-    /// Panels of each of the two matrices.
+    /// Panels of each matrix.
     pub(super) fn panels(&self) -> usize {
-        self.gate().panels()
+        self.first().panels()
     }
 
     pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
-        self.gate().columns(panels)
+        self.first().columns(panels)
     }
 
-    fn gate(&self) -> &Packed {
+    fn first(&self) -> &Packed {
         match self {
-            Self::Fused(both) => both,
-            Self::Split { gate, .. } => gate,
+            Self::Fused(matrix)
+            | Self::Split { gate: matrix, .. }
+            | Self::Ungated { up: matrix, .. } => matrix,
         }
     }
 }
@@ -252,13 +289,18 @@ impl Ffn {
 impl Layer {
     /// Whether the layer has a recurrence instead of attention.
     pub(super) fn is_recurrent(&self) -> bool {
-        self.delta.is_some() || self.convolution.is_some()
+        self.delta.is_some() || self.convolution.is_some() || self.mamba.is_some()
+    }
+
+    /// Whether the layer has attention or a recurrence.
+    pub(super) fn has_mixer(&self) -> bool {
+        self.attn_output.is_some()
     }
 
     /// Bytes of weights that one row reads, if it is routed to `used` experts.
     pub(super) fn token_bytes(&self, used: usize) -> usize {
         match &self.feed_forward {
-            FeedForward::Dense { .. } => self.bytes,
+            FeedForward::Dense { .. } | FeedForward::None => self.bytes,
             FeedForward::Experts { experts, bytes, .. } => {
                 let idle = experts.len().saturating_sub(used);
                 self.bytes - bytes / experts.len().max(1) * idle

@@ -6,7 +6,7 @@
 //!
 //! # Exactness
 //! The result for a row depends only on the weights, on the row and on the earlier rows of its
-//! sequence. It does not depend on the rest of the batch, on how a prompt is split into batches, on
+//! sequence; in an encoder, on all rows of its text. It does not depend on the rest of the batch, on how a prompt is split into batches, on
 //! the number of threads, on the instruction set, on how the layers are split between engines, or
 //! on how the sequence was built (appended, truncated and replayed, forked).
 //! `specs/canonical-arithmetic.md` defines it to the bit.
@@ -32,6 +32,7 @@
 pub mod bench;
 mod cpu;
 mod embedder;
+mod encoder_head;
 mod engine;
 mod error;
 mod forward;

@@ -38,6 +38,11 @@ impl Pool {
         }
     }
 
+    /// Changes the pooled state.
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut [f32])) {
+        change(&mut self.values);
+    }
+
     /// Vector of length 1 in the direction of the pooled state. `None` if the numbers overflow. Zeros
     /// stay as they are.
     pub fn finish(self) -> Option<Vec<f32>> {

@@ -3,15 +3,17 @@
 use std::ops::Range;
 
 use hearthnet_files::blocks::{WeightType, all_finite};
-use hearthnet_files::spec::{Activation, BlockSpec, DeltaSpec, LayerTensor, Mixer, ModelSpec};
+use hearthnet_files::spec::{
+    Activation, BlockSpec, DeltaSpec, Feed, LayerTensor, MambaSpec, Mixer, ModelSpec,
+};
 use hearthnet_files::{ModelError, ModelFile, TensorType, TensorView};
 
 use super::error::LoadError;
 use crate::kernels::{Arena, LANES, Matrix, PackError, Packed};
 use crate::kv::{KvPlace, places};
 use crate::layer::{
-    Delta, Expert, ExpertBias, ExpertNorms, FeedForward, Ffn, Latent, LatentUp, Layer, PerLayer,
-    Qkv, Router, SharedExpert, ShortConvolution,
+    Delta, Expert, ExpertBias, ExpertNorms, FeedForward, Ffn, Latent, LatentUp, Layer, LayerNorm,
+    Mamba, PerLayer, Qkv, Router, SharedExpert, ShortConvolution,
 };
 
 /// Repacks tensors of a file into an arena of the right size, and releases the file's memory pages.
@@ -94,24 +96,23 @@ impl<'a> Loader<'a> {
         let block = file.spec().block(layer);
         let get = |tensor| file.layer_tensor(layer, tensor);
         let before = self.bytes;
-        let attn_norm = self.vector(&get(T::AttnNorm)?)?;
-        let delta = match block.mixer {
-            Mixer::Delta(spec) => Some(self.delta(layer, spec)?),
-            _ => None,
-        };
-        let convolution = match block.mixer {
+        let attn_norm = self.optional(layer, T::AttnNorm)?;
+        let (mut delta, mut convolution, mut mamba) = (None, None, None);
+        match block.mixer {
+            Mixer::Delta(spec) => delta = Some(self.delta(layer, spec)?),
             Mixer::Convolution { positions } => {
-                let positions = positions as usize;
-                Some(ShortConvolution {
-                    positions,
-                    width: file.spec().width as usize,
-                    weights: self.convolution(&get(T::Convolution)?, positions)?,
-                })
+                let weights = get(T::Convolution)?;
+                convolution = Some(self.convolution(&weights, positions, block.model.width)?);
             }
-            _ => None,
-        };
-        let mut qkv = if convolution.is_some() {
+            Mixer::Mamba(spec) => mamba = Some(self.mamba(layer, spec)?),
+            _ => {}
+        }
+        let mut qkv = if block.mixer == Mixer::None {
+            Qkv::of(Vec::new())
+        } else if convolution.is_some() {
             Qkv::of(vec![self.matrix(&get(T::ConvolutionInput)?)?])
+        } else if mamba.is_some() {
+            Qkv::of(vec![self.matrix(&get(T::MambaInput)?)?])
         } else if delta.is_some() {
             let mut views = vec![get(T::DeltaQkv)?, get(T::DeltaGate)?];
             for scores in [T::DeltaBetaAlpha, T::DeltaBeta, T::DeltaAlpha] {
@@ -138,6 +139,9 @@ impl<'a> Loader<'a> {
                 }
             }
             views.extend(q.iter().skip(1).step_by(2).filter(|_| q.len() > 1));
+            if file.has(layer, T::AttnGate) {
+                views.push(get(T::AttnGate)?);
+            }
             Qkv::of(self.stacks(&views)?)
         };
         let latent = match file.has(layer, T::LatentKv) {
@@ -162,6 +166,7 @@ impl<'a> Loader<'a> {
             latent,
             delta,
             convolution,
+            mamba,
             q: (block.model.heads * block.key_width()) as usize,
             kv,
             q_norm: self.optional(layer, T::AttnQNorm)?,
@@ -172,15 +177,26 @@ impl<'a> Loader<'a> {
             window: block.window.map(|positions| positions as usize),
             sinks: self.optional(layer, T::AttnSinks)?,
             attn_output: {
-                let mut others = [T::DeltaOutput, T::ConvolutionOutput].into_iter();
-                let other = others.find(|tensor| file.has(layer, *tensor));
-                self.matrix(&get(other.unwrap_or(T::AttnOutput))?)?
+                let outputs = [
+                    T::AttnOutput,
+                    T::DeltaOutput,
+                    T::ConvolutionOutput,
+                    T::MambaOutput,
+                ];
+                let mut outputs = outputs.into_iter();
+                match outputs.find(|tensor| file.has(layer, *tensor)) {
+                    Some(output) => Some(self.matrix(&get(output)?)?),
+                    None => None,
+                }
             },
             attn_output_bias: self.optional(layer, T::AttnOutputBias)?,
             attn_post_norm: self.optional(layer, T::AttnPostNorm)?,
-            ffn_norm: self.vector(&get(T::FfnNorm)?)?,
+            attn_sum_norm: self.layer_norm(layer, T::AttnSumNorm, T::AttnSumNormBias)?,
+            ffn_norm: self.optional(layer, T::FfnNorm)?,
             feed_forward: self.feed_forward(layer)?,
+            ffn_bias: self.optional(layer, T::FfnDownBias)?,
             ffn_post_norm: self.optional(layer, T::FfnPostNorm)?,
+            ffn_sum_norm: self.layer_norm(layer, T::FfnSumNorm, T::FfnSumNormBias)?,
             per_layer: match file.has(layer, T::PerLayerGate) {
                 true => Some(PerLayer {
                     gate: self.matrix(&get(T::PerLayerGate)?)?,
@@ -233,8 +249,9 @@ impl<'a> Loader<'a> {
         use LayerTensor as T;
         let file = self.file;
         let get = |tensor| file.layer_tensor(layer, tensor);
-        let (positions, heads) = (spec.convolution as usize, spec.value_heads as usize);
-        let convolution = self.convolution(&get(T::DeltaConvolution)?, positions)?;
+        let heads = spec.value_heads as usize;
+        let weights = get(T::DeltaConvolution)?;
+        let convolution = self.convolution(&weights, spec.convolution, spec.channels())?;
         let each = heads / spec.key_heads as usize;
         let first = (spec.channels() + spec.values()) as usize;
         let scores = (0..heads).map(|head| match file.has(layer, T::DeltaBetaAlpha) {
@@ -254,18 +271,40 @@ impl<'a> Loader<'a> {
         })
     }
 
+    fn mamba(&mut self, layer: u32, spec: MambaSpec) -> Result<Mamba, LoadError> {
+        use LayerTensor as T;
+        let file = self.file;
+        let get = |tensor| file.layer_tensor(layer, tensor);
+        let weights = get(T::MambaConvolution)?;
+        Ok(Mamba {
+            spec,
+            convolution: self.convolution(&weights, spec.convolution, spec.channels())?,
+            convolution_bias: self.vector(&get(T::MambaConvolutionBias)?)?,
+            step_bias: self.vector(&get(T::MambaStepBias)?)?,
+            decay: self.vector(&get(T::MambaDecay)?)?,
+            skip: self.vector(&get(T::MambaSkip)?)?,
+            norm: self.vector(&get(T::MambaNorm)?)?,
+        })
+    }
+
     /// Loads the weights of a convolution, position by position.
     fn convolution(
         &mut self,
         view: &TensorView<'_>,
-        positions: usize,
-    ) -> Result<Vec<f32>, LoadError> {
+        positions: u32,
+        width: u32,
+    ) -> Result<ShortConvolution, LoadError> {
+        let (positions, width) = (positions as usize, width as usize);
         let stored = self.vector(view)?;
         let weights = (0..positions).flat_map(|position| {
             let channels = stored.chunks_exact(positions);
             channels.map(move |weights| weights[position])
         });
-        Ok(weights.collect())
+        Ok(ShortConvolution {
+            positions,
+            width,
+            weights: weights.collect(),
+        })
     }
 
     /// Loads a vector that the model may lack.
@@ -276,25 +315,48 @@ impl<'a> Loader<'a> {
         }
     }
 
+    /// Loads a LayerNorm that the model may lack.
+    fn layer_norm(
+        &mut self,
+        layer: u32,
+        weight: LayerTensor,
+        bias: LayerTensor,
+    ) -> Result<Option<LayerNorm>, LoadError> {
+        let found = (self.optional(layer, weight)?, self.optional(layer, bias)?);
+        Ok(match found {
+            (Some(weight), Some(bias)) => Some(LayerNorm { weight, bias }),
+            _ => None,
+        })
+    }
+
     fn feed_forward(&mut self, layer: u32) -> Result<FeedForward, LoadError> {
         use LayerTensor as T;
         let file = self.file;
         let get = |tensor| file.layer_tensor(layer, tensor);
+        if file.spec().block(layer).feed == Feed::None {
+            return Ok(FeedForward::None);
+        }
         if !file.has(layer, T::Router) {
             let (gate, up) = match file.has(layer, T::FfnGateUp) {
                 true => {
                     let both = get(T::FfnGateUp)?;
                     match matrices(file.spec(), &both, T::FfnGateUp)[..] {
-                        [gate, up] => (gate, up),
+                        [gate, up] => (Some(gate), up),
                         _ => return Err(LoadError::Unsupported(format!("{:?}", both.name))),
                     }
                 }
-                false => (get(T::FfnGate)?, get(T::FfnUp)?),
+                false if !file.has(layer, T::FfnGate) => (None, get(T::FfnUp)?),
+                false => (Some(get(T::FfnGate)?), get(T::FfnUp)?),
             };
-            return Ok(FeedForward::Dense {
-                ffn: self.ffn(&gate, &up)?,
-                down: self.matrix(&get(T::FfnDown)?)?,
-            });
+            let ffn = match self.ffn(gate.as_ref(), &up)? {
+                Ffn::Ungated { up, .. } => Ffn::Ungated {
+                    up,
+                    bias: self.optional(layer, T::FfnUpBias)?,
+                },
+                gated => gated,
+            };
+            let down = self.matrix(&get(T::FfnDown)?)?;
+            return Ok(FeedForward::Dense { ffn, down });
         }
         let router = Router {
             matrix: self.matrix(&get(T::Router)?)?,
@@ -309,13 +371,15 @@ impl<'a> Loader<'a> {
                 let every_second = |first| both.iter().skip(first).step_by(2).copied();
                 (every_second(0).collect(), every_second(1).collect())
             }
+            false if !file.has(layer, T::ExpertGate) => (Vec::new(), split(T::ExpertUp)?),
             false => (split(T::ExpertGate)?, split(T::ExpertUp)?),
         };
         let downs = split(T::ExpertDown)?;
         let before = self.bytes;
         let mut biases = self.expert_biases(layer)?.into_iter();
         let mut experts = Vec::with_capacity(downs.len());
-        for ((gate, up), down) in gates.iter().zip(&ups).zip(&downs) {
+        let gates = gates.iter().map(Some).chain(std::iter::repeat(None));
+        for ((gate, up), down) in gates.zip(&ups).zip(&downs) {
             experts.push(Expert {
                 ffn: self.ffn(gate, up)?,
                 down: self.matrix(down)?,
@@ -323,13 +387,16 @@ impl<'a> Loader<'a> {
             });
         }
         let bytes = self.bytes - before;
-        let shared = match file.has(layer, T::SharedGate) {
+        let shared = match file.has(layer, T::SharedUp) {
             true => Some(Box::new(SharedExpert {
                 score: match file.has(layer, T::SharedScore) {
                     true => Some(self.matrix(&get(T::SharedScore)?)?),
                     false => None,
                 },
-                ffn: self.ffn(&get(T::SharedGate)?, &get(T::SharedUp)?)?,
+                ffn: match file.has(layer, T::SharedGate) {
+                    true => self.ffn(Some(&get(T::SharedGate)?), &get(T::SharedUp)?)?,
+                    false => self.ffn(None, &get(T::SharedUp)?)?,
+                },
                 down: self.matrix(&get(T::SharedDown)?)?,
             })),
             false => None,
@@ -394,7 +461,15 @@ impl<'a> Loader<'a> {
             .collect()
     }
 
-    fn ffn(&mut self, gate: &TensorView<'_>, up: &TensorView<'_>) -> Result<Ffn, LoadError> {
+    fn ffn(
+        &mut self,
+        gate: Option<&TensorView<'_>>,
+        up: &TensorView<'_>,
+    ) -> Result<Ffn, LoadError> {
+        let Some(gate) = gate else {
+            let up = self.matrix(up)?;
+            return Ok(Ffn::Ungated { up, bias: None });
+        };
         // The fused kernel supports only SiLU, without biases.
         let spec = self.file.spec();
         let plain = !spec.experts.is_some_and(|experts| experts.bias);
@@ -476,14 +551,19 @@ fn matrices<'a>(
         T::LatentKeyUp | T::LatentValueUp => spec.heads as usize,
         T::FfnGateUp => 2,
         // The queries of a head, then its gates.
-        T::AttnQ if spec.attention.output_gate => 2 * spec.heads as usize,
+        T::AttnQ if interleaves_gates(spec) => 2 * spec.heads as usize,
         _ => 1,
     })
 }
 
 /// Step between the query matrices of two heads in a tensor that may also have gates.
 fn gated(block: &BlockSpec<'_>) -> usize {
-    1 + usize::from(block.model.attention.output_gate)
+    1 + usize::from(interleaves_gates(block.model))
+}
+
+/// Whether the matrix of the queries has the gates of each head behind its queries.
+fn interleaves_gates(spec: &ModelSpec) -> bool {
+    spec.attention.output_gate && !spec.attention.gate_matrix
 }
 
 pub(super) fn packed_bytes(view: &TensorView<'_>) -> Result<usize, LoadError> {

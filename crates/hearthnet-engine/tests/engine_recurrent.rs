@@ -1,8 +1,8 @@
 //! Sequences of a model with recurrent layers: their states cannot be cut at any position.
 //!
-//! The models are those of `data/families` (see its README): four of five layers have a gated delta
-//! rule, or three of four or five a short convolution, and the others have attention. Checkpoints lie
-//! at multiples of 64 positions.
+//! The models are those of `data/families` (see its README). In most, four of five layers have a gated
+//! delta rule, or three of four or five a short convolution or Mamba-2, and the others have attention.
+//! Checkpoints lie at multiples of 64 positions.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;
@@ -19,7 +19,16 @@ use crate::engine_common::{
 };
 use crate::families::rewrite;
 
-const NAMES: [&str; 5] = ["qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe"];
+const NAMES: [&str; 8] = [
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "lfm2",
+    "lfm2moe",
+    "granitehybrid",
+    "granitehybridmoe",
+    "nemotronh",
+];
 const LENGTH: usize = 250;
 
 fn file(name: &str) -> ModelFile {

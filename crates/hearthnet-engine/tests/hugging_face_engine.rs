@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+use hearthnet_engine::Embedder;
 use hearthnet_engine::kernels::Isa;
 use hearthnet_files::hugging_face::import;
 use hearthnet_files::{Manifest, ModelFile, TensorType, fuzzing};
@@ -29,6 +30,13 @@ fn logits(model: &ModelFile) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
+fn vector(model: &ModelFile) -> Vec<u32> {
+    let options = options(1, Isa::detect());
+    let mut embedder = Embedder::load(model, &options, &mut |_, _| {}).unwrap();
+    let vector = embedder.embed(&[3, 14, 15, 9, 2, 6]).unwrap();
+    vector.iter().map(|value| value.to_bits()).collect()
+}
+
 #[test]
 fn a_directory_has_the_identity_and_the_logits_of_the_converted_file() {
     let cache = tempfile::tempdir().unwrap();
@@ -51,9 +59,10 @@ fn a_directory_has_the_identity_and_the_logits_of_the_converted_file() {
         let id = |model| Manifest::of(model, &mut |_, _| {}).weights_id();
         assert_eq!(id(&ours), id(&theirs), "{name:?}");
         assert_eq!(logits(&ours), logits(&theirs), "{name:?}");
+        assert_eq!(vector(&ours), vector(&theirs), "{name:?}");
         models += 1;
     }
-    assert!(models >= 27);
+    assert!(models >= 30);
 }
 
 #[test]
@@ -85,6 +94,31 @@ fn tokenizers_of_directories_give_back_every_text() {
         assert_eq!(tokenizer.adds_bos(), name == "text-llama3");
         assert!(tokenizer.eos().is_some(), "{name}");
     }
+}
+
+#[test]
+fn a_word_piece_vocabulary_gives_the_ids_of_the_crate_tokenizers() {
+    let cache = tempfile::tempdir().unwrap();
+    let directory = data().join("hugging_face/text-bert");
+    let path = import(&directory, None, cache.path(), &GO_ON, &mut |_, _| {}).unwrap();
+    let model = ModelFile::open(&path).unwrap();
+    let tokenizer = Tokenizer::from_gguf(model.gguf()).unwrap();
+    let known = std::fs::read(data().join("hugging_face/text-bert.ids.json")).unwrap();
+    let known: Vec<(String, Vec<u32>)> = serde_json::from_slice(&known).unwrap();
+    assert!(known.len() >= 8);
+    for (text, expected) in known {
+        let ids = tokenizer.encode_document(&text, Special::Plain).unwrap();
+        assert_eq!(ids, expected, "{text:?}");
+    }
+    // Typed control tokens stay text.
+    let [typed, parsed] = [Special::Plain, Special::Parse]
+        .map(|special| tokenizer.encode("the [SEP] cat", special).unwrap());
+    let sep = tokenizer.eos().unwrap();
+    assert!(!typed.contains(&sep) && parsed.contains(&sep));
+    let ids = tokenizer
+        .encode("The Cat, the mill!", Special::Plain)
+        .unwrap();
+    assert_eq!(tokenizer.decode(&ids), "the cat , the mill !");
 }
 
 proptest! {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hearthnet_platform::whole_file;
 
 use crate::error::{FileError, ModelError};
-use crate::families::{EMBEDDING, OUTPUT, ROUTER, is_convolution};
+use crate::families::{EMBEDDING, OUTPUT, POSITION_EMBEDDING, ROUTER, TYPE_EMBEDDING, is_vector};
 use crate::gguf::writer::{WriteError, Writer};
 use crate::gguf::{TensorInfo, TensorType, Value};
 use crate::model_file::ModelFile;
@@ -161,12 +161,13 @@ pub(crate) fn stored_as(
     }
 }
 
-/// Whether a conversion keeps a tensor's type: vectors, biases (also stacked ones), convolutions,
-/// and the expert router, which is small and whose errors send tokens to other experts.
+/// Whether a conversion keeps a tensor's type: those without matrices ([`is_vector`]), single rows,
+/// embeddings of positions and token types, and the expert router, which is small and whose errors
+/// send tokens to other experts.
 pub(crate) fn is_kept_exact(name: &str, dims: &[u64]) -> bool {
-    let kept = [".bias", ROUTER];
-    let is_vector = dims.iter().skip(1).all(|rows| *rows == 1);
-    is_vector || is_convolution(name) || kept.iter().any(|end| name.ends_with(end))
+    let kept = [ROUTER, POSITION_EMBEDDING, TYPE_EMBEDDING];
+    let is_row = dims.iter().skip(1).all(|rows| *rows == 1);
+    is_row || is_vector(name, dims.len()) || kept.iter().any(|end| name.ends_with(end))
 }
 
 /// Values of `general.file_type` (`enum llama_ftype` of llama.cpp), with their names in file names.

@@ -12,8 +12,9 @@ use crate::blocks::{WeightType, all_finite};
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::families::{
-    EMBEDDING, Family, OUTPUT, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
-    PER_LAYER_PROJECTION_NORM, Rule, is_convolution, shared_tensors,
+    EMBEDDING, EMBEDDING_NORM, EMBEDDING_NORM_BIAS, Family, OUTPUT, OUTPUT_NORM,
+    PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, POSITION_EMBEDDING,
+    PROJECTION_DOWN, PROJECTION_UP, Rule, TYPE_EMBEDDING, is_vector, shared_tensors,
 };
 use crate::gguf::{Gguf, SPLIT_COUNT, TensorInfo, TensorType};
 use crate::pooling::Pooling;
@@ -385,15 +386,23 @@ impl ModelFile {
         names.filter_map(|name| self.gguf.tensor(name))
     }
 
-    /// Tensors outside the blocks: embeddings, last norm, and the output matrix if it is separate.
+    /// Tensors outside the blocks: embeddings, norms, the output matrix if it is separate, and the
+    /// matrices behind a pooled state.
     pub fn head_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        let plain = [EMBEDDING, self.family.output_norm, OUTPUT];
+        let plain = [EMBEDDING, OUTPUT_NORM, EMBEDDING_NORM, OUTPUT];
         let per_layer = [
             PER_LAYER_EMBEDDING,
             PER_LAYER_PROJECTION,
             PER_LAYER_PROJECTION_NORM,
         ];
-        let names = plain.into_iter().chain(per_layer);
+        let encoder = [
+            POSITION_EMBEDDING,
+            TYPE_EMBEDDING,
+            EMBEDDING_NORM_BIAS,
+            PROJECTION_UP,
+            PROJECTION_DOWN,
+        ];
+        let names = plain.into_iter().chain(per_layer).chain(encoder);
         names.filter_map(|name| self.gguf.tensor(name))
     }
 
@@ -476,17 +485,15 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
                 architecture: family.architecture,
             });
         };
-        if info.dims != expected {
+        if info.dims != expected && info.dims != significant(&expected) {
             return Err(ModelError::TensorShape {
                 name,
                 expected,
                 found: info.dims.clone(),
             });
         }
-        // Vectors are small and used in full precision, as are the stacked biases of experts and
-        // convolutions.
-        // Converters store them as F32.
-        let vector = info.dims.len() == 1 || name.ends_with(".bias") || is_convolution(&name);
+        // Converters store vectors as F32.
+        let vector = is_vector(&name, expected.len());
         let supported = match info.dtype {
             dtype if vector && dtype != TensorType::F32 => Some("F32".to_owned()),
             _ if !info.dtype.is_supported() => Some(TensorType::names(TensorType::supported())),
@@ -512,6 +519,12 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
             architecture: family.architecture,
         }),
     }
+}
+
+/// Lengths without those of 1 at the end, which programs that quantise files omit.
+fn significant(dims: &[u64]) -> &[u64] {
+    let ones = dims.iter().rev().take_while(|length| **length == 1).count();
+    &dims[..dims.len() - ones.min(dims.len().saturating_sub(1))]
 }
 
 /// Whether nothing uses a tensor that files have: keys and values of a block that uses those of

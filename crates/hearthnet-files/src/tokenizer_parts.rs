@@ -1,6 +1,8 @@
 //! Tokenizer metadata of a model file, as plain values. A host hashes them
 //! ([`Gguf::text_id`]) and has no tokenizer.
 
+use serde::Serialize;
+
 use crate::gguf::{Array, Gguf, MetadataError};
 
 /// Above any vocabulary (Gemma 3: 262,144).
@@ -17,6 +19,8 @@ pub enum Algorithm {
     SentencePiece,
     /// Characters of whole texts, merged in the order of a list.
     TextBpe,
+    /// The longest pieces of words, from left to right.
+    WordPiece,
 }
 
 impl Algorithm {
@@ -26,9 +30,10 @@ impl Algorithm {
             "gpt2" => Ok(Self::ByteLevelBpe),
             "llama" => Ok(Self::SentencePiece),
             "gemma4" => Ok(Self::TextBpe),
+            "bert" => Ok(Self::WordPiece),
             _ => Err(TokenizerError::Unsupported(format!(
                 "the model file's tokenizer is of kind {model:?}; only `gpt2` (byte-level BPE), \
-                 `llama` (SentencePiece) and `gemma4` (BPE of characters) are supported"
+                 `llama` (SentencePiece), `gemma4` (BPE of characters) and `bert` (WordPiece) are supported"
             ))),
         }
     }
@@ -66,6 +71,19 @@ pub struct TokenizerParts<'a> {
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`: texts end with the end-of-sequence token.
     pub add_eos: Option<bool>,
+    /// Only of WordPiece.
+    pub words: Option<WordParts>,
+}
+
+/// Parts of a WordPiece vocabulary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct WordParts {
+    /// `tokenizer.ggml.unknown_token_id`: token of a word that has no pieces.
+    pub unknown: u32,
+    /// `tokenizer.ggml.normalizer.lowercase`: text becomes lower case.
+    pub lowercase: bool,
+    /// `tokenizer.ggml.normalizer.strip_accents`: letters lose their accents.
+    pub strip_accents: bool,
 }
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -85,6 +103,15 @@ pub const EOM: &str = "tokenizer.ggml.eom_token_id";
 /// Default ids of `<s>` and `</s>` in SentencePiece vocabularies.
 const SENTENCEPIECE_BOS: u32 = 1;
 const SENTENCEPIECE_EOS: u32 = 2;
+const CLS: &str = "tokenizer.ggml.cls_token_id";
+const SEP: &str = "tokenizer.ggml.seperator_token_id";
+const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
+pub(crate) const LOWERCASE: &str = "tokenizer.ggml.normalizer.lowercase";
+pub(crate) const STRIP_ACCENTS: &str = "tokenizer.ggml.normalizer.strip_accents";
+/// Default ids of `[CLS]`, `[SEP]` and `[UNK]` in WordPiece vocabularies.
+const WORD_PIECE_CLS: u32 = 101;
+const WORD_PIECE_SEP: u32 = 102;
+const WORD_PIECE_UNK: u32 = 100;
 /// Keys of [`TokenizerParts::other_ends`].
 const OTHER_ENDS: [&str; 5] = [
     EOT,
@@ -164,6 +191,18 @@ impl<'a> TokenizerParts<'a> {
                 parts.merges = strings(gguf, MERGES, MAX_MERGES)?;
             }
             Algorithm::TextBpe => parts.merges = strings(gguf, MERGES, MAX_MERGES)?,
+            Algorithm::WordPiece => {
+                let lowercase = gguf.bool(LOWERCASE)?.unwrap_or(true);
+                parts.words = Some(WordParts {
+                    unknown: gguf.u32(UNKNOWN)?.unwrap_or(WORD_PIECE_UNK),
+                    lowercase,
+                    strip_accents: gguf.bool(STRIP_ACCENTS)?.unwrap_or(lowercase),
+                });
+                // As llama.cpp: every text has these two, whatever the file says about adding them.
+                parts.bos = gguf.u32(CLS)?.or(parts.bos).or(Some(WORD_PIECE_CLS));
+                parts.eos = gguf.u32(SEP)?.or(parts.eos).or(Some(WORD_PIECE_SEP));
+                (parts.add_bos, parts.add_eos) = (Some(true), Some(true));
+            }
             Algorithm::SentencePiece => {
                 parts.scores = scores(gguf)?;
                 parts.add_space_prefix = gguf.bool(ADD_SPACE_PREFIX)?;

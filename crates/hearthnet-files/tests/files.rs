@@ -7,6 +7,7 @@
 // Not named `main.rs`: proptest would then look for its seeds outside of this folder.
 
 mod convert;
+mod encoder_files;
 mod gguf;
 mod hugging_face;
 mod model_refusals;

@@ -25,10 +25,11 @@ use tempfile::TempDir;
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
-const FAMILIES: &str = "deepseek2 deepseek3 gemma2 gemma3 gemma4 gemma4moe gemma4ple glm4 \
-    glm47flash glm4moe gptoss granite lfm2 lfm2moe llama31 minicpm3 mistral mistral3 mistralyarn \
-    mixtral olmoe phi3 phi3long qwen2 qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3yarn seedoss \
-    smollm3";
+const FAMILIES: &str = "bert deepseek2 deepseek3 gemma2 gemma3 gemma4 gemma4moe gemma4ple \
+    gemmaembedding glm4 glm47flash glm4moe gptoss granite granitehybrid granitehybridmoe lfm2 \
+    lfm2moe llama31 minicpm3 mistral mistral3 mistralyarn mixtral museglimmer nemotronh \
+    nemotronhmoe nomicbert olmoe phi3 phi3long qwen2 qwen3 qwen35 qwen35moe qwen3moe qwen3next \
+    qwen3yarn seedoss smollm3";
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -236,7 +237,7 @@ fn matrices_of_two_types_become_f32_which_holds_both() {
 fn tokenizers_convert_as_by_llama_cpp() {
     let text = fs::read_to_string(data("text.json")).unwrap();
     let known: BTreeMap<String, BTreeMap<String, Json>> = serde_json::from_str(&text).unwrap();
-    assert_eq!(known.len(), 4);
+    assert_eq!(known.len(), 5);
     for (name, expected) in known {
         let model = write(&data(&name), None).unwrap();
         let told = model.gguf().metadata().filter(|(key, _)| {
@@ -581,6 +582,24 @@ fn older_configurations_give_the_same_model() {
     });
     assert_same_model(directory.path(), "llama31");
 
+    // As written by programs of NVIDIA, and with names of blocks as by newer `transformers`.
+    let directory = copy("nemotronh");
+    edit(directory.path(), "config.json", |config| {
+        let config = config.as_object_mut().unwrap();
+        config.remove("hybrid_override_pattern");
+        let kinds = "mamba mlp attention mlp linear_attention mamba";
+        let kinds: Vec<&str> = kinds.split(' ').collect();
+        config.insert("layers_block_type".to_owned(), json!(kinds));
+        let width = config.remove("head_dim").unwrap();
+        config.insert("attention_head_dim".to_owned(), width);
+    });
+    let path = directory.path().join("config.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let text = text.replace(r#"{"__float__":"Infinity"}"#, "Infinity");
+    assert!(text.contains(",Infinity]"), "{text}");
+    fs::write(&path, text).unwrap();
+    assert_same_model(directory.path(), "nemotronh");
+
     let directory = copy("phi3long");
     edit(directory.path(), "config.json", |config| {
         let rope = config["rope_parameters"].take();
@@ -791,6 +810,17 @@ fn keys_that_could_change_the_arithmetic_are_refused_by_name() {
         gemma4ple | vocab_size_per_layer_input | 63 | vocab_size_per_layer_input
         gemma4ple | num_kv_shared_layers | 6 | shared_kv_layers
         gemma3 | attn_logit_softcapping | 30.0 | attn_logit_softcapping
+        granitehybrid | position_embedding_type | "rope" | position_embedding_type
+        granitehybrid | layer_types | ["mamba", "mamba", "attention"] | layer_types
+        granitehybrid | layer_types | ["mamba", "mamba", "attention", "mlp"] | layer_types
+        granitehybrid | mamba_d_head | 8 | mamba_d_head
+        granitehybrid | mamba_conv_bias | false | mamba_conv_bias
+        granitehybrid | time_step_limit | [0.001, 1.0] | time_step_limit
+        nemotronh | hybrid_override_pattern | "M-*-ME" | hybrid_override_pattern
+        nemotronh | mlp_hidden_act | "silu" | mlp_hidden_act
+        nemotronh | use_bias | true | use_bias
+        nemotronhmoe | moe_latent_size | 16 | moe_latent_size
+        nemotronhmoe | hybrid_override_pattern | "MEM*-" | hybrid_override_pattern
         phi3 | tie_word_embeddings | "yes" | tie_word_embeddings
         phi3long | rope_parameters | {"type": "longrope", "long_factor": [1.0]} | short_factor
     "#;

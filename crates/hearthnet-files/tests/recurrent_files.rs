@@ -115,6 +115,71 @@ fn hyperparameters_of_a_recurrence_that_cannot_be_are_refused_by_name() {
 }
 
 #[test]
+fn hyperparameters_of_mamba_2_that_cannot_be_are_refused_by_name() {
+    for (key, value, told) in [
+        ("granitehybrid.ssm.conv_kernel", 65, "at most 64"),
+        ("granitehybrid.ssm.group_count", 0, "between 1"),
+        ("granitehybrid.ssm.group_count", 3, "divide"),
+        ("granitehybrid.ssm.time_step_rank", 0, "multiple"),
+        ("granitehybrid.ssm.inner_size", 65, "multiple"),
+        ("granitehybrid.ssm.state_size", 1 << 24, "16777216"),
+        ("granitehybrid.attention.head_count_kv", 2, "each block"),
+        ("granitehybrid.block_count", 1 << 31, "each block"),
+        ("nemotron_h.feed_forward_length", 64, "each block"),
+        ("nemotron_h.nextn_predict_layers", 1, "nextn"),
+    ] {
+        let name = match key.starts_with("granite") {
+            true => "granitehybrid",
+            false => "nemotronh",
+        };
+        assert!(changed_model(name, &Changes::default()).is_ok());
+        let error = changed_model(name, &set(key, Value::U32(value)));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(told), "{key} = {value}: {error}");
+    }
+    let rope = set("granitehybrid.rope.scaling.finetuned", Value::Bool(true));
+    let error = changed_model("granitehybrid", &rope).unwrap_err();
+    assert!(error.to_string().contains("RoPE"), "{error}");
+    for name in ["blk.0.ssm_a", "blk.1.ssm_in.weight", "blk.2.attn_q.weight"] {
+        let changes = Changes {
+            tensors: [(name, &[4, 96][..])].into(),
+            ..Changes::default()
+        };
+        let error = changed_model("granitehybrid", &changes).unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+    }
+}
+
+#[test]
+fn lengths_of_1_at_the_end_of_a_shape_may_be_missing() {
+    // As in files that llama.cpp has quantised.
+    let changes = Changes {
+        tensors: [("blk.0.ssm_norm.weight", &[64][..])].into(),
+        ..Changes::default()
+    };
+    assert!(changed_model("granitehybrid", &changes).is_ok());
+}
+
+#[test]
+fn mixers_of_a_model_are_checked() {
+    let spec = changed_model("nemotronh", &Changes::default()).unwrap();
+    let with = |change: fn(&mut hearthnet_files::ModelSpec)| {
+        let mut spec = spec.spec().clone();
+        change(&mut spec);
+        spec.check().map_err(|error| error.field)
+    };
+    assert_eq!(with(|_| ()), Ok(()));
+    assert_eq!(with(|spec| spec.single = false), Err("mixers"));
+    assert_eq!(with(|spec| spec.mixers.push('M')), Err("mixers"));
+    assert_eq!(
+        with(|spec| spec.mixers = "M-*-MX".to_owned()),
+        Err("mixers")
+    );
+    assert_eq!(with(|spec| spec.mamba = None), Err("mixers"));
+    assert_eq!(with(|spec| spec.prediction = 1), Err("mixers"));
+}
+
+#[test]
 fn tensors_that_disagree_with_the_state_are_refused_by_name() {
     let name = "blk.0.ssm_conv1d.weight";
     for dims in [&[][..], &[4, 96], &[3, 128], &[128, 4]] {
@@ -203,7 +268,7 @@ fn convolutions_that_cannot_be_are_refused_by_name() {
         assert!(error.contains(told), "{key} = {value}: {error}");
     }
     for (heads, told) in [
-        (&[0, 2, 0, 0, 4][..], "equal in all blocks with attention"),
+        (&[0, 2, 0, 0, 4][..], "equal in all blocks where it is not 0"),
         (&[0, 2, 0, 0], "for each block"),
         (&[0, 0, 0, 0, 0], "some blocks attention"),
         (&[0, -2, 0, 0, 2], "for each block"),

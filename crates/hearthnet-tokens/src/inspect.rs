@@ -35,6 +35,8 @@ pub struct Inspection {
     pub kv_bytes_per_position: Vec<u64>,
     /// Bytes of the state of all recurrent layers, whatever the length of a conversation.
     pub state_bytes: u64,
+    /// How the vector of a text is made of its hidden states.
+    pub pooling: &'static str,
     pub weights: WeightsId,
     /// Reason for `chat` and `serve` to refuse the file; `None` if they accept it.
     pub chat_refused: Option<String>,
@@ -120,6 +122,7 @@ pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
             .map(|layer| spec.block(layer).kv_bytes_per_position())
             .collect(),
         state_bytes: spec.state_bytes(0..spec.layers),
+        pooling: model.pooling().name(),
         weights,
     }
 }
@@ -309,6 +312,14 @@ impl fmt::Display for Inspection {
                 _ => format!("{}, {recurrent} of them recurrent", spec.layers),
             },
         )?;
+        if !spec.mixers.is_empty() {
+            let feed = match spec.single {
+                true => "-: feed-forward only",
+                false => "each with feed-forward",
+            };
+            let text = format!("{} (M: Mamba-2, *: attention, {feed})", spec.mixers);
+            row("parts", text)?;
+        }
         let wide = spec.shared_keys.and_then(|shared| shared.ffn);
         let wide = wide.map_or(String::new(), |ffn| format!(", {ffn} in the last layers"));
         row("width", format!("{width}, feed-forward {ffn}{wide}"))?;
@@ -383,7 +394,11 @@ impl fmt::Display for Inspection {
         let skipped = skipped.map(|every| format!("; none in {}", each(every)));
         let differences = [Some(scaling), local, skipped].into_iter().flatten();
         let differences: String = differences.collect();
-        row("rope", turned.to_lowercase() + &differences)?;
+        let rotation = match rope.skip_every {
+            Some(1) => "none".to_owned(),
+            _ => turned.to_lowercase() + &differences,
+        };
+        row("rope", rotation)?;
         if let Some(window) = spec.attention.window {
             let layers = match window.global_every {
                 None => "in all layers".to_owned(),
@@ -393,11 +408,12 @@ impl fmt::Display for Inspection {
             row("window", text)?;
         }
         row("boundary", spec.boundary.to_string())?;
-        let output = match spec.tied_embedding {
-            true => "the embedding",
-            false => "a separate matrix",
+        let output = match (spec.encoder, spec.tied_embedding) {
+            (Some(_), _) => format!("vectors of whole texts, {}", self.pooling),
+            (None, true) => "the embedding".to_owned(),
+            (None, false) => "a separate matrix".to_owned(),
         };
-        row("output", output.to_owned())?;
+        row("output", output)?;
         self.container.types(f)?;
         let mut row = |name: &str, value: String| line(f, name, &value);
         let least = self.layer_bytes.iter().min().copied().unwrap_or_default();
@@ -438,6 +454,7 @@ impl fmt::Display for Inspection {
         self.container.text(f)?;
         writeln!(f, "{:<14}{}", "weights", self.weights)?;
         match (&self.chat_refused, self.container.chat_template) {
+            _ if spec.encoder.is_some() => line(f, "chat", "none: use `hearthnet embed`")?,
             (Some(why), _) => writeln!(f, "{:<14}not with this file: {}", "chat", sanitize(why))?,
             (None, false) => line(
                 f,

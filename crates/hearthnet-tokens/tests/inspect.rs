@@ -96,6 +96,12 @@ fn special_features_of_families_are_shown() {
         "gemma4ple" => "inputs        32 values for each token and layer";
         "qwen35" => "layers        5, 4 of them recurrent";
         "qwen35" => "states        22.0 KiB of recurrent layers, and checkpoints";
+        "granitehybrid" => "parts         MM*M (M: Mamba-2, *: attention, each with feed-forward)";
+        "granitehybrid" => "states        15.4 KiB of recurrent layers, and checkpoints";
+        "granitehybrid" => "rope          none";
+        "nemotronh" => "layers        6, 3 of them recurrent";
+        "nemotronh" => "parts         M-*-MM (M: Mamba-2, *: attention, -: feed-forward only)";
+        "nemotronhmoe" => "experts       5 per layer, 3 per token, and a shared one 64 wide";
         "qwen35moe" => "experts       5 per layer, 3 per token, and a shared one 64 wide";
         "lfm2" => "layers        5, 3 of them recurrent";
         "lfm2" => "states        768 bytes of recurrent layers, and checkpoints";

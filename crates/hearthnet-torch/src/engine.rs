@@ -90,6 +90,7 @@ fn check(spec: &ModelSpec) -> Result<(), LoadError> {
         (spec.shared_keys.is_some(), "keys of other layers"),
         (spec.block_scale, "factors of layers"),
         (spec.per_layer.is_some(), "per-layer embeddings"),
+        (spec.encoder.is_some(), "vectors of whole texts"),
     ];
     match missing.iter().find(|(present, _)| *present) {
         None => Ok(()),

@@ -12,7 +12,7 @@ use crate::cli::args::EmbedArgs;
 use crate::cli::{Failure, Kind, Progress, failure, print_result};
 use crate::config::Context;
 use crate::models::open_file::model_failure;
-use crate::models::{load_failure, open_or_pull_model};
+use crate::models::{load_failure, open_for_vectors};
 
 #[derive(Serialize)]
 struct Vectors<'a> {
@@ -26,7 +26,7 @@ struct Vectors<'a> {
 }
 
 pub(crate) fn run(args: &EmbedArgs, cx: &Context) -> Result<(), Failure> {
-    let model = open_or_pull_model(cx, args.model.as_ref())?;
+    let model = open_for_vectors(cx, args.model.as_ref())?;
     let unusable = |error: &dyn std::fmt::Display| model_failure(&model.path, error);
     let tokenizer = Tokenizer::from_gguf(model.file.gguf()).map_err(|e| unusable(&e))?;
     let texts = match args.texts.is_empty() {

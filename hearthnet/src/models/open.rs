@@ -56,18 +56,55 @@ pub(crate) fn open_or_pull_model(
     open_resolved(cx, resolve_or_pull(&cx.global, &name)?)
 }
 
+/// As [`open_or_pull_model`], also a model that makes vectors and cannot continue texts.
+pub(crate) fn open_for_vectors(
+    cx: &Context,
+    named: Option<&ModelRef>,
+) -> Result<OpenModel, Failure> {
+    let name = pick(cx, named, None)?;
+    open_as(cx, resolve_or_pull(&cx.global, &name)?, Use::Vectors)
+}
+
 pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenModel, Failure> {
+    open_as(cx, resolved, Use::Texts)
+}
+
+/// What a model is opened for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// Texts that the model continues, or layers for them.
+    Texts,
+    Vectors,
+}
+
+fn open_as(cx: &Context, resolved: Resolved, wanted: Use) -> Result<OpenModel, Failure> {
     let Resolved { id, path, .. } = resolved;
     let catalogue = catalogue(&cx.global)?;
     let pin = pin(&catalogue, &path)?;
     let file = open_file(&path)?;
+    if wanted == Use::Texts {
+        refuse_encoder(&id, &file)?;
+    }
     checked(cx, &catalogue, pin, id, file)
+}
+
+/// Refuses a model that makes vectors of whole texts.
+pub(crate) fn refuse_encoder(id: &str, file: &ModelFile) -> Result<(), Failure> {
+    match file.spec().encoder {
+        None => Ok(()),
+        Some(_) => Err(failure!(
+            Model,
+            "model {id:?} makes vectors of texts; it cannot continue a text, nor serve layers to others"
+        )
+        .hint("`hearthnet embed --model NAME TEXT` prints the vectors; choose another model for chats")),
+    }
 }
 
 /// Opens an adopted model by the part of it on this machine. The file has new pieces as they come.
 pub(crate) fn open_part(cx: &Context, id: &str, part: &Arc<Part>) -> Result<OpenModel, Failure> {
     let file = part.model_file();
     let file = file.map_err(|e| model_failure(&part.path(), e))?;
+    refuse_encoder(id, &file)?;
     checked(cx, &catalogue(&cx.global)?, None, id.to_owned(), file)
 }
 

@@ -114,7 +114,7 @@ impl LayerRun<'_> {
     }
 
     /// Reads queries and pages, writes `act`, for all rows and heads of a tile. After a recurrence,
-    /// only writes `act`.
+    /// only writes `act`. In a layer with a feed-forward layer only, begins that.
     pub(super) unsafe fn attention(
         &self,
         layer: usize,
@@ -122,6 +122,10 @@ impl LayerRun<'_> {
         scratch: &mut AttentionScratch,
     ) {
         let layer_of = &self.context.layers[layer];
+        if !layer_of.has_mixer() {
+            // SAFETY: by the contract of all steps.
+            return unsafe { self.begin_feed_forward(layer_of, tile) };
+        }
         let segments = if layer_of.is_recurrent() {
             &[]
         } else {
@@ -158,7 +162,14 @@ impl LayerRun<'_> {
         let (q, qkv) = (layers[layer].q, self.widths.qkv);
         let place = layers[layer].place;
         let (d, slab) = (place.head_dim, place.slab(kv_head));
-        let end = (segment.position + segment.rows).div_ceil(PAGE);
+        // All rows of the text are in the pass.
+        let text = spec.encoder.and_then(|_| {
+            let mut texts = self.segments.iter();
+            texts.find(|text| text.span == segment.span)
+        });
+        let both_sides = text.map(|text| text.position + text.rows);
+        let end = both_sides.unwrap_or(segment.position + segment.rows);
+        let end = end.div_ceil(PAGE);
         // SAFETY: no unit of the phase writes keys and values of this layer.
         let pages: Vec<&[u16]> = self.pages[segment.span][..end]
             .iter()
@@ -183,6 +194,7 @@ impl LayerRun<'_> {
             sinks: sinks.map(|sinks| &sinks[heads]),
             position: segment.position,
             window: layers[layer].window,
+            both_sides,
             pages: &pages,
         };
         // SAFETY: no unit writes queries; the columns of these heads in `attn` are the unit's.
@@ -238,7 +250,7 @@ impl LayerRun<'_> {
                 attn.iter_mut().zip(gates).for_each(|(x, gate)| *x *= *gate);
             }
         }
-        let form = ActForm::of([&layer.attn_output]);
+        let form = ActForm::of(&layer.attn_output);
         kernels.prepare(attn, width, form, act);
     }
 }

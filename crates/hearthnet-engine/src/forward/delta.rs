@@ -136,9 +136,9 @@ impl LayerRun<'_> {
             window.extend_from_slice(unsafe { self.qkv.slice(inputs) });
         }
         let convolution = Convolution {
-            weights: &delta.convolution[columns.start..],
-            stride: delta.spec.channels() as usize,
-            positions: delta.spec.convolution as usize,
+            weights: &delta.convolution.weights[columns.start..],
+            stride: delta.convolution.width,
+            positions: delta.convolution.positions,
             channels,
         };
         kernels.convolve(&convolution, window, out);

@@ -62,7 +62,7 @@ impl LayerRun<'_> {
         let all = rows.first * x..(rows.first + rows.count) * x;
         // SAFETY: no unit of the phase writes `x`; the unit owns the tile's rows and buffers.
         unsafe {
-            self.norm(&norms.router, ActForm::of([&router.matrix]), tile);
+            self.norm(Some(&norms.router), ActForm::of([&router.matrix]), tile);
             self.choose(router, tile);
             let normed = self.pairs.normed.slice_mut(all);
             normed.copy_from_slice(rows.x.slice(0..rows.count * x));
@@ -174,7 +174,7 @@ impl LayerRun<'_> {
         self.context.kernels.prepare(gathered, x, gates.form(), act);
         let columns = gates.columns(&panels);
         let up = match gates {
-            Ffn::Fused(_) => TileMut::new(&mut [], 0, 0, 0),
+            Ffn::Fused(_) | Ffn::Ungated { .. } => TileMut::new(&mut [], 0, 0, 0),
             Ffn::Split { .. } => {
                 grow(&mut scratch.up, count * columns.len());
                 TileMut::new(&mut scratch.up, count, columns.len(), columns.len())
@@ -232,7 +232,7 @@ impl LayerRun<'_> {
         } = *self.context;
         let norms = match &layers[index].feed_forward {
             FeedForward::Experts { norms, .. } => norms.as_deref(),
-            FeedForward::Dense { .. } => None,
+            FeedForward::Dense { .. } | FeedForward::None => None,
         };
         let Tile { rows, buffers } = tile;
         // SAFETY: no unit writes the plan; the unit owns the tile's rows of `branch`.

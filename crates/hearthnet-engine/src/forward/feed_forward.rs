@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use hearthnet_files::BoundaryDtype;
+use hearthnet_files::spec::Activation;
 
 use super::stages::LayerRun;
 use super::tiles::{EngineContext, Tile};
@@ -21,14 +22,15 @@ impl LayerRun<'_> {
             let columns = ffn.columns(&panels);
             let h = buffers.h.tile_mut(count, width, columns.clone());
             let up = match ffn {
-                Ffn::Fused(_) => TileMut::new(&mut [], 0, 0, 0),
+                Ffn::Fused(_) | Ffn::Ungated { .. } => TileMut::new(&mut [], 0, 0, 0),
                 Ffn::Split { .. } => buffers.up.tile_mut(count, width, columns),
             };
             self.gate_up(ffn, None, panels, act, h, up);
         }
     }
 
-    /// Writes `activation(gate) * up` to `h`. `ups` is scratch for separate up matrices.
+    /// Writes `activation(gate) * up`, or without a gate `activation(up)`, to `h`. `ups` is scratch
+    /// for separate up matrices.
     pub(super) fn gate_up(
         &self,
         ffn: &Ffn,
@@ -41,6 +43,21 @@ impl LayerRun<'_> {
         let EngineContext { spec, kernels, .. } = *self.context;
         match ffn {
             Ffn::Fused(both) => kernels.matmul_swiglu(both, panels, act, h),
+            Ffn::Ungated { up, bias } => {
+                let columns = ffn.columns(&panels);
+                kernels.matmul(up, panels, act, Output::Store, h.reborrow());
+                for row in 0..h.rows() {
+                    let row = h.row_mut(row);
+                    if let Some(bias) = bias {
+                        kernels.add_round(row, &bias[columns.clone()], BoundaryDtype::F32);
+                    }
+                    match spec.activation {
+                        Activation::GeluErf => kernels.gelu_erf(row),
+                        // All other activations need a gate.
+                        _ => kernels.squared_relu(row),
+                    }
+                }
+            }
             Ffn::Split { gate, up } => {
                 let store = Output::Store;
                 let columns = ffn.columns(&panels);

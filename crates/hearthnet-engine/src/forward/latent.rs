@@ -249,7 +249,7 @@ impl LayerRun<'_> {
             let values = 0..tile.rows.count * widths.attended;
             (tile.buffers.latent.slice(values), tile.buffers.act())
         };
-        let form = ActForm::of([&layer.attn_output]);
+        let form = ActForm::of(&layer.attn_output);
         self.context
             .kernels
             .prepare(rows, widths.attended, form, act);

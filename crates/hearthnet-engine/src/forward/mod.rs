@@ -16,13 +16,18 @@
 //! - *Prefill pass* ([`prefill_pass`]), for many rows: splits the tiles. A thread takes a tile
 //!   from attention to the next layer's keys and values. One phase per layer.
 //!
-//! A layer with a recurrence (gated delta rule, gated short convolution) has a phase for it instead
-//! of attention: it needs the rows of a sequence one after another, and is split by heads or
-//! channels: see [`recurrence`].
+//! A layer with a recurrence (gated delta rule, gated short convolution, Mamba-2) has a phase for it
+//! instead of attention, or two: it needs the rows of a sequence one after another, and is split by
+//! heads or channels: see [`recurrence`].
+//!
+//! A layer may lack the part with attention or a recurrence, or the feed-forward layer.
 //!
 //! A layer may attend to the keys and values of an earlier one, and then has queries only. A layer
 //! with a per-layer input has two more matrices behind the feed-forward layer, which apply it to
 //! the residual stream. (No layer has such an input and experts.)
+//!
+//! In an encoder, a row attends to later rows of its text, too: one pass has all rows of a text, and
+//! a phase stores the keys and values of all of them before another one reads them.
 //!
 //! With latent attention (MLA), QKV gives low-rank rows, and further phases expand or absorb them:
 //! see [`latent`]. A mixture of experts regroups the rows across tiles: see [`moe`].
@@ -36,6 +41,7 @@ mod delta;
 mod experts;
 mod feed_forward;
 mod latent;
+mod mamba;
 mod moe;
 mod recurrence;
 mod stages;
@@ -103,6 +109,8 @@ pub(crate) fn run(
     let total = x.len() / widths.x;
     let overflow = FirstOverflow::default();
     let most = match widths.experts {
+        // Rows of a text attend to all others of it.
+        _ if context.spec.encoder.is_some() => total.max(1),
         0 => PREFILL_TILE * PASS_TILES * threads,
         _ => moe::PASS_ROWS,
     };
@@ -226,6 +234,11 @@ fn decode_pass(
         });
         for (index, layer) in context.layers.iter().enumerate() {
             run(thread, index, Stage::before_attention(layer));
+            let units = pass.convolution_units(layer);
+            // SAFETY: separate sequences or channels.
+            thread.phase(units, |unit| unsafe {
+                pass.convolve_unit(layer, unit, recurrence);
+            });
             let mut units_of_heads = units_of_heads.iter();
             let own = units_of_heads.find(|(kv_heads, _)| *kv_heads == layer.place.kv_heads);
             let units_of_heads = own.map_or(&[][..], |(_, units)| units);
@@ -250,14 +263,23 @@ fn decode_pass(
                     };
                     phase(thread, units, &mut recur, &quantise, &|| ());
                 }
-                None => {
+                None if layer.has_mixer() => {
                     let units = units_of_heads.len();
                     phase(thread, units, &mut attend, &quantise, &|| ());
+                }
+                None => {
+                    // SAFETY: separate tiles.
+                    let begin = |tile: usize| unsafe {
+                        pass.begin_feed_forward(layer, tiles[tile]);
+                    };
+                    // SAFETY: all rows have their routes, and one thread concludes the phase.
+                    let plan = || unsafe { pass.conclude(index, Stage::Output) };
+                    thread.phase_then(tiles.len(), begin, plan);
                 }
             }
             run(thread, index, Stage::after_attention(layer));
             match &layer.feed_forward {
-                FeedForward::Dense { .. } => {}
+                FeedForward::Dense { .. } | FeedForward::None => {}
                 FeedForward::Experts { experts: all, .. } => {
                     let units = pass.pairs.units();
                     // SAFETY: the plan is complete; separate places or panels.
@@ -317,6 +339,10 @@ fn prefill_pass(
             }
         });
         for (index, layer) in context.layers.iter().enumerate() {
+            // SAFETY: separate sequences or channels; all rows are complete.
+            thread.phase(pass.convolution_units(layer), |unit| unsafe {
+                pass.convolve_unit(layer, unit, recurrence);
+            });
             if let Some(units) = pass.recurrence_units(layer) {
                 // SAFETY: separate sequences, heads or channels; all rows are complete.
                 thread.phase(units, |unit| unsafe {
@@ -325,12 +351,14 @@ fn prefill_pass(
             }
             let stages = Stage::after_attention(layer);
             match &layer.feed_forward {
-                // SAFETY: as above; other units write keys and values of the next layer.
-                FeedForward::Dense { .. } => thread.phase(rows.len(), |unit| unsafe {
-                    pass.attention(index, nth(unit), attention);
-                    pass.through(index, stages, nth(unit));
-                    pass.before_attention(index + 1, nth(unit));
-                }),
+                FeedForward::Dense { .. } | FeedForward::None => {
+                    // SAFETY: as above; other units write keys and values of the next layer.
+                    thread.phase(rows.len(), |unit| unsafe {
+                        pass.attention(index, nth(unit), attention);
+                        pass.through(index, stages, nth(unit));
+                        pass.before_attention(index + 1, nth(unit));
+                    });
+                }
                 FeedForward::Experts { experts: all, .. } => {
                     // SAFETY: as above.
                     let attend = |unit: usize| unsafe {

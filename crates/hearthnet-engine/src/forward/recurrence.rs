@@ -6,8 +6,9 @@
 
 use std::ops::Range;
 
-use super::convolution::{ConvolutionScratch, convolution_units};
+use super::convolution::{ConvolutionScratch, channel_units};
 use super::delta::DeltaScratch;
+use super::mamba::MambaScratch;
 use super::stages::LayerRun;
 use super::tiles::Tile;
 use super::tiling::Segment;
@@ -19,6 +20,7 @@ use crate::state::INTERVAL;
 pub(super) struct RecurrenceScratch {
     delta: DeltaScratch,
     convolution: ConvolutionScratch,
+    mamba: MambaScratch,
 }
 
 /// With the safety contract of all steps (see `stages`).
@@ -28,7 +30,9 @@ impl LayerRun<'_> {
     pub(super) fn recurrence_units(&self, layer: &Layer) -> Option<usize> {
         let delta = layer.delta.as_ref();
         let delta = delta.map(|delta| delta.spec.key_heads as usize);
-        let each = delta.or(layer.convolution.as_ref().map(convolution_units));
+        let mamba = layer.mamba.as_ref();
+        let each = delta.or(mamba.map(|mamba| mamba.spec.heads as usize));
+        let each = each.or(layer.convolution.as_ref().map(channel_units));
         each.map(|each| each * self.segments.len())
     }
 
@@ -39,9 +43,32 @@ impl LayerRun<'_> {
         unsafe {
             if let Some(delta) = &layer.delta {
                 self.recur_delta(layer, delta, unit, &mut scratch.delta);
+            } else if let Some(mamba) = &layer.mamba {
+                self.scan(layer, mamba, unit, &mut scratch.mamba);
             } else if let Some(convolution) = &layer.convolution {
                 self.convolve_gated(layer, convolution, unit, &mut scratch.convolution);
             }
+        }
+    }
+
+    /// Number of units of a phase before the recurrence: the convolution of a layer with Mamba-2,
+    /// whose outputs several heads read.
+    pub(super) fn convolution_units(&self, layer: &Layer) -> usize {
+        let mamba = layer.mamba.as_ref();
+        let units = mamba.map_or(0, |mamba| channel_units(&mamba.convolution));
+        units * self.segments.len()
+    }
+
+    /// Unit of the phase before the recurrence.
+    pub(super) unsafe fn convolve_unit(
+        &self,
+        layer: &Layer,
+        unit: usize,
+        scratch: &mut RecurrenceScratch,
+    ) {
+        if let Some(mamba) = &layer.mamba {
+            // SAFETY: by the contract of all steps.
+            unsafe { self.convolve_mamba(layer, mamba, unit, &mut scratch.convolution) };
         }
     }
 
@@ -86,13 +113,17 @@ impl LayerRun<'_> {
     /// Reads the outputs of a recurrence, writes `act`.
     pub(super) unsafe fn quantise_recurrence(&self, layer: &Layer, tile: Tile<'_>) {
         let width = self.widths.qkv;
+        let Some(output) = &layer.attn_output else {
+            return;
+        };
         let first = match (&layer.delta, &layer.convolution) {
             (Some(delta), _) => delta.spec.channels() as usize,
             // The outputs have replaced the factors behind the convolution.
             (None, Some(convolution)) => convolution.width,
+            // The outputs of Mamba-2 have replaced the gates, which come first.
             (None, None) => 0,
         };
-        let values = layer.attn_output.cols();
+        let values = output.cols();
         // SAFETY: the unit owns the tile's `attn` and `act`, and no unit writes the outputs.
         let (out, act) = unsafe {
             let out = tile.buffers.attn.slice_mut(0..tile.rows.count * values);
@@ -102,7 +133,17 @@ impl LayerRun<'_> {
             }
             (out, tile.buffers.act())
         };
-        let form = ActForm::of([&layer.attn_output]);
+        if let Some(mamba) = &layer.mamba {
+            let eps = self.context.spec.norm_eps;
+            let width = values / mamba.spec.groups as usize;
+            for row in out.chunks_exact_mut(values) {
+                let groups = row.chunks_exact_mut(width);
+                for (group, weights) in groups.zip(mamba.norm.chunks_exact(width)) {
+                    self.context.kernels.rms_norm_in_place(group, weights, eps);
+                }
+            }
+        }
+        let form = ActForm::of([output]);
         self.context.kernels.prepare(out, values, form, act);
     }
 }

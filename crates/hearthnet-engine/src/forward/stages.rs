@@ -12,7 +12,7 @@ use super::moe::Pairs;
 use super::tiles::{EngineContext, Tile, Widths};
 use super::tiling::Segment;
 use crate::kernels::{Act, ActForm, Output, Packed, SharedMut};
-use crate::layer::{FeedForward, Latent, LatentUp, Layer};
+use crate::layer::{FeedForward, Latent, LatentUp, Layer, LayerNorm};
 use crate::state::SequenceState;
 
 /// Pass of some rows of the batch over the layers.
@@ -58,6 +58,9 @@ pub(super) enum Stage {
 impl Stage {
     /// Stages before attention.
     pub(super) fn before_attention(layer: &Layer) -> &'static [Self] {
+        if !layer.has_mixer() {
+            return &[];
+        }
         match layer
             .latent
             .as_ref()
@@ -82,7 +85,9 @@ impl Stage {
                 Self::PerLayerOutput,
             ],
             FeedForward::Dense { .. } => &[Self::Values, Self::Output, Self::GateUp, Self::Down],
-            FeedForward::Experts { shared: None, .. } => &[Self::Values, Self::Output],
+            FeedForward::Experts { shared: None, .. } | FeedForward::None => {
+                &[Self::Values, Self::Output]
+            }
             FeedForward::Experts { .. } => &[
                 Self::Values,
                 Self::Output,
@@ -92,6 +97,7 @@ impl Stage {
         };
         match layer.latent.as_ref().map(|latent| &latent.up) {
             Some(LatentUp::Absorbed { .. }) => stages,
+            None if !layer.has_mixer() => &stages[2..],
             Some(LatentUp::Expanded(_)) | None => &stages[1..],
         }
     }
@@ -120,7 +126,7 @@ impl LayerRun<'_> {
             (Stage::Latent, _) => layer.latent.as_ref().map_or(0, Latent::panels),
             (Stage::Absorb, _) => heads(layer.latent.as_ref().map(|latent| latent.absorbed().0)),
             (Stage::Values, _) => heads(layer.latent.as_ref().map(|latent| latent.absorbed().1)),
-            (Stage::Output, _) => layer.attn_output.panels(),
+            (Stage::Output, _) => layer.attn_output.as_ref().map_or(0, Packed::panels),
             (Stage::PerLayerGate | Stage::PerLayerOutput, _) => {
                 let own = layer.per_layer.as_ref();
                 let own = own.map(|own| match stage {
@@ -136,7 +142,7 @@ impl LayerRun<'_> {
                 (Stage::SharedDown, Some(shared)) => shared.down.panels(),
                 _ => 0,
             },
-            (_, FeedForward::Dense { .. }) => 0,
+            (_, FeedForward::Dense { .. } | FeedForward::None) => 0,
         }
     }
 
@@ -156,9 +162,10 @@ impl LayerRun<'_> {
                 (Stage::Latent, _) => self.expand_latent(layer, panels, tile),
                 (Stage::Absorb, _) => self.absorb(layer, panels, tile),
                 (Stage::Values, _) => self.values(layer, panels, tile),
-                // The residual stream is rounded to the boundary dtype at the end of a block only.
                 (Stage::Output, _) => {
-                    self.add(&layer.attn_output, panels, BoundaryDtype::F32, tile);
+                    if let Some(output) = &layer.attn_output {
+                        self.add(output, panels, self.attended_dtype(layer), tile);
+                    }
                 }
                 (Stage::PerLayerGate, _) => self.per_layer_gate(layer, panels, tile),
                 (Stage::PerLayerOutput, _) => {
@@ -179,7 +186,7 @@ impl LayerRun<'_> {
                     (Stage::SharedDown, Some(shared)) => self.shared_down(shared, panels, tile),
                     _ => {}
                 },
-                (_, FeedForward::Dense { .. }) => {}
+                (_, FeedForward::Dense { .. } | FeedForward::None) => {}
             }
         }
     }
@@ -199,19 +206,8 @@ impl LayerRun<'_> {
                 (Stage::Output, feed_forward) => {
                     self.end_attention(layer, tile);
                     match feed_forward {
-                        FeedForward::Experts {
-                            router,
-                            norms: Some(norms),
-                            ..
-                        } => {
-                            self.route_normed(router, norms, tile);
-                            self.ffn_norm(layer, tile);
-                        }
-                        FeedForward::Experts { router, shared, .. } => {
-                            self.ffn_norm(layer, tile);
-                            self.route(router, shared.as_deref(), tile);
-                        }
-                        FeedForward::Dense { .. } => self.ffn_norm(layer, tile),
+                        FeedForward::None => self.end_block(index, tile),
+                        _ => self.begin_feed_forward(layer, tile),
                     }
                 }
                 (Stage::GateUp, FeedForward::Dense { down, .. }) => {
@@ -232,6 +228,29 @@ impl LayerRun<'_> {
                     }
                 }
                 (Stage::GateUp | Stage::SharedGateUp | Stage::SharedDown, _) => {}
+            }
+        }
+    }
+
+    /// Reads `x`, prepares the feed-forward layer: writes `act`, and the routes to experts.
+    pub(super) unsafe fn begin_feed_forward(&self, layer: &Layer, tile: Tile<'_>) {
+        // SAFETY: by the contract of all steps.
+        unsafe {
+            match &layer.feed_forward {
+                FeedForward::Experts {
+                    router,
+                    norms: Some(norms),
+                    ..
+                } => {
+                    self.route_normed(router, norms, tile);
+                    self.ffn_norm(layer, tile);
+                }
+                FeedForward::Experts { router, shared, .. } => {
+                    self.ffn_norm(layer, tile);
+                    self.route(router, shared.as_deref(), tile);
+                }
+                FeedForward::Dense { .. } => self.ffn_norm(layer, tile),
+                FeedForward::None => {}
             }
         }
     }
@@ -265,17 +284,22 @@ impl LayerRun<'_> {
         }
     }
 
-    /// Reads `x`, writes `act`.
+    /// Reads `x`, writes `act`, in a layer that begins with attention or a recurrence.
     pub(super) unsafe fn attn_norm(&self, index: usize, tile: Tile<'_>) {
         let layer = &self.context.layers[index];
+        if !layer.has_mixer() {
+            return;
+        }
+        let norm = layer.attn_norm.as_deref();
         // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
-        unsafe { self.norm(&layer.attn_norm, layer.qkv.form, tile) };
+        unsafe { self.norm(norm, layer.qkv.form, tile) };
     }
 
     /// Reads `x`, writes `act`. In a layer with experts, `act` has the forms for the router and the
     /// shared expert, and the plain form for the other experts.
     unsafe fn ffn_norm(&self, layer: &Layer, tile: Tile<'_>) {
         let form = match &layer.feed_forward {
+            FeedForward::None => return,
             FeedForward::Dense { ffn, .. } => ffn.form(),
             FeedForward::Experts {
                 shared: Some(shared),
@@ -293,15 +317,31 @@ impl LayerRun<'_> {
             }
         };
         // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
-        unsafe { self.norm(&layer.ffn_norm, form, tile) };
+        unsafe { self.norm(layer.ffn_norm.as_deref(), form, tile) };
     }
 
-    pub(super) unsafe fn norm(&self, weight: &[f32], form: ActForm, tile: Tile<'_>) {
+    pub(super) unsafe fn norm(&self, weight: Option<&[f32]>, form: ActForm, tile: Tile<'_>) {
         let values = 0..tile.rows.count * self.widths.x;
         // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
         let (x, act) = unsafe { (tile.rows.x.slice(values), tile.buffers.act()) };
-        let eps = self.context.spec.norm_eps;
-        self.context.kernels.norm_prepare(x, weight, eps, form, act);
+        let EngineContext { spec, kernels, .. } = *self.context;
+        match weight {
+            Some(weight) => kernels.norm_prepare(x, weight, spec.norm_eps, form, act),
+            None => kernels.prepare(x, self.widths.x, form, act),
+        }
+    }
+
+    /// Normalises `x`, which then has the format between attention and feed-forward layer, or
+    /// between blocks.
+    unsafe fn norm_sum(&self, norm: Option<&LayerNorm>, dtype: BoundaryDtype, tile: Tile<'_>) {
+        let Some(LayerNorm { weight, bias }) = norm else {
+            return;
+        };
+        let EngineContext { spec, kernels, .. } = *self.context;
+        // SAFETY: the unit owns the tile's rows of `x`.
+        let x = unsafe { tile.rows.x.slice_mut(0..tile.rows.count * self.widths.x) };
+        kernels.layer_norm_in_place(x, weight, bias, spec.norm_eps);
+        dtype.round(x);
     }
 
     /// Writes the columns of `panels` in the outputs of `parts`. Panels are counted over all parts.
@@ -361,7 +401,10 @@ impl LayerRun<'_> {
             let bias = layer.attn_output_bias.as_deref();
             let norm = layer.attn_post_norm.as_deref();
             // SAFETY: the unit owns the tile's rows of `x` and `branch`.
-            unsafe { self.end_branch(bias, norm, BoundaryDtype::F32, tile) };
+            unsafe {
+                self.end_branch(bias, norm, self.attended_dtype(layer), tile);
+                self.norm_sum(layer.attn_sum_norm.as_ref(), BoundaryDtype::F32, tile);
+            }
         }
     }
 
@@ -376,8 +419,14 @@ impl LayerRun<'_> {
         // SAFETY: the unit owns the tile and its buffers.
         unsafe {
             if self.widths.branches || matches!(layer.feed_forward, FeedForward::Experts { .. }) {
+                let bias = layer.ffn_bias.as_deref();
                 let norm = layer.ffn_post_norm.as_deref();
-                self.end_branch(None, norm, dtype, tile);
+                self.end_branch(bias, norm, dtype, tile);
+                self.norm_sum(
+                    layer.ffn_sum_norm.as_ref(),
+                    self.context.spec.boundary,
+                    tile,
+                );
             }
             match &layer.per_layer {
                 Some(own) => self.prepare_x(&own.gate, tile),
@@ -386,11 +435,20 @@ impl LayerRun<'_> {
         }
     }
 
+    /// Format to which the output of attention is rounded: the residual stream is rounded to the
+    /// boundary dtype at the end of a block only.
+    fn attended_dtype(&self, layer: &Layer) -> BoundaryDtype {
+        match layer.feed_forward {
+            FeedForward::None => self.last_dtype(layer),
+            _ => BoundaryDtype::F32,
+        }
+    }
+
     /// Format to which the last addition of a block is rounded.
     fn last_dtype(&self, layer: &Layer) -> BoundaryDtype {
-        match layer.scale {
-            Some(_) => BoundaryDtype::F32,
-            None => self.context.spec.boundary,
+        match layer.scale.is_some() || layer.ffn_sum_norm.is_some() {
+            true => BoundaryDtype::F32,
+            false => self.context.spec.boundary,
         }
     }
 
@@ -433,7 +491,8 @@ impl LayerRun<'_> {
             }
         }
         if let Some(norm) = norm {
-            kernels.rms_norm_in_place(branch, norm, spec.norm_eps);
+            let eps = spec.post_norm_eps.unwrap_or(spec.norm_eps);
+            kernels.rms_norm_in_place(branch, norm, eps);
         }
         if let Some(scale) = spec.scales.residual {
             branch.iter_mut().for_each(|value| *value *= scale);

@@ -59,7 +59,7 @@ pub(super) struct Widths {
     /// Whether a layer has separate gate and up matrices.
     pub(super) split_ffn: bool,
     /// Whether the outputs of attention and feed-forward layer are changed (bias, norm, scale)
-    /// before they are added to the residual stream.
+    /// before they are added to the residual stream, or the sum is normalised.
     pub(super) branches: bool,
 }
 
@@ -77,19 +77,23 @@ impl Widths {
                 let ffn = shared.as_ref().map(|shared| &shared.ffn);
                 matches!(ffn, Some(Ffn::Split { .. }))
             }
+            FeedForward::None => false,
         };
         let gates = if spec.attention.output_gate { q } else { 0 };
         let delta = spec.delta.as_ref();
         let convolution = spec.convolution.as_ref();
         let convolution = convolution.map_or(0, |_| spec.width as usize);
+        let mamba = spec.mamba.as_ref();
         Self {
             x: spec.width as usize,
             qkv: (widest(|layer| layer.q + 2 * layer.kv) + gates)
                 .max(delta.map_or(0, Delta::row))
-                .max(3 * convolution),
+                .max(3 * convolution)
+                .max(mamba.map_or(0, |mamba| mamba.row() as usize)),
             attn: q
                 .max(delta.map_or(0, |delta| delta.values() as usize))
-                .max(convolution),
+                .max(convolution)
+                .max(mamba.map_or(0, |mamba| mamba.values() as usize)),
             latent: spec
                 .attention
                 .latent
@@ -97,7 +101,7 @@ impl Widths {
             ffn: spec.experts.map_or(0, |_| spec.ffn as usize),
             dense: widest(|layer| match &layer.feed_forward {
                 FeedForward::Dense { down, .. } => down.cols(),
-                FeedForward::Experts { .. } => 0,
+                FeedForward::Experts { .. } | FeedForward::None => 0,
             }),
             per_layer: spec.per_layer.map_or(0, |p| p.width as usize),
             shared: spec
@@ -111,7 +115,8 @@ impl Widths {
                 || spec.scales.residual.is_some()
                 || spec.attention.output_bias
                 || spec.block_scale
-                || spec.per_layer.is_some(),
+                || spec.per_layer.is_some()
+                || spec.encoder.is_some_and(|encoder| encoder.layer_norm),
         }
     }
 }

@@ -30,17 +30,27 @@ pub struct Attention<'a> {
     /// Sliding window: number of latest positions that a row attends to, itself included; not 0.
     /// `None`: all positions.
     pub window: Option<usize>,
+    /// Positions of the sequence, if rows also attend to positions after their own: to all or, with
+    /// a window, to as many as before it.
+    pub both_sides: Option<usize>,
     /// Pages of the sequence for this layer and key/value head, from position 0, of
-    /// [`super::page_len`] cells each. Positions up to that of the last query row are written;
-    /// other cells are ignored.
+    /// [`super::page_len`] cells each. All positions that a row attends to are written; other cells
+    /// are ignored.
     pub pages: &'a [&'a [u16]],
 }
 
 impl Attention<'_> {
-    /// First position that the query at position `limit - 1` attends to.
+    /// Positions that the query at position `own` attends to.
     #[inline(always)]
-    fn start(&self, limit: usize) -> usize {
-        self.window.map_or(0, |window| limit.saturating_sub(window))
+    fn seen(&self, own: usize) -> Range<usize> {
+        let start = self
+            .window
+            .map_or(0, |window| (own + 1).saturating_sub(window));
+        let end = self.both_sides.map_or(own + 1, |end| match self.window {
+            Some(window) => end.min(own.saturating_add(window)),
+            None => end,
+        });
+        start..end
     }
 }
 
@@ -134,8 +144,8 @@ pub(super) unsafe fn attend<K: Inner>(
             inverse: [0.0; MAX_QUERIES],
         };
         for i in 0..count {
-            queries.limits[i] = a.position + (first + i) / a.heads + 1;
-            queries.starts[i] = a.start(queries.limits[i]);
+            let seen = a.seen(a.position + (first + i) / a.heads);
+            (queries.starts[i], queries.limits[i]) = (seen.start, seen.end);
         }
         // Positions ascend, so the first query has the lowest start and the last one the highest
         // limit. Scores are stored in whole pages; one more cache line per row keeps the rows in

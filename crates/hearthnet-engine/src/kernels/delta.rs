@@ -6,7 +6,7 @@
 
 /// Widths of the blocks of columns into which the state of a head is split, widest first. A block
 /// stays in the L1 cache while the rows of a batch pass.
-const BLOCKS: [usize; 3] = [64, 16, 1];
+pub(super) const BLOCKS: [usize; 3] = [64, 16, 1];
 
 /// Weights of the convolution of some channels.
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,7 @@ use super::portable::matmul::Portable;
 use super::shared::{SharedMut, TileMut};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{avx2::Avx2, avx2::AvxVnni, avx512::Avx512, lanes};
-use super::{delta, kv, rope, rows};
+use super::{delta, kv, mamba, rope, rows};
 
 /// Table of the inner kernels `$dot` of all weight types.
 macro_rules! dots {
@@ -53,6 +53,9 @@ macro_rules! kernels {
                 #[$features]
                 rms_norm_in_place(x: &mut [f32], w: &[f32], eps: f32)
                     = rows::rms_norm_in_place::<$lanes>;
+                layer_norm_in_place(x: &mut [f32], w: &[f32], b: &[f32], eps: f32)
+                    = rows::layer_norm_in_place::<$lanes>;
+                gelu_erf(x: &mut [f32]) = rows::gelu_erf::<$lanes>;
                 prepare(x: &[f32], norm: Option<(&[f32], f32)>, act: &mut Act)
                     = rows::prepare::<$lanes>;
                 gate(activation: Activation, g: &mut [f32], u: &[f32]) = rows::gate::<$lanes>;
@@ -66,6 +69,9 @@ macro_rules! kernels {
                     = delta::convolve;
                 delta_rule(rows: &delta::DeltaRows<'_>, state: &mut [f32], values: &mut [f32])
                     = delta::rule;
+                mamba_scan(rows: &mamba::MambaRows<'_>, state: &mut [f32], values: &mut [f32])
+                    = mamba::scan;
+                squared_relu(x: &mut [f32]) = rows::squared_relu::<$lanes>;
                 add_round(x: &mut [f32], y: &[f32], dtype: BoundaryDtype) = rows::add_round;
                 rope(row: &rope::RopeRow<'_>, x: &mut [f32], head_dim: usize) = rows::rope;
                 store_kv(page: SharedMut<'_, u16>, slot: usize, key: &[f32], value: &[f32])

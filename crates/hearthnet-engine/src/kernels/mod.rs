@@ -32,7 +32,7 @@
 //! | matrices | [`Kernels::matmul`], [`Kernels::matmul_swiglu`] |
 //! | rotation | [`Kernels::rope`], [`RopeTable`] |
 //! | cache layout, attention | [`Kernels::store_kv`], [`Kernels::attention`] |
-//! | convolution, delta rule | [`Kernels::convolve`], [`Kernels::delta_rule`] |
+//! | convolution, delta rule, Mamba-2 | [`Kernels::convolve`], [`Kernels::delta_rule`], [`Kernels::mamba_scan`] |
 //!
 //! Lengths are checked on entry; a wrong length panics. Shapes come from a model that
 //! [`Packed`] and the engine have accepted, so a wrong length is a bug of the caller and
@@ -54,6 +54,7 @@ mod isa;
 mod kv;
 #[macro_use]
 mod lanes;
+mod mamba;
 mod math;
 mod matmul;
 mod pack;
@@ -85,6 +86,7 @@ pub use error::PackError;
 pub use isa::Isa;
 pub use kv::{PAGE, key_cell, page_len, value_cell};
 pub use lanes::LANES;
+pub use mamba::MambaRows;
 pub use matmul::Output;
 pub use pack::{Matrix, Packed};
 pub use rope::RopeTable;
@@ -138,6 +140,17 @@ impl Kernels {
     pub fn rms_norm_in_place(self, x: &mut [f32], weight: &[f32], eps: f32) {
         check_rows(x.len(), weight.len());
         dispatch!(self, rms_norm_in_place(x, weight, eps));
+    }
+
+    /// In-place LayerNorm of rows, `x` as `[rows][weight.len()]`:
+    /// `x = (x - mean) / sqrt(variance + eps) * weight + bias`.
+    ///
+    /// # Panics
+    /// When `x` is not whole rows, or weight and bias differ in length.
+    pub fn layer_norm_in_place(self, x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+        check_rows(x.len(), weight.len());
+        assert_eq!(weight.len(), bias.len(), "the two differ in length");
+        dispatch!(self, layer_norm_in_place(x, weight, bias, eps));
     }
 
     /// Converts rows of activations, `x` as `[rows][cols]`, into the forms that
@@ -276,6 +289,11 @@ impl Kernels {
         dispatch!(self, sigmoid(x));
     }
 
+    /// GELU by the error function, in place.
+    pub fn gelu_erf(self, x: &mut [f32]) {
+        dispatch!(self, gelu_erf(x));
+    }
+
     /// In each row of `width` values, `x = x / sqrt(sum(x²) + eps) * scale`.
     ///
     /// # Panics
@@ -309,6 +327,23 @@ impl Kernels {
             "a delta rule of another shape"
         );
         dispatch!(self, delta_rule(rows, state, values));
+    }
+
+    /// As [`Self::delta_rule`], for Mamba-2.
+    ///
+    /// # Panics
+    /// When the shapes do not fit.
+    pub fn mamba_scan(self, rows: &MambaRows<'_>, state: &mut [f32], values: &mut [f32]) {
+        assert!(
+            rows.fits(state.len(), values.len()),
+            "a scan of another shape"
+        );
+        dispatch!(self, mamba_scan(rows, state, values));
+    }
+
+    /// `x = max(x, 0)^2` in place.
+    pub fn squared_relu(self, x: &mut [f32]) {
+        dispatch!(self, squared_relu(x));
     }
 
     /// `x = round(x + y)`, element by element.
@@ -357,14 +392,13 @@ impl Kernels {
         dispatch!(self, store_kv(page, slot, key, value));
     }
 
-    /// Causal attention of consecutive positions of one sequence over the cache of
-    /// one key/value head.
+    /// Attention of consecutive positions of one sequence over the cache of one key/value head.
     ///
     /// `q` and `out` have a row per position and `a.heads * a.head_dim` columns (some or all of
     /// the query heads that share the key/value head). Rows of `q` are `stride` values apart.
     ///
     /// # Panics
-    /// When shapes do not fit, or the pages do not cover the last row's position.
+    /// When shapes do not fit, or the pages do not cover the positions that a row attends to.
     pub fn attention(
         self,
         a: &Attention<'_>,
@@ -390,8 +424,13 @@ impl Kernels {
             a.sinks.is_none_or(|sinks| sinks.len() == a.heads),
             "sinks of other heads"
         );
+        let last = a.position + out.rows();
         assert!(
-            (a.position + out.rows()).div_ceil(PAGE) <= a.pages.len(),
+            a.both_sides.is_none_or(|end| end >= last),
+            "rows behind the end of the text"
+        );
+        assert!(
+            a.both_sides.unwrap_or(last).div_ceil(PAGE) <= a.pages.len(),
             "missing pages"
         );
         assert!(

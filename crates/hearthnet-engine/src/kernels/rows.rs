@@ -70,6 +70,42 @@ pub(super) unsafe fn rms_norm_in_place<V: Lanes>(x: &mut [f32], w: &[f32], eps: 
     }
 }
 
+/// LayerNorm of every row of `x`, in place: `x = (x - mean) * s * w + b`,
+/// `s = 1 / sqrt(variance + eps)`.
+///
+/// # Safety
+/// As [`Lanes`]; `x` is whole rows of `w.len()` values, and `b` has as many.
+#[inline(always)]
+pub(super) unsafe fn layer_norm_in_place<V: Lanes>(x: &mut [f32], w: &[f32], b: &[f32], eps: f32) {
+    let n = w.len();
+    for row in x.chunks_exact_mut(n) {
+        // SAFETY: each chunk has at most sixteen values, and its length is passed; those of `w` and
+        // `b` at its place are as many.
+        unsafe {
+            let mut sum = V::splat(0.0);
+            for chunk in row.chunks(LANES) {
+                sum = V::load_partial(chunk.as_ptr(), chunk.len(), 0.0).add(sum);
+            }
+            let mean = V::splat(sum.fold() / n as f32);
+            let mut squares = V::splat(0.0);
+            for chunk in row.chunks_mut(LANES) {
+                let d = V::load_partial(chunk.as_ptr(), chunk.len(), 0.0).sub(mean);
+                d.store_partial(chunk.as_mut_ptr(), chunk.len());
+                let d = V::load_partial(chunk.as_ptr(), chunk.len(), 0.0);
+                squares = d.fma(d, squares);
+            }
+            let s = V::splat(1.0 / (squares.fold() / n as f32 + eps).sqrt());
+            let weights = w.chunks(LANES).zip(b.chunks(LANES));
+            for (chunk, (w, b)) in row.chunks_mut(LANES).zip(weights) {
+                let d = V::load_partial(chunk.as_ptr(), chunk.len(), 0.0).mul(s);
+                let w = V::load_partial(w.as_ptr(), chunk.len(), 0.0);
+                let b = V::load_partial(b.as_ptr(), chunk.len(), 0.0);
+                d.fma(w, b).store_partial(chunk.as_mut_ptr(), chunk.len());
+            }
+        }
+    }
+}
+
 /// Fills `act`, which has its shape, from the rows of `x`; `norm` has the weight and epsilon of a
 /// normalisation before it.
 ///
@@ -160,6 +196,14 @@ pub(super) unsafe fn gate<V: Lanes>(activation: Activation, g: &mut [f32], u: &[
         match activation {
             Activation::Silu => swiglu::<V>(g, u),
             Activation::Gelu => gated::<V, false>(g, u),
+            Activation::GeluErf => {
+                gelu_erf::<V>(g);
+                g.iter_mut().zip(u).for_each(|(g, u)| *g *= u);
+            }
+            Activation::SquaredRelu => {
+                squared_relu::<V>(g);
+                g.iter_mut().zip(u).for_each(|(g, u)| *g *= u);
+            }
             Activation::Clamped => gated::<V, true>(g, u),
         }
     }
@@ -207,6 +251,23 @@ unsafe fn gated<V: Lanes, const CLAMPED: bool>(g: &mut [f32], u: &[f32]) {
                 false => super::math::gelu(gate).mul(up),
             };
             product.store_partial(g.as_mut_ptr(), n);
+        }
+    }
+}
+
+/// max(x, 0)^2 in place.
+///
+/// # Safety
+/// See [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn squared_relu<V: Lanes>(x: &mut [f32]) {
+    for chunk in x.chunks_mut(LANES) {
+        // SAFETY: `chunk` has at most sixteen values, and its length is passed. This order of
+        // operands propagates a NaN.
+        unsafe {
+            let v = V::load_partial(chunk.as_ptr(), chunk.len(), 0.0);
+            let v = V::splat(0.0).max(v);
+            v.mul(v).store_partial(chunk.as_mut_ptr(), chunk.len());
         }
     }
 }
@@ -264,6 +325,21 @@ pub(super) unsafe fn activate<V: Lanes, const GATE: bool>(x: &mut [f32]) {
                 false => silu(v),
             };
             v.store_partial(chunk.as_mut_ptr(), chunk.len());
+        }
+    }
+}
+
+/// GELU by the error function, in place.
+///
+/// # Safety
+/// See [`Lanes`].
+#[inline(always)]
+pub(super) unsafe fn gelu_erf<V: Lanes>(x: &mut [f32]) {
+    for chunk in x.chunks_mut(LANES) {
+        // SAFETY: `chunk` has at most sixteen values, and its length is passed.
+        unsafe {
+            let v = V::load_partial(chunk.as_ptr(), chunk.len(), 0.0);
+            super::math::gelu_erf(v).store_partial(chunk.as_mut_ptr(), chunk.len());
         }
     }
 }

@@ -14,6 +14,7 @@
 //! `families/quantised.rs` compares quantised forms.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
+mod encoders;
 mod ggml;
 mod latent;
 mod quantised;
@@ -24,10 +25,12 @@ use std::path::{Path, PathBuf};
 
 use hearthnet_engine::kernels::Isa;
 use hearthnet_engine::{Engine, EngineError, LoadError, Span};
+use hearthnet_files::families::is_vector;
 use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::manifest::VerifyError;
 use hearthnet_files::spec::{
-    Activation, AttentionSpec, DeltaSpec, QkNorm, RopeScaling, Rotation, ScaleSpec, YarnSpec,
+    Activation, AttentionSpec, DeltaSpec, Feed, MambaSpec, QkNorm, RopeScaling, Rotation,
+    ScaleSpec, YarnSpec,
 };
 use hearthnet_files::{BoundaryDtype, Gguf, Manifest, ModelFile, ModelSpec};
 use hearthnet_testkit::{FullModel, rewritten};
@@ -76,7 +79,10 @@ fn open(name: &str) -> ModelFile {
 }
 
 fn floats(path: &Path) -> Vec<f32> {
-    let bytes = std::fs::read(path).unwrap();
+    floats_of(&std::fs::read(path).unwrap())
+}
+
+fn floats_of(bytes: &[u8]) -> Vec<f32> {
     let (values, rest) = bytes.as_chunks::<4>();
     assert!(rest.is_empty());
     values.iter().map(|b| f32::from_le_bytes(*b)).collect()
@@ -90,12 +96,9 @@ pub(crate) fn rewrite(
     mut change: impl FnMut(&str, &mut Vec<f32>) -> TensorType,
 ) -> Result<ModelFile, hearthnet_files::ModelError> {
     let bytes = rewritten(open(name).gguf(), metadata, |info, mut values| {
-        let dtype = match (change(&info.name, &mut values), info.dims.len()) {
-            (_, 1) => TensorType::F32,
-            _ if info.name.ends_with(".bias") => TensorType::F32,
-            _ if info.name.ends_with("ssm_conv1d.weight") => TensorType::F32,
-            _ if info.name.ends_with("shortconv.conv.weight") => TensorType::F32,
-            (dtype, _) => dtype,
+        let dtype = match change(&info.name, &mut values) {
+            _ if is_vector(&info.name, info.dims.len()) => TensorType::F32,
+            dtype => dtype,
         };
         let mut bytes = Vec::new();
         ggml::encode(dtype, &values, &mut bytes);
@@ -508,6 +511,62 @@ fn specs_describe_each_family() {
 }
 
 #[test]
+fn blocks_of_muse_glimmer_have_a_window_and_rotation_or_neither() {
+    let file = open("museglimmer");
+    let spec = file.spec();
+    let windows: Vec<_> = (0..4).map(|layer| spec.window(layer)).collect();
+    assert_eq!(windows, [Some(7), Some(7), Some(7), None]);
+    let turned: Vec<_> = (0..4).map(|layer| spec.rotation(layer)).collect();
+    assert_eq!(turned[2..], [Rotation::Global, Rotation::None]);
+    assert!(spec.attention.output_gate && spec.attention.gate_matrix && spec.embedding_norm);
+    assert_eq!(spec.post_norm_eps, Some(1e-8));
+    assert_eq!(spec.scales.logits, Some(4.0 / 3.0));
+    // The factor of the queries, and no weights of the keys.
+    let norms = ["q", "k"].map(|part| {
+        let name = format!("blk.1.attn_{part}_norm.weight");
+        floats_of(file.tensor(&name).unwrap().bytes)[0]
+    });
+    assert_eq!(norms, [0.75, 1.0]);
+}
+
+#[test]
+fn specs_describe_families_with_mamba_2() {
+    for (name, groups, mixers, experts, shared) in [
+        ("granitehybrid", 1, "MM*M", None, None),
+        ("granitehybridmoe", 2, "MM*M", Some(32), Some(64)),
+        ("nemotronh", 2, "M-*-MM", None, None),
+        ("nemotronhmoe", 2, "M-M*-", Some(32), Some(64)),
+    ] {
+        let spec = open(name).spec().clone();
+        let single = name.starts_with("nemotron");
+        let expected = MambaSpec {
+            convolution: 4,
+            heads: if single { 8 } else { 4 },
+            groups,
+            head_width: 16,
+            state_rows: 16,
+        };
+        assert_eq!(spec.mamba, Some(expected), "{name}");
+        assert_eq!((&*spec.mixers, spec.single), (mixers, single), "{name}");
+        assert_eq!((spec.heads, spec.kv_heads), (4, 2), "{name}");
+        assert_eq!(spec.rope.skip_every, Some(1), "{name}");
+        assert_eq!(spec.ffn, experts.unwrap_or(64), "{name}");
+        let found = spec.experts.map(|experts| experts.shared.unwrap().ffn);
+        assert_eq!(found, shared, "{name}");
+        for (layer, letter) in (0..).zip(mixers.chars()) {
+            let block = spec.block(layer);
+            assert_eq!(block.has_keys(), letter == '*', "{name}, {layer}");
+            assert_eq!(block.is_recurrent(), letter == 'M', "{name}, {layer}");
+            assert_eq!(block.feed == Feed::None, single && letter != '-');
+        }
+    }
+    let nemotron = open("nemotronhmoe").spec().clone();
+    assert_eq!(nemotron.activation, Activation::SquaredRelu);
+    let experts = nemotron.experts.unwrap();
+    assert!(experts.sigmoid && experts.correction && experts.scale == Some(1.5));
+}
+
+#[test]
 fn a_manifest_covers_every_tensor_and_field_and_proves_each_part() {
     for (name, _) in references() {
         let file = open(&name);
@@ -615,6 +674,14 @@ fn unsupported_keys_of_a_family_are_refused_by_name() {
         ("gemma4", "attention.sliding_window_pattern", U32(1)),
         ("gemma4", "rope.dimension_count_swa", U32(32)),
         ("gemma4moe", "embedding_length_per_layer_input", U32(32)),
+        ("museglimmer", "attention.sliding_window_pattern", U32(1)),
+        ("museglimmer", "logit_scale", F32(-1.0)),
+        ("granitehybrid", "rope.scaling.finetuned", Value::Bool(true)),
+        ("granitehybrid", "attention.head_count_kv", U32(2)),
+        ("granitehybrid", "ssm.group_count", U32(3)),
+        ("nemotronh", "attention.layer_norm_rms_epsilon", F32(1e-3)),
+        ("nemotronh", "feed_forward_length", U32(64)),
+        ("nemotronhmoe", "moe_latent_size", U32(16)),
     ] {
         let (key, error) = refused(name, key, value);
         assert!(error.contains(&key), "{key}: {error}");

@@ -32,7 +32,7 @@ const TYPES: [(TensorType, f64, f64); 7] = [
 ];
 
 /// Families whose quantised forms have not been run through llama.cpp.
-const NOT_COMPARED: [&str; 13] = [
+const NOT_COMPARED: [&str; 18] = [
     "gemma4",
     "gemma4moe",
     "gemma4ple",
@@ -44,8 +44,13 @@ const NOT_COMPARED: [&str; 13] = [
     "deepseek2",
     "deepseek3",
     "glm47flash",
+    "museglimmer",
     "lfm2",
     "lfm2moe",
+    "granitehybrid",
+    "granitehybridmoe",
+    "nemotronh",
+    "nemotronhmoe",
 ];
 
 /// Tolerance in standard errors: of the mean difference from llama.cpp, and of the number of

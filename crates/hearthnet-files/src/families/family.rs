@@ -1,9 +1,10 @@
 //! Description of a family, and the tensors of its models.
 
 use super::rules::{
-    EMBEDDING, Group, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
-    PER_LAYER_PROJECTION_NORM, PREDICTION, PREDICTION_EMBEDDING, PREDICTION_OUTPUT, ROPE_FACTORS,
-    ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, Rule,
+    EMBEDDING, EMBEDDING_NORM, EMBEDDING_NORM_BIAS, Group, OUTPUT, OUTPUT_NORM,
+    PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, POSITION_EMBEDDING,
+    PREDICTION, PREDICTION_EMBEDDING, PREDICTION_OUTPUT, PROJECTION_DOWN, PROJECTION_UP,
+    ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, Rule, TYPE_EMBEDDING,
 };
 use crate::boundary::BoundaryDtype;
 use crate::spec::{Activation, BlockSpec, LayerTensor, ModelSpec, QkNorm, RopeKind, RopeScaling};
@@ -41,6 +42,13 @@ pub struct Family {
     pub depth_scale: Option<f64>,
     /// Base width: logits are divided by `width / logits_by_width`.
     pub logits_by_width: Option<f32>,
+    /// Whether logits are multiplied by `logit_scale`, not divided.
+    pub logits_multiplied: bool,
+    /// [`ModelSpec::embedding_norm`](crate::spec::ModelSpec::embedding_norm)
+    pub embedding_norm: bool,
+    /// [`ModelSpec::post_norm_eps`](crate::spec::ModelSpec::post_norm_eps), which files do not
+    /// state.
+    pub post_norm_eps: Option<f32>,
     /// Whether the embedding is multiplied by `sqrt(width)`.
     pub scaled_embedding: bool,
     /// Default of [`ExpertSpec::normalise`](crate::spec::ExpertSpec::normalise) for files without
@@ -59,7 +67,8 @@ pub struct Family {
     /// Layer counts of the models whose scores are scaled by `1 / sqrt(width / heads)` instead of
     /// `1 / sqrt(head_dim)`. Files do not state it; llama.cpp uses the layer count, too.
     pub scaled_by_width: &'static [u32],
-    /// [`RopeSpec::skip_every`](crate::spec::RopeSpec::skip_every)
+    /// [`RopeSpec::skip_every`](crate::spec::RopeSpec::skip_every); in families whose files state
+    /// which blocks have a window, the others are without RoPE.
     pub rope_skip_every: Option<u32>,
     /// Default of [`RopeSpec::local_theta`](crate::spec::RopeSpec::local_theta) for files without
     /// the key.
@@ -76,6 +85,28 @@ pub struct Family {
     pub delta: Option<DeltaFamily>,
     /// Whether blocks without key heads have a gated short convolution.
     pub convolution: bool,
+    /// Blocks with Mamba-2, which files list.
+    pub mamba: Option<MambaFamily>,
+    /// Models that make vectors of whole texts.
+    pub encoder: Option<EncoderFamily>,
+}
+
+/// Facts about the blocks of a family with Mamba-2.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MambaFamily {
+    /// [`ModelSpec::single`]
+    pub single: bool,
+}
+
+/// Facts about an encoder that files do not state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EncoderFamily {
+    /// [`EncoderSpec::positions`](crate::spec::EncoderSpec::positions)
+    pub positions: bool,
+    /// Whether a file has [`TYPE_EMBEDDING`].
+    pub token_types: bool,
+    /// Whether a file may have [`PROJECTION_UP`] and [`PROJECTION_DOWN`].
+    pub projection: bool,
 }
 
 /// Facts about the gated delta rule of a family.
@@ -124,6 +155,9 @@ impl Family {
         embedding_scale: None,
         depth_scale: None,
         logits_by_width: None,
+        logits_multiplied: false,
+        embedding_norm: false,
+        post_norm_eps: None,
         scaled_embedding: false,
         experts_normalised: false,
         correction: Presence::Never,
@@ -140,6 +174,8 @@ impl Family {
         value_norm: false,
         delta: None,
         convolution: false,
+        mamba: None,
+        encoder: None,
     };
 
     /// Returns true if blocks can have a tensor.
@@ -165,8 +201,22 @@ impl Family {
     /// the blocks come first.
     pub fn tensors(&self, spec: &ModelSpec) -> impl Iterator<Item = (String, Vec<u64>)> {
         let (width, vocab) = (u64::from(spec.width), u64::from(spec.vocab));
-        let embedding = (EMBEDDING, vec![width, vocab]);
-        let mut outer = vec![embedding, (self.output_norm, vec![width])];
+        let mut outer = vec![(EMBEDDING, vec![width, vocab])];
+        let encoder = spec.encoder.unwrap_or_default();
+        match encoder.layer_norm {
+            true => outer.extend([EMBEDDING_NORM, EMBEDDING_NORM_BIAS].map(|n| (n, vec![width]))),
+            false => outer.push((self.output_norm, vec![width])),
+        }
+        if encoder.positions {
+            outer.push((POSITION_EMBEDDING, vec![width, spec.context.into()]));
+        }
+        if encoder.token_types > 0 {
+            outer.push((TYPE_EMBEDDING, vec![width, encoder.token_types.into()]));
+        }
+        if let Some(between) = encoder.projection.map(u64::from) {
+            outer.push((PROJECTION_UP, vec![width, between]));
+            outer.push((PROJECTION_DOWN, vec![between, width]));
+        }
         if !spec.tied_embedding {
             outer.push((OUTPUT, vec![width, vocab]));
         }

@@ -62,6 +62,8 @@ const OTHERS: &[(&str, &str)] = &[
     ("attention.temperature.positions", ORIGINAL_CONTEXT),
     ("attention.softcap", "attn_logit_softcapping"),
     ("prediction", "nextn_predict_layers"),
+    ("encoder.token_types", TYPE_COUNT),
+    ("encoder.projection", "dense_2_feat_out"),
     ("delta.attention_every", "full_attention_interval"),
     ("delta.convolution", "ssm.conv_kernel"),
     ("delta.key_heads", "ssm.group_count"),
@@ -70,6 +72,12 @@ const OTHERS: &[(&str, &str)] = &[
     ("delta.value_width", "ssm.inner_size"),
     ("convolution.positions", SHORT_CONVOLUTION),
     ("convolution.attention", KEY_HEADS),
+    ("mamba.convolution", "ssm.conv_kernel"),
+    ("mamba.heads", "ssm.time_step_rank"),
+    ("mamba.groups", "ssm.group_count"),
+    ("mamba.head_width", "ssm.inner_size"),
+    ("mamba.state_rows", "ssm.state_size"),
+    ("mixers", KEY_HEADS),
     ("experts.shared.ffn", "expert_shared_feed_forward_length"),
     ("experts.leading.blocks", "leading_dense_block_count"),
     ("experts.leading.ffn", "feed_forward_length"),
@@ -128,6 +136,20 @@ pub(super) const WINDOWS: &str = "attention.sliding_window_pattern";
 pub(super) const SHARED_KEYS: &str = "attention.shared_kv_layers";
 /// Values per block of the per-layer embeddings.
 pub(super) const PER_LAYER: &str = "embedding_length_per_layer_input";
+
+/// Whether a row attends to earlier rows only.
+pub(super) const CAUSAL: &str = "attention.causal";
+/// Epsilon of LayerNorm.
+pub(super) const LAYER_NORM_EPS: &str = "attention.layer_norm_epsilon";
+/// Inputs and outputs of the two matrices behind the pooled state.
+pub(super) const PROJECTION: [&str; 4] = [
+    "dense_2_feat_in",
+    "dense_2_feat_out",
+    "dense_3_feat_in",
+    "dense_3_feat_out",
+];
+/// Full key of the number of token types of an encoder.
+pub(crate) const TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
 
 /// Key heads, of each block if it is an array.
 pub(super) const KEY_HEADS: &str = "attention.head_count_kv";

@@ -1,7 +1,7 @@
 //! Supported families, one constant each. Keys and tensor names are those of llama.cpp's
 //! `llama-arch.cpp`.
 
-use super::family::{DeltaFamily, Family, Presence, Yarn};
+use super::family::{DeltaFamily, EncoderFamily, Family, MambaFamily, Presence, Yarn};
 use super::rules::*;
 use crate::boundary::BoundaryDtype;
 use crate::spec::{Activation, QkNorm, RopeKind};
@@ -437,4 +437,155 @@ pub(super) const DEEPSEEK2: Family = Family {
     yarn: Yarn::Whole,
     yarn_scales_scores: true,
     ..Family::BASE
+};
+
+/// EmbeddingGemma: Gemma 3 without causal mask, for vectors of texts; two matrices behind the mean
+/// of the hidden states. Source: "EmbeddingGemma: Powerful and Lightweight Text Representations"
+/// (arXiv 2509.20354).
+///
+/// Its rows never leave a machine, so they stay in f32 between blocks.
+pub(super) const GEMMA_EMBEDDING: Family = Family {
+    architecture: "gemma-embedding",
+    boundary: BoundaryDtype::F32,
+    reads: "attention.sliding_window rope.freq_base_swa attention.causal dense_2_feat_in \
+        dense_2_feat_out dense_3_feat_in dense_3_feat_out",
+    scaled_by_width: &[],
+    encoder: Some(EncoderFamily {
+        positions: false,
+        token_types: false,
+        projection: true,
+    }),
+    ..GEMMA3
+};
+
+/// BERT, and models of its shape for vectors of texts (MiniLM, BGE, E5, mxbai): embeddings of
+/// positions and token types, LayerNorm after each addition, biases, GELU without gate. Source:
+/// "BERT: Pre-training of Deep Bidirectional Transformers" (arXiv 1810.04805).
+///
+/// GELU is that of the error function, as in the published models; llama.cpp approximates it by
+/// tanh.
+pub(super) const BERT: Family = Family {
+    architecture: "bert",
+    boundary: BoundaryDtype::F32,
+    layer: &[
+        PLAIN_ATTENTION,
+        QKV_BIAS,
+        OUTPUT_BIAS,
+        UNGATED_DENSE,
+        DENSE_BIAS,
+        SUM_NORMS,
+    ],
+    reads: "attention.layer_norm_epsilon attention.causal",
+    qkv_bias: Presence::Always,
+    activation: Activation::GeluErf,
+    // Positions have embeddings.
+    rope_skip_every: Some(1),
+    encoder: Some(EncoderFamily {
+        positions: true,
+        token_types: true,
+        projection: false,
+    }),
+    ..Family::BASE
+};
+
+/// nomic-embed-text v1 and v1.5: BERT with RoPE, SwiGLU and without biases of matrices. Source:
+/// "Nomic Embed: Training a Reproducible Long Context Text Embedder" (arXiv 2402.01613).
+pub(super) const NOMIC_BERT: Family = Family {
+    architecture: "nomic-bert",
+    rope: RopeKind::Halves,
+    layer: &[PLAIN_FUSED_ATTENTION, DENSE, SUM_NORMS],
+    qkv_bias: Presence::Never,
+    activation: Activation::Silu,
+    rope_skip_every: None,
+    encoder: Some(EncoderFamily {
+        positions: false,
+        token_types: true,
+        projection: false,
+    }),
+    ..BERT
+};
+
+/// Muse Glimmer (text part): Llama with normalised embeddings, gates of the output of attention, and
+/// norms after attention and feed-forward layer. Three of four blocks have a sliding window and
+/// RoPE; the others have neither. Source: the model card of Muse-Glimmer-30B (Meta, 2026), and
+/// `transformers`.
+///
+/// The norms of queries and keys have no weights of their own; the converter writes the factor of
+/// the queries as weights. Trained in bf16.
+pub(super) const MUSE_GLIMMER: Family = Family {
+    architecture: "muse-glimmer",
+    boundary: BoundaryDtype::Bf16,
+    layer: &[
+        ATTENTION,
+        ATTENTION_GATE,
+        QK_NORM,
+        FEED_NORM,
+        DENSE,
+        POST_NORMS,
+    ],
+    reads: "attention.sliding_window attention.sliding_window_pattern final_logit_softcapping \
+        logit_scale",
+    qk_norm: Some(QkNorm::Head),
+    output_gate: true,
+    embedding_norm: true,
+    post_norm_eps: Some(1e-8),
+    logits_multiplied: true,
+    rope_skip_every: Some(4),
+    ..Family::BASE
+};
+
+/// Granite 4 H, dense and with experts beside one that all rows go through: nine of ten blocks have
+/// Mamba-2, the others attention without RoPE; constant factors as in Granite 3. Sources:
+/// "Transformers are SSMs" (arXiv 2405.21060) and the model cards of Granite 4 (IBM, 2025). Trained
+/// in bf16.
+pub(super) const GRANITE_HYBRID: Family = Family {
+    architecture: "granitehybrid",
+    boundary: BoundaryDtype::Bf16,
+    layer: &[ATTENTION, MAMBA, FEED_NORM, DENSE, EXPERTS, SHARED_EXPERT],
+    reads: "attention.scale embedding_scale residual_scale logit_scale rope.scaling.finetuned \
+        ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size \
+        expert_count expert_used_count expert_shared_feed_forward_length",
+    experts_normalised: true,
+    rope_skip_every: Some(1),
+    mamba: Some(MambaFamily { single: false }),
+    ..Family::BASE
+};
+
+/// Nemotron-H and Nemotron Nano 2: each block has either Mamba-2, or attention without RoPE, or a
+/// feed-forward layer without a gate. Source: "Nemotron-H: A Family of Accurate and Efficient Hybrid
+/// Mamba-Transformer Models" (arXiv 2504.03624). Trained in bf16.
+///
+/// `transformers` 5.24 raises the steps of a prompt to at least 0.001, and those of single tokens
+/// not; the code published with the models and llama.cpp do neither.
+pub(super) const NEMOTRON_H: Family = Family {
+    architecture: "nemotron_h",
+    boundary: BoundaryDtype::Bf16,
+    layer: &[ATTENTION, MAMBA, ONLY_FEED_NORM, UNGATED_DENSE],
+    reads: "attention.layer_norm_epsilon \
+        ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size",
+    activation: Activation::SquaredRelu,
+    rope_skip_every: Some(1),
+    mamba: Some(MambaFamily { single: true }),
+    ..Family::BASE
+};
+
+/// Nemotron 3 Nano: Nemotron-H with experts, which are chosen by sigmoids with a correction, beside
+/// one that all rows go through. Source: the model card of Nemotron 3 Nano 30B-A3B (NVIDIA, 2025).
+pub(super) const NEMOTRON_H_MOE: Family = Family {
+    architecture: "nemotron_h_moe",
+    layer: &[
+        ATTENTION,
+        MAMBA,
+        ONLY_FEED_NORM,
+        UNGATED_EXPERTS,
+        ROUTER_CORRECTION,
+        UNGATED_SHARED_EXPERT,
+    ],
+    reads: "attention.layer_norm_epsilon \
+        ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size \
+        expert_count expert_used_count expert_feed_forward_length expert_shared_count \
+        expert_shared_feed_forward_length expert_gating_func expert_weights_norm \
+        expert_weights_scale expert_group_count expert_group_used_count",
+    correction: Presence::Always,
+    ..NEMOTRON_H
 };

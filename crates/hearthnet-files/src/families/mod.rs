@@ -6,7 +6,7 @@
 //! | description of a family, tensors of a model | [`Family`], `family.rs` |
 //! | names and shapes of tensors | [`Rule`], `rules.rs` |
 //! | metadata keys that are read, accepted or refused | `keys.rs` |
-//! | metadata of a file to a [`ModelSpec`](crate::spec::ModelSpec) | `read.rs`; what differs between blocks: `per_block.rs` |
+//! | metadata of a file to a [`ModelSpec`](crate::spec::ModelSpec) | `read.rs`; what differs between blocks: `per_block.rs`; encoders: `encoder.rs` |
 //!
 //! An unknown architecture, hyperparameter or tensor is an error, because ignoring it would give
 //! plausible wrong answers.
@@ -15,6 +15,7 @@
 //! [`LayerTensor`](crate::spec::LayerTensor) or the field to
 //! [`ModelSpec`](crate::spec::ModelSpec), and implement it in the engine.
 
+mod encoder;
 mod family;
 mod keys;
 mod known;
@@ -23,11 +24,13 @@ mod read;
 mod rules;
 
 pub(crate) use family::shared_tensors;
-pub use family::{DeltaFamily, Family, Presence, Yarn};
+pub use family::{DeltaFamily, EncoderFamily, Family, MambaFamily, Presence, Yarn};
+pub(crate) use keys::TYPE_COUNT;
 pub use rules::{
-    CORRECTION, EMBEDDING, EMBEDDING_NORM, Group, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING,
-    PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, ROPE_FACTORS, ROPE_FACTORS_LONG,
-    ROPE_FACTORS_SHORT, ROUTER, Rule, is_convolution,
+    CORRECTION, EMBEDDING, EMBEDDING_NORM, EMBEDDING_NORM_BIAS, Group, OUTPUT, OUTPUT_NORM,
+    PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, POSITION_EMBEDDING,
+    PROJECTION_DOWN, PROJECTION_UP, ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROUTER,
+    Rule, TYPE_EMBEDDING, is_convolution, is_vector,
 };
 
 use crate::error::ModelError;
@@ -56,8 +59,15 @@ pub const ALL: &[&Family] = &[
     &known::SEED_OSS,
     &known::GLM4_MOE,
     &known::DEEPSEEK2,
+    &known::GEMMA_EMBEDDING,
+    &known::BERT,
+    &known::NOMIC_BERT,
+    &known::MUSE_GLIMMER,
     &known::LFM2,
     &known::LFM2_MOE,
+    &known::GRANITE_HYBRID,
+    &known::NEMOTRON_H,
+    &known::NEMOTRON_H_MOE,
 ];
 
 /// Metadata key with which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).

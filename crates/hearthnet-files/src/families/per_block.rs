@@ -95,19 +95,77 @@ pub(super) fn convolution(
     layers: u32,
 ) -> Result<(Option<u32>, Option<ConvolutionSpec>), ModelError> {
     let all = keys.per_block(KEY_HEADS, layers)?;
+    let heads = common(keys, KEY_HEADS, &all)?;
     let attends = (0u32..).zip(&all).filter(|(_, heads)| **heads > 0);
-    let (attention, heads): (Vec<u32>, Vec<u32>) = attends.unzip();
-    if heads.windows(2).any(|pair| pair[0] != pair[1]) {
-        let reason = "must be equal in all blocks with attention, and 0 in the others";
-        return Err(keys.bad(KEY_HEADS, reason));
-    }
+    let attention: Vec<u32> = attends.map(|(layer, _)| layer).collect();
     let positions = keys.required_integer(SHORT_CONVOLUTION)?;
     let some = attention.len() < all.len();
     let convolution = some.then_some(ConvolutionSpec {
         positions,
         attention,
     });
-    Ok((heads.first().copied(), convolution))
+    Ok((heads, convolution))
+}
+
+/// Mixers of the blocks, in families whose files state them by the key heads and the width of the
+/// feed-forward layer of each block.
+pub(super) struct Mixers {
+    /// [`ModelSpec::mixers`](crate::spec::ModelSpec::mixers)
+    pub(super) letters: String,
+    /// Key heads of the blocks with attention.
+    pub(super) kv_heads: Option<u32>,
+    pub(super) ffn: u32,
+}
+
+impl Mixers {
+    /// `None` for families whose files do not state them.
+    pub(super) fn read(keys: &Keys<'_>, layers: u32) -> Result<Option<Self>, ModelError> {
+        let Some(family) = keys.family.mamba else {
+            return Ok(None);
+        };
+        let (of_heads, of_feed) = (KEY_HEADS, "feed_forward_length");
+        let listed = |key| {
+            let numbers = keys.per_block(key, layers)?;
+            match numbers.len() == layers as usize {
+                true => Ok(numbers),
+                false => Err(keys.bad(key, "must have a number for each block")),
+            }
+        };
+        let heads = listed(of_heads)?;
+        let (widths, ffn) = match family.single {
+            true => (listed(of_feed)?, None),
+            false => (vec![0; heads.len()], Some(ffn(keys, layers)?)),
+        };
+        let mut letters = String::new();
+        for (heads, width) in heads.iter().zip(&widths) {
+            letters.push(match (*heads, *width) {
+                (0, 0) => 'M',
+                (_, 0) => '*',
+                (0, _) => '-',
+                _ => return Err(keys.bad(of_feed, "must be 0 in blocks with attention")),
+            });
+        }
+        let ffn = match ffn {
+            Some(ffn) => ffn,
+            None => common(keys, of_feed, &widths)?
+                .ok_or_else(|| keys.bad(of_feed, "must be above 0 in some blocks"))?,
+        };
+        Ok(Some(Self {
+            letters,
+            kv_heads: common(keys, of_heads, &heads)?,
+            ffn,
+        }))
+    }
+}
+
+/// The number that all blocks have in which it is not 0.
+fn common(keys: &Keys<'_>, key: &str, numbers: &[u32]) -> Result<Option<u32>, ModelError> {
+    let mut some = numbers.iter().copied().filter(|number| *number > 0);
+    let first = some.next();
+    match some.all(|number| Some(number) == first) {
+        true => Ok(first),
+        false => Err(keys.bad(key, "must be equal in all blocks where it is not 0")),
+    }
 }
 
 /// Width of the feed-forward layer of the blocks with keys of their own.

@@ -2,16 +2,16 @@
 
 use super::BOUNDARY_KEY;
 use super::family::{Family, Presence, Yarn};
-use super::keys::{Keys, ORIGINAL_CONTEXT, PER_LAYER, RECURRENT, key_of};
-use super::per_block::{Windows, convolution, ffn, shared_keys};
+use super::keys::{Keys, LAYER_NORM_EPS, ORIGINAL_CONTEXT, PER_LAYER, RECURRENT, key_of};
+use super::per_block::{Mixers, Windows, convolution, ffn, shared_keys};
 use super::rules::{CORRECTION, EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
 use crate::error::ModelError;
 use crate::gguf::{Gguf, Value};
 use crate::schema::Lookup as _;
 use crate::spec::{
     AttentionSpec, DeltaSpec, ExpertSpec, GroupSpec, LatentSpec, LayerTensor, LeadingSpec,
-    MAX_SIZE, ModelSpec, PerLayerSpec, PredictionTables, RopeScaling, RopeSpec, ScaleSpec,
-    SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
+    MAX_SIZE, MambaSpec, ModelSpec, PerLayerSpec, PredictionTables, RopeScaling, RopeSpec,
+    ScaleSpec, SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
 };
 
 /// Widths of keys and values of a head in absorbed latent attention.
@@ -52,16 +52,24 @@ impl Family {
         let has = |layer, rule: &str| gguf.tensor(&format!("blk.{layer}.{rule}")).is_some();
         let experts = self.experts(&keys)?;
         let windows = Windows::read(&keys, layers)?;
-        let shared_keys = shared_keys(&keys, layers)?;
-        let (kv_heads, convolution) = match self.convolution {
-            true => convolution(&keys, layers)?,
-            false => (windows.kv_heads(&keys, layers, false)?, None),
+        let mixers = Mixers::read(&keys, layers)?;
+        let shared_keys = match mixers {
+            Some(_) => None,
+            None => shared_keys(&keys, layers)?,
+        };
+        let (kv_heads, convolution) = match &mixers {
+            Some(mixers) => (mixers.kv_heads, None),
+            None if self.convolution => convolution(&keys, layers)?,
+            None => (windows.kv_heads(&keys, layers, false)?, None),
         };
         let expert_ffn = match experts {
             Some(_) => keys.integer("expert_feed_forward_length")?,
             None => None,
         };
-        let rope = self.rope(&keys, head_dim)?;
+        let mut rope = self.rope(&keys, head_dim)?;
+        if rope.skip_every.is_some() {
+            rope.skip_every = windows.global_every.or(rope.skip_every);
+        }
         let mut attention = self.attention(&keys, &windows, (layers, width, heads))?;
         if attention.scale.is_none() {
             attention.scale = self.corrected_scale(&keys, &rope, head_dim)?;
@@ -73,13 +81,14 @@ impl Family {
             heads,
             kv_heads: kv_heads.unwrap_or(heads),
             head_dim,
-            ffn: match expert_ffn {
-                Some(ffn) => ffn,
-                None => ffn(&keys, layers)?,
+            ffn: match (expert_ffn, &mixers) {
+                (Some(ffn), _) => ffn,
+                (None, Some(mixers)) => mixers.ffn,
+                (None, None) => ffn(&keys, layers)?,
             },
             vocab: vocab(gguf, &keys)?,
             context: keys.required_integer("context_length")?,
-            norm_eps: keys.required_number("attention.layer_norm_rms_epsilon")? as f32,
+            norm_eps: self.norm_eps(&keys)?,
             rope,
             boundary: match gguf.str(BOUNDARY_KEY)? {
                 None => self.boundary,
@@ -93,9 +102,14 @@ impl Family {
             activation: self.activation,
             experts,
             post_norms: self.lists(LayerTensor::AttnPostNorm),
+            post_norm_eps: self.post_norm_eps,
+            embedding_norm: self.embedding_norm,
             scales: self.scales(&keys, width, layers)?,
             delta: self.delta(&keys)?,
             convolution,
+            mamba: self.mamba(&keys)?,
+            mixers: mixers.map(|mixers| mixers.letters).unwrap_or_default(),
+            single: self.mamba.is_some_and(|mamba| mamba.single),
             prediction,
             prediction_tables: match prediction {
                 0 => PredictionTables::default(),
@@ -111,9 +125,11 @@ impl Family {
                 .integer(PER_LAYER)?
                 .filter(|width| *width > 0)
                 .map(|width| PerLayerSpec { width }),
+            encoder: self.encoder(&keys, width)?,
         };
         spec.check().map_err(|error| {
             let key = match error.field {
+                "norm_eps" => self.norm_eps_key(),
                 "head_dim" if absorbed.is_some() => KEY_LENGTH,
                 "attention.latent.values" if absorbed.is_some() => VALUE_LENGTH,
                 field => key_of(field),
@@ -123,6 +139,24 @@ impl Family {
         check_absorbed(&keys, &spec)?;
         check_kinds(&keys, &spec)?;
         Ok(spec)
+    }
+
+    /// Epsilon of the norms. Some files have it under another name, or under both.
+    fn norm_eps(&self, keys: &Keys<'_>) -> Result<f32, ModelError> {
+        let key = self.norm_eps_key();
+        match (keys.float32(key)?, keys.float32(LAYER_NORM_EPS)?) {
+            (Some(eps), Some(other)) if eps != other => {
+                Err(keys.bad(key, "must equal attention.layer_norm_epsilon"))
+            }
+            (eps, other) => eps.or(other).ok_or_else(|| keys.missing(key)),
+        }
+    }
+
+    fn norm_eps_key(&self) -> &'static str {
+        match self.lists(LayerTensor::AttnSumNorm) {
+            true => LAYER_NORM_EPS,
+            false => "attention.layer_norm_rms_epsilon",
+        }
     }
 
     fn attention(
@@ -135,7 +169,11 @@ impl Family {
             .integer("attention.sliding_window")?
             .filter(|positions| *positions > 0)
             .map(|positions| WindowSpec {
-                positions,
+                // Files of encoders state the positions on both sides together.
+                positions: match self.encoder {
+                    Some(_) => positions / 2 + 1,
+                    None => positions,
+                },
                 global_every: windows.global_every.or(self.global_every),
                 heads: None,
             });
@@ -160,6 +198,7 @@ impl Family {
             latent: self.latent(keys, width, heads)?,
             output_bias: self.lists(LayerTensor::AttnOutputBias),
             output_gate: self.output_gate,
+            gate_matrix: self.lists(LayerTensor::AttnGate),
             sinks: self.lists(LayerTensor::AttnSinks),
             scale: match self.scaled_by_width.contains(&layers) && heads > 0 {
                 true => Some(1.0 / ((width / heads) as f32).sqrt()),
@@ -240,6 +279,10 @@ impl Family {
             },
             logits: match self.logits_by_width {
                 Some(base) => Some(width as f32 / base).filter(|f| *f != 1.0),
+                None if self.logits_multiplied => {
+                    let divisor = |scale: f32| (1.0 / f64::from(scale)) as f32;
+                    factor("logit_scale")?.map(divisor)
+                }
                 None => factor("logit_scale")?,
             },
             logit_softcap: keys.float32("final_logit_softcapping")?,
@@ -304,16 +347,21 @@ impl Family {
     }
 
     fn shared_expert(&self, keys: &Keys<'_>) -> Result<Option<SharedExpertSpec>, ModelError> {
-        if !self.lists(LayerTensor::SharedGate) {
+        if !self.lists(LayerTensor::SharedUp) {
             return Ok(None);
         }
+        let own = "expert_shared_feed_forward_length";
         if self.lists(LayerTensor::ExpertNorm) {
             let ffn = keys.required_integer("feed_forward_length")?;
             return Ok(Some(SharedExpertSpec { ffn, plain: true }));
         }
         if self.lists(LayerTensor::SharedScore) {
-            let ffn = keys.required_integer("expert_shared_feed_forward_length")?;
+            let ffn = keys.required_integer(own)?;
             return Ok(Some(SharedExpertSpec { ffn, plain: false }));
+        }
+        if self.reads_key(own) {
+            let ffn = keys.integer(own)?.filter(|ffn| *ffn > 0);
+            return Ok(ffn.map(|ffn| SharedExpertSpec { ffn, plain: true }));
         }
         // Several experts that all rows go through are stored side by side, as one.
         let each = keys.required_integer("expert_feed_forward_length")?;
@@ -330,11 +378,7 @@ impl Family {
         let Some(family) = self.delta else {
             return Ok(None);
         };
-        let value_heads = keys.required_integer("ssm.time_step_rank")?;
-        let values = keys.required_integer("ssm.inner_size")?;
-        if value_heads == 0 || !values.is_multiple_of(value_heads) {
-            return Err(keys.bad("ssm.inner_size", "must be a multiple of ssm.time_step_rank"));
-        }
+        let (value_heads, value_width) = recurrent_heads(keys)?;
         Ok(Some(DeltaSpec {
             // llama.cpp's default.
             attention_every: keys.integer("full_attention_interval")?.unwrap_or(4),
@@ -342,9 +386,23 @@ impl Family {
             key_heads: keys.required_integer("ssm.group_count")?,
             value_heads,
             key_width: keys.required_integer("ssm.state_size")?,
-            value_width: values / value_heads,
+            value_width,
             tiled: family.tiled,
             norm_eps: family.norm_eps,
+        }))
+    }
+
+    fn mamba(&self, keys: &Keys<'_>) -> Result<Option<MambaSpec>, ModelError> {
+        if self.mamba.is_none() {
+            return Ok(None);
+        }
+        let (heads, head_width) = recurrent_heads(keys)?;
+        Ok(Some(MambaSpec {
+            convolution: keys.required_integer("ssm.conv_kernel")?,
+            heads,
+            groups: keys.required_integer("ssm.group_count")?,
+            head_width,
+            state_rows: keys.required_integer("ssm.state_size")?,
         }))
     }
 
@@ -395,6 +453,14 @@ impl Family {
             }
             Some(other) => return unsupported("rope.scaling.type", other),
         };
+        // llama.cpp's switch for RoPE in this family.
+        let switch = "rope.scaling.finetuned";
+        if self.reads_key(switch) && keys.flag(switch)? != Some(false) {
+            return Err(keys.bad(
+                switch,
+                "must be false: RoPE is not supported in this family",
+            ));
+        }
         let local_theta = keys.number("rope.freq_base_swa")?;
         Ok(RopeSpec {
             kind: self.rope,
@@ -425,6 +491,16 @@ impl Family {
                 .number("rope.scaling.yarn_attn_factor")?
                 .unwrap_or(usual),
         })
+    }
+}
+
+/// Heads of a recurrence, and values per head.
+fn recurrent_heads(keys: &Keys<'_>) -> Result<(u32, u32), ModelError> {
+    let heads = keys.required_integer("ssm.time_step_rank")?;
+    let values = keys.required_integer("ssm.inner_size")?;
+    match heads > 0 && values.is_multiple_of(heads) {
+        true => Ok((heads, values / heads)),
+        false => Err(keys.bad("ssm.inner_size", "must be a multiple of ssm.time_step_rank")),
     }
 }
 

@@ -8,8 +8,6 @@ use crate::spec::{BlockSpec, Feed, LayerTensor, Mixer};
 pub const EMBEDDING: &str = "token_embd.weight";
 /// Norm before the output matrix, `[width]`.
 pub const OUTPUT_NORM: &str = "output_norm.weight";
-/// [`OUTPUT_NORM`] in families whose converter names it for the embedding.
-pub const EMBEDDING_NORM: &str = "token_embd_norm.weight";
 /// Output matrix, `[width, vocab]`; a file without it uses the embedding.
 pub const OUTPUT: &str = "output.weight";
 
@@ -21,14 +19,30 @@ pub const PER_LAYER_PROJECTION: &str = "per_layer_model_proj.weight";
 /// Norm of the projection, block by block, `[per_layer.width]`.
 pub const PER_LAYER_PROJECTION_NORM: &str = "per_layer_proj_norm.weight";
 
+/// Embedding of positions of an encoder, `[width, context]`.
+pub const POSITION_EMBEDDING: &str = "position_embd.weight";
+/// Embedding of token types of an encoder, `[width, token_types]`.
+pub const TYPE_EMBEDDING: &str = "token_types.weight";
+/// Norm of the embedding of an encoder, or [`OUTPUT_NORM`] under the name that the converter of
+/// some families gives it, `[width]`.
+pub const EMBEDDING_NORM: &str = "token_embd_norm.weight";
+pub const EMBEDDING_NORM_BIAS: &str = "token_embd_norm.bias";
+/// First matrix behind the pooled state, `[width, projection]`.
+pub const PROJECTION_UP: &str = "dense_2.weight";
+/// Second matrix behind the pooled state, `[projection, width]`.
+pub const PROJECTION_DOWN: &str = "dense_3.weight";
+
 /// Router matrix of a block, `[width, experts]`; the prefix is `blk.N.`.
 pub const ROUTER: &str = "ffn_gate_inp.weight";
 /// Values that correct the choice of experts of a block, `[experts]`; the prefix is `blk.N.`.
 pub const CORRECTION: &str = "exp_probs_b.bias";
-/// Weights of the convolution of a block, `[positions, channels]`; the prefix is `blk.N.`.
+/// Weights of the convolution of a block, `[positions, channels]`.
 const CONVOLUTION: &str = "ssm_conv1d.weight";
 /// [`CONVOLUTION`] of a gated short convolution, `[positions, width]`.
 const SHORT_CONVOLUTION: &str = "shortconv.conv.weight";
+/// Ends of the names of other tensors that are used in full precision whatever their number of
+/// dimensions: stacked biases of experts, and numbers of the heads of Mamba-2.
+const EXACT: [&str; 4] = [".bias", ".ssm_a", ".ssm_d", ".ssm_norm.weight"];
 /// Divisors of RoPE frequencies, `[pairs]`: see
 /// [`RopeScaling::Factors`](crate::spec::RopeScaling::Factors).
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -49,10 +63,9 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Returns true for a matrix or the matrices of all experts, false for vectors, biases and the
-    /// weights of a convolution.
+    /// Returns true for a matrix or the matrices of all experts.
     pub fn is_matrix(&self) -> bool {
-        self.dims.len() > 1 && !self.name.ends_with(".bias") && !is_convolution(self.name)
+        !is_vector(&self.full_name(0), self.dims.len())
     }
 
     /// Full tensor name in block `layer`.
@@ -66,6 +79,12 @@ pub fn is_convolution(name: &str) -> bool {
     [CONVOLUTION, SHORT_CONVOLUTION]
         .iter()
         .any(|end| name.ends_with(end))
+}
+
+/// Whether a tensor, of its full name, has no matrix, but values that are used in full precision:
+/// vectors, biases, convolutions and others.
+pub fn is_vector(name: &str, dims: usize) -> bool {
+    dims < 2 || is_convolution(name) || EXACT.iter().any(|end| name.ends_with(end))
 }
 
 /// Tensors that a block has all or none of.
@@ -85,7 +104,7 @@ const fn rule(tensor: T, name: &'static str, dims: &'static [Dim]) -> Rule {
 }
 
 pub(super) const ATTENTION: Group = group(
-    |block| !block.is_recurrent(),
+    |block| block.attends(),
     &[
         rule(T::AttnNorm, "attn_norm.weight", &[Width]),
         rule(T::AttnQ, "attn_q.weight", &[Width, Queries]),
@@ -199,6 +218,26 @@ pub(super) const FUSED_ATTENTION: Group = group(
     ],
 );
 
+/// [`ATTENTION`] without a norm before it, as in BERT.
+pub(super) const PLAIN_ATTENTION: Group = group(
+    |_| true,
+    &[
+        rule(T::AttnQ, "attn_q.weight", &[Width, Queries]),
+        rule(T::AttnK, "attn_k.weight", &[Width, Keys]),
+        rule(T::AttnV, "attn_v.weight", &[Width, Keys]),
+        rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
+    ],
+);
+
+/// [`FUSED_ATTENTION`] without a norm before it.
+pub(super) const PLAIN_FUSED_ATTENTION: Group = group(
+    |_| true,
+    &[
+        rule(T::AttnQkv, "attn_qkv.weight", &[Width, Qkv]),
+        rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
+    ],
+);
+
 /// [`ATTENTION`] with an output gate, in blocks that have no recurrence.
 pub(super) const GATED_ATTENTION: Group = group(
     |block| block.has_keys(),
@@ -208,6 +247,32 @@ pub(super) const GATED_ATTENTION: Group = group(
         rule(T::AttnK, "attn_k.weight", &[Width, Keys]),
         rule(T::AttnV, "attn_v.weight", &[Width, Keys]),
         rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
+    ],
+);
+
+/// Gates of [`ATTENTION`] with a matrix of their own.
+pub(super) const ATTENTION_GATE: Group = group(
+    |block| block.model.attention.gate_matrix,
+    &[rule(T::AttnGate, "attn_gate.weight", &[Width, Queries])],
+);
+
+/// Mamba-2.
+pub(super) const MAMBA: Group = group(
+    |block| matches!(block.mixer, Mixer::Mamba(_)),
+    &[
+        rule(T::AttnNorm, "attn_norm.weight", &[Width]),
+        rule(T::MambaInput, "ssm_in.weight", &[Width, MambaRow]),
+        rule(
+            T::MambaConvolution,
+            CONVOLUTION,
+            &[Dim::MambaConvolution, MambaChannels],
+        ),
+        rule(T::MambaConvolutionBias, "ssm_conv1d.bias", &[MambaChannels]),
+        rule(T::MambaStepBias, "ssm_dt.bias", &[MambaHeads]),
+        rule(T::MambaDecay, "ssm_a", &[One, MambaHeads]),
+        rule(T::MambaSkip, "ssm_d", &[One, MambaHeads]),
+        rule(T::MambaNorm, "ssm_norm.weight", &[MambaGroup, MambaGroups]),
+        rule(T::MambaOutput, "ssm_out.weight", &[MambaValues, Width]),
     ],
 );
 
@@ -309,6 +374,12 @@ pub(super) const MIDDLE_NORM: Group = group(
     &[rule(T::FfnNorm, "post_attention_norm.weight", &[Width])],
 );
 
+/// [`FEED_NORM`] of blocks that have nothing else; it has the name of the first norm of a block.
+pub(super) const ONLY_FEED_NORM: Group = group(
+    |block| block.mixer == Mixer::None,
+    &[rule(T::FfnNorm, "attn_norm.weight", &[Width])],
+);
+
 pub(super) const DENSE: Group = group(
     |block| block.feed == Feed::Dense,
     &[
@@ -327,6 +398,35 @@ pub(super) const FUSED_DENSE: Group = group(
     ],
 );
 
+/// Biases of [`DENSE`] or [`UNGATED_DENSE`].
+pub(super) const DENSE_BIAS: Group = group(
+    |block| block.feed == Feed::Dense,
+    &[
+        rule(T::FfnUpBias, "ffn_up.bias", &[Ffn]),
+        rule(T::FfnDownBias, "ffn_down.bias", &[Width]),
+    ],
+);
+
+/// Norms of the residual stream after each addition.
+pub(super) const SUM_NORMS: Group = group(
+    |_| true,
+    &[
+        rule(T::AttnSumNorm, "attn_output_norm.weight", &[Width]),
+        rule(T::AttnSumNormBias, "attn_output_norm.bias", &[Width]),
+        rule(T::FfnSumNorm, "layer_output_norm.weight", &[Width]),
+        rule(T::FfnSumNormBias, "layer_output_norm.bias", &[Width]),
+    ],
+);
+
+/// [`DENSE`] without a gate.
+pub(super) const UNGATED_DENSE: Group = group(
+    |block| block.feed == Feed::Dense,
+    &[
+        rule(T::FfnUp, "ffn_up.weight", &[Width, Ffn]),
+        rule(T::FfnDown, "ffn_down.weight", &[Ffn, Width]),
+    ],
+);
+
 pub(super) const EXPERTS: Group = group(
     |block| matches!(block.feed, Feed::Experts(_)),
     &[
@@ -336,6 +436,20 @@ pub(super) const EXPERTS: Group = group(
             "ffn_gate_exps.weight",
             &[Width, Ffn, Experts],
         ),
+        rule(T::ExpertUp, "ffn_up_exps.weight", &[Width, Ffn, Experts]),
+        rule(
+            T::ExpertDown,
+            "ffn_down_exps.weight",
+            &[Ffn, Width, Experts],
+        ),
+    ],
+);
+
+/// [`EXPERTS`] without gates.
+pub(super) const UNGATED_EXPERTS: Group = group(
+    |block| matches!(block.feed, Feed::Experts(_)),
+    &[
+        rule(T::Router, ROUTER, &[Width, Experts]),
         rule(T::ExpertUp, "ffn_up_exps.weight", &[Width, Ffn, Experts]),
         rule(
             T::ExpertDown,
@@ -364,7 +478,7 @@ pub(super) const ROUTER_CORRECTION: Group = group(
 pub(super) const SHARED_SCORE: Group = group(
     |block| match block.feed {
         Feed::Experts(experts) => experts.shared.is_some_and(|shared| !shared.plain),
-        Feed::Dense => false,
+        Feed::Dense | Feed::None => false,
     },
     &[rule(
         T::SharedScore,
@@ -377,6 +491,15 @@ pub(super) const SHARED_EXPERT: Group = group(
     |block| matches!(block.feed, Feed::Experts(experts) if experts.shared.is_some()),
     &[
         rule(T::SharedGate, "ffn_gate_shexp.weight", &[Width, SharedFfn]),
+        rule(T::SharedUp, "ffn_up_shexp.weight", &[Width, SharedFfn]),
+        rule(T::SharedDown, "ffn_down_shexp.weight", &[SharedFfn, Width]),
+    ],
+);
+
+/// [`SHARED_EXPERT`] without a gate.
+pub(super) const UNGATED_SHARED_EXPERT: Group = group(
+    |block| matches!(block.feed, Feed::Experts(experts) if experts.shared.is_some()),
+    &[
         rule(T::SharedUp, "ffn_up_shexp.weight", &[Width, SharedFfn]),
         rule(T::SharedDown, "ffn_down_shexp.weight", &[SharedFfn, Width]),
     ],

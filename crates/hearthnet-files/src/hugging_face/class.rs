@@ -6,6 +6,9 @@ use crate::schema::Requirement;
 pub(super) struct Class {
     /// First element of `architectures`.
     pub(super) name: &'static str,
+    /// Key that tells this class from a later one of the same name, which lacks it. Empty if there
+    /// is none.
+    pub(super) with: &'static str,
     /// Accepted values of `model_type`.
     pub(super) model_types: &'static [&'static str],
     /// Family: `general.architecture`.
@@ -31,6 +34,10 @@ pub(super) struct Class {
     /// omit `.weight` and `.bias` if these are the same. The first match counts; `{}` is the index
     /// of an expert.
     pub(super) names: &'static [&'static [(&'static str, &'static str)]],
+    /// Names of tensors outside the blocks: in the model file, and in the directory.
+    pub(super) outer: &'static [(&'static str, &'static str)],
+    /// Name of the list of blocks in the directory.
+    pub(super) blocks: &'static str,
     /// Accepted name prefixes: of embedding, last norm and blocks, and of the output matrix.
     pub(super) prefixes: &'static [(&'static str, &'static str)],
     /// Name prefixes of tensors of other parts, such as a vision tower.
@@ -49,16 +56,27 @@ pub(super) struct Class {
     /// Whether the experts of a block are stacked in one tensor, gates and ups together, as
     /// columns.
     pub(super) stacked_experts: bool,
-    /// Whether the experts of a block may be stacked in one tensor, gates above ups, as rows.
-    pub(super) stacked_rows: bool,
+    /// Tensors that may be rows of another one.
+    pub(super) stacked_rows: StackedRows,
+    /// What tells blocks with attention from others.
+    pub(super) mixers: Mixers,
     /// Whether the experts of a block are stacked in one tensor as in the model file.
     pub(super) whole_experts: bool,
+    /// Whether the model has token types, and its file states that it is not causal, as BERT.
+    pub(super) token_types: bool,
+    /// Whether matrices behind the pooled state may be in folders of their own: see `modules.rs`.
+    pub(super) projection: bool,
     /// Whether blocks with a window have heads of their own: see `gemma4.rs`.
     pub(super) window_heads: bool,
-    /// Whether blocks may have a gated short convolution: see `lfm2.rs`.
-    pub(super) convolution: bool,
     /// Whether norm weights are stored minus 1.
     pub(super) norms_around_zero: bool,
+    /// Whether the last norm is stored as it is nevertheless.
+    pub(super) plain_last_norm: bool,
+    /// Whether norms of queries and keys without weights become norms with weights, of which those
+    /// of the queries are `qk_scale_factor`.
+    pub(super) computed_qk_norm: bool,
+    /// Whether it is written which blocks have a window.
+    pub(super) window_pattern: bool,
     /// Whether the vocabulary's size is written.
     pub(super) vocab_size: bool,
     /// Rotary dimensions of a head.
@@ -74,6 +92,24 @@ pub(super) struct Class {
     pub(super) special: &'static [(&'static str, &'static str)],
     /// Aliases of pre-tokenisers in this class.
     pub(super) pre: &'static [(&'static str, &'static str)],
+}
+
+/// Tensors whose rows lie in one tensor of the directory: name in the block of a model file, and in
+/// the directory behind `layers.N.`, number of the part that it is, and number of all parts. Of the
+/// tensors of experts, each expert has these parts.
+pub(super) type StackedRows = &'static [(&'static str, &'static str, u64, u64)];
+
+/// What tells which block has attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Mixers {
+    /// The family.
+    Family,
+    /// A list; the other blocks have a gated short convolution: see `lfm2.rs`.
+    Convolution,
+    /// A list; the other blocks have Mamba-2, and each has a feed-forward layer: see `mamba.rs`.
+    Listed,
+    /// As `Listed`, but each block has one part. A feed-forward layer has this name.
+    Single { feed: &'static str },
 }
 
 /// Source of `rope.dimension_count`.
@@ -103,6 +139,8 @@ pub(super) enum RopeBase {
     Or(f64),
     /// `rope_theta`, written only if it is not 10,000, the default in model files.
     Unusual,
+    /// `rope_theta`, if it is present.
+    Optional,
     /// Not written: `rope_theta` must be 10,000, the default in model files.
     Usual,
 }

@@ -1,7 +1,7 @@
 //! Keys, requirements and defaults that several classes of `config.json` share.
 
-use super::class::{Class, Key, RopeBase, RopeDims, SpacePrefix, float, integer, optional};
-use super::names::{ATTENTION, FEED_FORWARD};
+use super::class::{Class, Key, Mixers, RopeBase, RopeDims, SpacePrefix, float, integer, optional};
+use super::names::{ATTENTION, FEED_FORWARD, OUTER};
 use crate::schema::Scalar::Text;
 use crate::schema::{Requirement, off, optional_value, require};
 
@@ -49,6 +49,7 @@ pub(super) const NO_WINDOW: &[Requirement] = &[off("use_sliding_window")];
 /// Common base of the classes: a Llama without reordered rows.
 pub(super) const BASE: Class = Class {
     name: "",
+    with: "",
     model_types: &[],
     architecture: "llama",
     image_axes: None,
@@ -60,6 +61,8 @@ pub(super) const BASE: Class = Class {
     yarn_scales_scores: false,
     long_rope_plain: false,
     names: &[ATTENTION, FEED_FORWARD],
+    outer: OUTER,
+    blocks: "layers",
     prefixes: &[("model.", "")],
     others: &[],
     prediction: "",
@@ -68,11 +71,16 @@ pub(super) const BASE: Class = Class {
     always_tied: false,
     permuted: false,
     stacked_experts: false,
-    stacked_rows: false,
+    stacked_rows: &[],
+    mixers: Mixers::Family,
     whole_experts: false,
+    token_types: false,
+    projection: false,
     window_heads: false,
-    convolution: false,
     norms_around_zero: false,
+    plain_last_norm: false,
+    computed_qk_norm: false,
+    window_pattern: false,
     vocab_size: false,
     rope_dims: RopeDims::Omitted,
     rope_base: RopeBase::Required,

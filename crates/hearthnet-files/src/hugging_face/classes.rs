@@ -10,7 +10,10 @@ use super::class::{
     optional, optional_float,
 };
 use super::class_base::*;
+use super::encoder_classes::{BERT, NOMIC_BERT};
 use super::lfm2::{LFM2, LFM2_MOE};
+use super::mamba::{GRANITE_HYBRID, NEMOTRON_H, NEMOTRON_H_MOE};
+use super::muse_glimmer::MUSE_GLIMMER;
 use super::names::*;
 use super::routed_classes::{DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE};
 use crate::schema::Scalar::{Bool, EmptyList, Number, Text};
@@ -197,6 +200,22 @@ const GEMMA3_VISION: Class = Class {
         image_token_index mm_tokens_per_image vision_config",
     prefixes: VISION_PREFIXES,
     others: VISION_TENSORS,
+    ..GEMMA3
+};
+
+/// EmbeddingGemma. Its window is that of both sides together.
+const GEMMA_EMBEDDING: Class = Class {
+    name: "Gemma3TextModel",
+    architecture: "gemma-embedding",
+    requirements: &[&[
+        optional_value("hidden_activation", &[Text("gelu_pytorch_tanh")]),
+        optional_value("hidden_act", &[Text("gelu_pytorch_tanh"), Text("gelu")]),
+        off("attention_bias"),
+        optional_value("attn_logit_softcapping", &[]),
+        require("use_bidirectional_attention", &[Bool(true)]),
+    ]],
+    prefixes: &[("", ""), ("model.", "")],
+    projection: true,
     ..GEMMA3
 };
 
@@ -447,7 +466,7 @@ const QWEN3_5_MOE: Class = Class {
         DELTA_KEYS,
     ],
     names: &[DELTA, ATTENTION, SHARED_EXPERT, MLP_EXPERTS, FEED_FORWARD],
-    stacked_rows: true,
+    stacked_rows: QWEN_STACKS,
     ..QWEN3_5
 };
 
@@ -475,7 +494,7 @@ const QWEN3_NEXT: Class = Class {
         MLP_EXPERTS,
         FEED_FORWARD,
     ],
-    stacked_rows: false,
+    stacked_rows: &[],
     ..QWEN3_5_MOE
 };
 
@@ -531,6 +550,13 @@ pub(super) const ALL: &[&Class] = &[
     &DEEPSEEK2,
     &DEEPSEEK3,
     &GLM4_MOE_LITE,
+    &GEMMA_EMBEDDING,
+    &BERT,
+    &NOMIC_BERT,
+    &MUSE_GLIMMER,
     &LFM2,
     &LFM2_MOE,
+    &GRANITE_HYBRID,
+    &NEMOTRON_H_MOE,
+    &NEMOTRON_H,
 ];

@@ -2,21 +2,24 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::class::{Class, Key, Kind};
+use super::class::{Class, Key, Kind, Mixers};
 use super::classes::ALL;
 use super::error::ImportError;
 use super::gemma4;
 use super::json::{bad, object, present, refuse_others, required, shown, typed};
 use super::lfm2;
+use super::mamba;
+use super::modules::{DENSE, Modules};
+use crate::families::TYPE_COUNT;
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
-use crate::pooling::{POOLING_KEY, Pooling};
+use crate::pooling::POOLING_KEY;
 use crate::schema::{Lookup as _, Requirement, off, on, zero};
-use crate::spec::{Feed, Mixer, ModelSpec, Rotation};
+use crate::spec::{Feed, MAX_SIZE, Mixer, ModelSpec, Rotation};
 
 /// Keys read by code instead of a class's tables.
 const READ: &str = "
-    _sliding_window_pattern architectures layer_types mlp_layer_types model_type
+    _sliding_window_pattern architectures layer_rope_theta layer_types mlp_layer_types model_type
     no_rope_layer_interval
     no_rope_layers original_max_position_embeddings partial_rotary_factor quantization_config
     query_pre_attn_scalar rope_local_base_freq rope_parameters rope_scaling rope_theta
@@ -47,6 +50,12 @@ const NEUTRAL: &[Requirement] = &[
     off("add_cross_attention"),
     zero("chunk_size_feed_forward"),
 ];
+
+/// Factor of normalised queries.
+const QK_SCALE: &str = "qk_scale_factor";
+
+/// Keys read for classes with token types.
+const TYPES: &str = "rotary_emb_base type_vocab_size";
 
 /// Kind of the blocks with a recurrence.
 const LINEAR: &str = "linear_attention";
@@ -131,14 +140,34 @@ impl Config {
         Ok(width.checked_div(heads.unwrap_or(0)).unwrap_or(0))
     }
 
+    /// Norms of queries and keys that are computed, by the ends of their names.
+    pub(super) fn qk_norms(&self) -> Result<Vec<(&'static str, Vec<f32>)>, ImportError> {
+        if !self.class.computed_qk_norm {
+            return Ok(Vec::new());
+        }
+        let dim = self.head_dim()?.min(MAX_SIZE) as usize;
+        let scale = required(QK_SCALE, self.values.number(QK_SCALE)?)? as f32;
+        Ok(vec![
+            (".attn_q_norm.weight", vec![scale; dim]),
+            (".attn_k_norm.weight", vec![1.0; dim]),
+        ])
+    }
+
     /// Writes how the vector of a text is made.
-    pub(super) fn write_pooling(
+    pub(super) fn write_modules(
         &self,
-        pooling: Pooling,
+        modules: &Modules,
         writer: &mut Writer,
     ) -> Result<(), ImportError> {
-        let key = format!("{}.{POOLING_KEY}", self.class.architecture);
-        Ok(writer.set(&key, Value::U32(pooling.gguf()))?)
+        let full = |key: &str| format!("{}.{key}", self.class.architecture);
+        if let Some(pooling) = modules.pooling {
+            writer.set(&full(POOLING_KEY), Value::U32(pooling.gguf()))?;
+        }
+        for ((_, name), (inputs, outputs)) in DENSE.iter().zip(&modules.dense) {
+            writer.set(&full(&format!("{name}_feat_in")), Value::U32(*inputs))?;
+            writer.set(&full(&format!("{name}_feat_out")), Value::U32(*outputs))?;
+        }
+        Ok(())
     }
 
     /// Writes the family's metadata, without RoPE.
@@ -159,13 +188,26 @@ impl Config {
         if let Some(axes) = self.class.image_axes {
             writer.set_i32s(&full("rope.dimension_sections"), &axes)?;
         }
+        if self.class.token_types {
+            writer.set(&full("attention.causal"), Value::Bool(false))?;
+            let types = self.values.integer("type_vocab_size")?.unwrap_or(2);
+            writer.set(TYPE_COUNT, Value::U32(types))?;
+        }
         if self.class.window_heads {
             gemma4::write(&self.values, self.class.architecture, writer)?;
         }
-        if self.class.convolution {
-            lfm2::write(&self.values, self.class, writer)?;
+        match self.class.mixers {
+            Mixers::Family => {}
+            Mixers::Convolution => lfm2::write(&self.values, self.class, writer)?,
+            Mixers::Listed | Mixers::Single { .. } => {
+                return mamba::write(&self.values, self.class, writer);
+            }
         }
         let kinds = present(&self.values, "layer_types").and_then(Json::as_array);
+        if let Some(kinds) = kinds.filter(|_| self.class.window_pattern) {
+            let windows = kinds.iter().map(|kind| kind == "sliding_attention");
+            writer.set_bools(&full("attention.sliding_window_pattern"), windows)?;
+        }
         if let Some(kinds) = kinds.filter(|_| self.is_recurrent()) {
             let kinds = kinds.iter().map(|kind| kind == LINEAR);
             writer.set_bools(&full("attention.recurrent_layers"), kinds)?;
@@ -249,6 +291,10 @@ impl Config {
         if self.class.window_heads {
             gemma4::check(&self.values, spec)?;
         }
+        let listed = matches!(self.class.mixers, Mixers::Listed | Mixers::Single { .. });
+        if listed {
+            mamba::check(&self.values, spec)?;
+        }
         let kinds = |layer| match (spec.block(layer).mixer, spec.window(layer)) {
             (Mixer::Delta(_), _) => Json::from(LINEAR),
             (Mixer::Convolution { .. }, _) => Json::from(lfm2::CONVOLUTION),
@@ -260,7 +306,7 @@ impl Config {
             _ => Json::from(1),
         };
         let feeds = |layer| match spec.block(layer).feed {
-            Feed::Dense => Json::from("dense"),
+            Feed::Dense | Feed::None => Json::from("dense"),
             Feed::Experts(_) => Json::from("sparse"),
         };
         let per_layer: [(&str, &dyn Fn(u32) -> Json); 3] = [
@@ -268,13 +314,31 @@ impl Config {
             ("no_rope_layers", &turns),
             ("mlp_layer_types", &feeds),
         ];
-        for (key, expected) in per_layer {
+        // The spec follows a list of mixers.
+        for (key, expected) in per_layer.into_iter().skip(usize::from(listed)) {
             let Some(value) = present(&self.values, key) else {
                 continue;
             };
             let same = value.as_array().is_some_and(|list| {
                 list.len() == spec.layers as usize
                     && list.iter().zip(0..).all(|(v, layer)| *v == expected(layer))
+            });
+            if !same {
+                return Err(bad(key, value, differs));
+            }
+        }
+        let bases = |layer| match spec.rotation(layer) {
+            Rotation::None => 0.0,
+            _ => spec.rope.theta,
+        };
+        let key = "layer_rope_theta";
+        if let Some(value) = present(&self.values, key) {
+            let same = value.as_array().is_some_and(|list| {
+                list.len() == spec.layers as usize
+                    && list
+                        .iter()
+                        .zip(0..)
+                        .all(|(v, layer)| v.as_f64() == Some(bases(layer)))
             });
             if !same {
                 return Err(bad(key, value, differs));
@@ -316,9 +380,11 @@ impl Config {
 fn class_of(values: &Map<String, Json>) -> Result<&'static Class, ImportError> {
     let named = present(values, "architectures");
     let first = named.and_then(|list| list.get(0));
-    let class = first
-        .and_then(Json::as_str)
-        .and_then(|name| ALL.iter().find(|class| class.name == name));
+    let class = first.and_then(Json::as_str).and_then(|name| {
+        let has = |key: &str| key.is_empty() || present(values, key).is_some();
+        let mut same = ALL.iter().filter(|class| class.name == name);
+        same.find(|class| has(class.with))
+    });
     class.copied().ok_or_else(|| {
         let found = named.map_or_else(|| "of no architecture".to_owned(), shown);
         let known: Vec<_> = ALL.iter().map(|c| c.name).collect();
@@ -368,8 +434,14 @@ fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), Impor
     known.extend(rules.map(|rule| rule.key));
     known.push(class.prediction);
     let own = if class.window_heads { gemma4::READ } else { "" };
-    let more = if class.convolution { lfm2::READ } else { "" };
-    let others = [IGNORED, READ, class.ignored, own, more].into_iter();
+    let more = match class.mixers {
+        Mixers::Family => "",
+        Mixers::Convolution => lfm2::READ,
+        Mixers::Listed | Mixers::Single { .. } => mamba::READ,
+    };
+    let types = if class.token_types { TYPES } else { "" };
+    let scale = if class.computed_qk_norm { QK_SCALE } else { "" };
+    let others = [IGNORED, READ, class.ignored, own, more, types, scale].into_iter();
     known.extend(others.flat_map(str::split_whitespace));
     let reason = "this key is unknown, and may change the computation";
     refuse_others(values, &known, reason)

@@ -9,12 +9,10 @@ use super::class::Class;
 use super::config::Config;
 use super::delta;
 use super::error::ImportError;
+use super::mamba;
 use super::planned::{Change, GROUP, Pick, Planned, Source};
 use super::shards::{PART_BYTES, Shards, Stored, wrong_type};
-use crate::families::{
-    EMBEDDING, EMBEDDING_NORM, Family, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING,
-    PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, is_convolution,
-};
+use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, is_convolution};
 use crate::gguf::TensorType;
 use crate::spec::{DeltaSpec, Mixer, ModelSpec};
 
@@ -31,7 +29,10 @@ pub(super) struct Finder<'a> {
 
 impl<'a> Finder<'a> {
     pub(super) fn new(shards: &'a Shards, class: &'static Class) -> Result<Self, ImportError> {
-        let embedding = |model: &str| format!("{model}embed_tokens.weight");
+        let mut outer = class.outer.iter();
+        let own = outer.find(|(ours, _)| *ours == EMBEDDING);
+        let own = own.map_or("embed_tokens.weight", |(_, theirs)| *theirs);
+        let embedding = |model: &str| format!("{model}{own}");
         let mut prefixes = class.prefixes.iter();
         let found = prefixes.find(|(model, _)| shards.get(&embedding(model)).is_some());
         let Some(prefix) = found.copied() else {
@@ -61,26 +62,20 @@ impl<'a> Finder<'a> {
     /// Name of a tensor in the directory; `expert` selects among the tensors of experts.
     fn name_of(&self, name: &str, expert: u32) -> Option<String> {
         let (model, head) = self.prefix;
-        match name {
-            EMBEDDING => return Some(format!("{model}embed_tokens.weight")),
-            OUTPUT_NORM => return Some(format!("{model}norm.weight")),
-            EMBEDDING_NORM => return Some(format!("{model}embedding_norm.weight")),
-            OUTPUT => return Some(format!("{head}lm_head.weight")),
-            PER_LAYER_EMBEDDING => return Some(format!("{model}embed_tokens_per_layer.weight")),
-            PER_LAYER_PROJECTION => {
-                return Some(format!("{model}per_layer_model_projection.weight"));
-            }
-            PER_LAYER_PROJECTION_NORM => {
-                return Some(format!("{model}per_layer_projection_norm.weight"));
-            }
-            _ => {}
+        if let Some((ours, theirs)) = self.class.outer.iter().find(|(ours, _)| *ours == name) {
+            let prefix = match *ours {
+                OUTPUT => head,
+                _ if theirs.contains('/') => "",
+                _ => model,
+            };
+            return Some(format!("{prefix}{theirs}"));
         }
         let (layer, rule) = name.strip_prefix("blk.")?.split_once('.')?;
         let (stem, ending) = rule.rsplit_once('.').unwrap_or((rule, ""));
         let mut names = self.class.names.iter().copied().flatten();
         let (ours, theirs) = names.find(|(ours, _)| [rule, stem].contains(ours))?;
         let theirs = theirs.replace("{}", &expert.to_string());
-        let full = format!("{model}layers.{layer}.{theirs}");
+        let full = format!("{model}{}.{layer}.{theirs}", self.class.blocks);
         Some(match *ours == rule {
             true => full,
             false => format!("{full}.{ending}"),
@@ -138,7 +133,13 @@ impl<'a> Finder<'a> {
         let mut planned = Vec::new();
         // A hostile layer count ends at the first missing layer.
         for (name, lengths) in family.tensors(spec) {
-            let values = computed.iter().find(|(computed, _)| *computed == name);
+            let values = computed
+                .iter()
+                .find(|(computed, _)| match computed.starts_with('.') {
+                    // A tensor of each block.
+                    true => name.ends_with(computed),
+                    false => *computed == name,
+                });
             let source = match values {
                 Some((_, values)) if lengths == [values.len() as u64] => {
                     Source::Values(values.clone())
@@ -202,6 +203,12 @@ impl<'a> Finder<'a> {
             let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
             return self.delta(rule, &theirs, &lengths, delta);
         }
+        let rule = name.splitn(3, '.').nth(2).filter(|_| spec.mamba.is_some());
+        if let Some((dims, change)) = rule.and_then(|rule| mamba::stored(rule, &lengths)) {
+            let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
+            let parts = vec![self.find(&theirs, &dims)?];
+            return Ok(Source::Rows { parts, change });
+        }
         let dims = match lengths[..] {
             // The directory has a matrix for each channel.
             [row, rows] if is_convolution(name) => vec![row, 1, rows],
@@ -219,7 +226,10 @@ impl<'a> Finder<'a> {
         };
         let change = if self.class.permuted && heads > 0 {
             Change::Interleave { heads }
-        } else if self.class.norms_around_zero && name.ends_with("norm.weight") {
+        } else if self.class.norms_around_zero
+            && name.ends_with("norm.weight")
+            && !(self.class.plain_last_norm && name == OUTPUT_NORM)
+        {
             Change::AddOne
         } else {
             Change::Nothing
@@ -227,8 +237,8 @@ impl<'a> Finder<'a> {
         Ok(Source::Rows { parts, change })
     }
 
-    /// Matrices of all experts in one stacked tensor, gates above ups, as rows. `None` if the
-    /// directory has them one by one.
+    /// Matrix, or those of all experts, as rows of another tensor ([`Class::stacked_rows`]). `None` if
+    /// the directory has them one by one.
     fn stacked_rows(
         &mut self,
         name: &str,
@@ -238,25 +248,25 @@ impl<'a> Finder<'a> {
         let Some((layer, rule)) = name
             .strip_prefix("blk.")
             .and_then(|name| name.split_once('.'))
-            .filter(|_| self.class.stacked_rows)
         else {
             return Ok(None);
         };
-        let (theirs, part, of) = match rule {
-            "ffn_gate_exps.weight" => ("gate_up_proj", 0, 2),
-            "ffn_up_exps.weight" => ("gate_up_proj", 1, 2),
-            "ffn_down_exps.weight" => ("down_proj", 0, 1),
-            _ => return Ok(None),
+        let mut stacks = self.class.stacked_rows.iter();
+        let Some((_, theirs, part, of)) = stacks.find(|(ours, ..)| *ours == rule) else {
+            return Ok(None);
         };
         let (model, _) = self.prefix;
-        let theirs = format!("{model}layers.{layer}.mlp.experts.{theirs}");
+        let theirs = format!("{model}{}.{layer}.{theirs}", self.class.blocks);
         let [row, rows] = *lengths else {
             return Ok(None);
         };
         if self.shards.get(&theirs).is_none() {
             return Ok(None);
         }
-        let dims = [row, rows.saturating_mul(of), experts.into()];
+        let mut dims = vec![row, rows.saturating_mul(*of)];
+        if rule.contains("_exps.") {
+            dims.push(experts.into());
+        }
         let (stored, dtype) = self.find(&theirs, &dims)?;
         let parts = (0..u64::from(experts)).map(|expert| {
             let first = (expert * of + part) * rows;
@@ -380,7 +390,8 @@ impl<'a> Finder<'a> {
     /// Block of a tensor of the directory, and the rest of its name.
     fn layer_of<'n>(&self, name: &'n str) -> Option<(u32, &'n str)> {
         let (model, _) = self.prefix;
-        let rest = name.strip_prefix(model)?.strip_prefix("layers.")?;
+        let rest = name.strip_prefix(model)?.strip_prefix(self.class.blocks)?;
+        let rest = rest.strip_prefix('.')?;
         let (layer, rest) = rest.split_once('.')?;
         Some((layer.parse().ok()?, rest))
     }

@@ -27,8 +27,35 @@ pub(super) fn required<T>(key: impl Into<String>, value: Option<T>) -> Result<T,
 
 /// Parses a file of the directory as a JSON object.
 pub(super) fn object(file: &str, text: &[u8]) -> Result<Map<String, Json>, ImportError> {
-    serde_json::from_slice(text)
+    serde_json::from_slice(&with_infinity(text))
         .map_err(|error| ImportError::Unsound(format!("{file} cannot be read: {error}")))
+}
+
+/// JSON of text in which Python has written infinite numbers as `Infinity`, which JSON lacks. They
+/// become what newer programs write.
+fn with_infinity(text: &[u8]) -> Vec<u8> {
+    let (bare, number) = (b"Infinity", br#"{"__float__": "Infinity"}"#);
+    let (mut out, mut rest) = (Vec::with_capacity(text.len()), text);
+    let mut in_string = false;
+    while let Some((first, after)) = rest.split_first() {
+        if let Some(after) = rest.strip_prefix(bare).filter(|_| !in_string) {
+            out.extend_from_slice(number);
+            rest = after;
+            continue;
+        }
+        out.push(*first);
+        rest = after;
+        match (first, rest.split_first()) {
+            // The next character is no end of the string.
+            (b'\\', Some((escaped, after))) => {
+                out.push(*escaped);
+                rest = after;
+            }
+            (b'"', _) => in_string = !in_string,
+            _ => {}
+        }
+    }
+    out
 }
 
 /// A value of `null` counts as missing.
@@ -84,5 +111,20 @@ pub(super) fn refuse_others(
             value,
             reason,
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn infinite_numbers_are_read_outside_of_texts() {
+        let text = br#"{"a": [0.0, Infinity], "b \" Infinity": "Infinity \\"}"#;
+        let expected =
+            br#"{"a": [0.0, {"__float__": "Infinity"}], "b \" Infinity": "Infinity \\"}"#;
+        assert_eq!(with_infinity(text), expected);
+        assert_eq!(object("config.json", text).unwrap().len(), 2);
+        assert!(object("config.json", br#"{"a": -Infinity}"#).is_err());
     }
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::class::{Class, Key, Kind, RopeBase, float_or, integer, integer_or, key};
+use super::class::{Class, Key, Kind, Mixers, RopeBase, float_or, integer, integer_or, key};
 use super::class_base::{BASE, EXPERT_SIZE, EXPERTS, HEADS};
 use super::error::ImportError;
 use super::json::{bad, present, typed};
@@ -43,7 +43,7 @@ pub(super) const LFM2: Class = Class {
     ropes: &[],
     names: &[LFM2_NAMES, ATTENTION],
     tied: true,
-    convolution: true,
+    mixers: Mixers::Convolution,
     vocab_size: true,
     rope_base: RopeBase::Or(1_000_000.0),
     pre: &[("llama-bpe", "lfm2")],

@@ -17,15 +17,18 @@ mod classes;
 mod config;
 mod delta;
 mod directory;
+mod encoder_classes;
 mod error;
 mod finder;
 mod gemma4;
 mod json;
 mod lfm2;
+mod mamba;
+mod modules;
+mod muse_glimmer;
 mod names;
 mod plan;
 mod planned;
-mod pooling;
 mod rope;
 mod routed_classes;
 mod sentencepiece;
@@ -53,6 +56,7 @@ use crate::gguf::{TensorType, Value};
 use crate::model_file::ModelFile;
 use crate::stamp::stamp;
 use directory::read;
+use modules::{DENSE, DENSE_CONFIG, DENSE_WEIGHTS};
 use plan::{CONFIG, Plan};
 use planned::Planned;
 use shards::Shards;
@@ -131,9 +135,8 @@ impl Directory {
         let mut writer = Writer::new();
         self.plan.config.write(&mut writer)?;
         self.plan.rope.write(&self.plan.config, &mut writer)?;
-        if let Some(pooling) = pooling::pooling(&self.path)? {
-            self.plan.config.write_pooling(pooling, &mut writer)?;
-        }
+        let modules = &self.plan.modules;
+        self.plan.config.write_modules(modules, &mut writer)?;
         writer.set("general.type", Value::String("model"))?;
         writer.set(
             "general.name",
@@ -283,6 +286,11 @@ fn files(path: &Path) -> Result<Vec<String>, ImportError> {
     let mut names = Shards::names(path)?;
     names.push(CONFIG.to_owned());
     names.extend(others.split(' ').map(str::to_owned));
+    for (folder, _) in DENSE {
+        let files = [DENSE_WEIGHTS, DENSE_CONFIG].map(|file| format!("{folder}/{file}"));
+        // The names of other directories' imports do not change.
+        names.extend(files.into_iter().filter(|file| path.join(file).exists()));
+    }
     Ok(names)
 }
 

@@ -1,7 +1,30 @@
 //! Names of the tensors of a block: in a model file, and in a directory. See
 //! [`Class::names`](super::class::Class::names).
 
-type Names = &'static [(&'static str, &'static str)];
+use super::class::StackedRows;
+use crate::families::{
+    EMBEDDING, EMBEDDING_NORM, OUTPUT, OUTPUT_NORM, PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION,
+    PER_LAYER_PROJECTION_NORM, PROJECTION_DOWN, PROJECTION_UP,
+};
+
+pub(super) type Names = &'static [(&'static str, &'static str)];
+
+/// Tensors outside the blocks. The output matrix may have another prefix than the others; files in
+/// folders of their own have none.
+pub(super) const OUTER: Names = &[
+    (EMBEDDING, "embed_tokens.weight"),
+    (OUTPUT_NORM, "norm.weight"),
+    (EMBEDDING_NORM, "embedding_norm.weight"),
+    (OUTPUT, "lm_head.weight"),
+    (PER_LAYER_EMBEDDING, "embed_tokens_per_layer.weight"),
+    (PER_LAYER_PROJECTION, "per_layer_model_projection.weight"),
+    (
+        PER_LAYER_PROJECTION_NORM,
+        "per_layer_projection_norm.weight",
+    ),
+    (PROJECTION_UP, "2_Dense/linear.weight"),
+    (PROJECTION_DOWN, "3_Dense/linear.weight"),
+];
 
 pub(super) const ATTENTION: Names = &[
     ("attn_norm", "input_layernorm"),
@@ -80,6 +103,44 @@ pub(super) const DELTA: Names = &[
     ("ssm_norm", "linear_attn.norm"),
     ("ssm_out", "linear_attn.out_proj"),
     ("post_attention_norm", "post_attention_layernorm"),
+];
+/// Rows of the experts of Qwen3.5.
+pub(super) const QWEN_STACKS: StackedRows = &[
+    ("ffn_gate_exps.weight", "mlp.experts.gate_up_proj", 0, 2),
+    ("ffn_up_exps.weight", "mlp.experts.gate_up_proj", 1, 2),
+    ("ffn_down_exps.weight", "mlp.experts.down_proj", 0, 1),
+];
+pub(super) const GRANITE_HYBRID_NAMES: Names = &[
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_dt.bias", "mamba.dt_bias"),
+    ("ssm_a", "mamba.A_log"),
+    ("ssm_d", "mamba.D"),
+    ("ssm_norm", "mamba.norm"),
+    ("ssm_out", "mamba.out_proj"),
+    ("ffn_gate_inp", "block_sparse_moe.router.layer"),
+];
+pub(super) const NEMOTRON_H_NAMES: Names = &[
+    ("attn_norm", "norm"),
+    ("attn_q", "mixer.q_proj"),
+    ("attn_k", "mixer.k_proj"),
+    ("attn_v", "mixer.v_proj"),
+    ("attn_output", "mixer.o_proj"),
+    ("ssm_in", "mixer.in_proj"),
+    ("ssm_conv1d", "mixer.conv1d"),
+    ("ssm_dt.bias", "mixer.dt_bias"),
+    ("ssm_a", "mixer.A_log"),
+    ("ssm_d", "mixer.D"),
+    ("ssm_norm", "mixer.norm"),
+    ("ssm_out", "mixer.out_proj"),
+    ("ffn_up", "mixer.up_proj"),
+    ("ffn_down", "mixer.down_proj"),
+    ("ffn_gate_inp", "mixer.gate"),
+    ("exp_probs_b.bias", "mixer.gate.e_score_correction_bias"),
+    ("ffn_up_exps", "mixer.experts.{}.up_proj"),
+    ("ffn_down_exps", "mixer.experts.{}.down_proj"),
+    ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
 ];
 /// Beside [`DELTA`], before it.
 pub(super) const FUSED_DELTA: Names = &[

@@ -4,6 +4,7 @@ use super::config::Config;
 use super::directory::{Files, read};
 use super::error::ImportError;
 use super::finder::Finder;
+use super::modules::{DENSE, DENSE_WEIGHTS, Modules};
 use super::planned::Planned;
 use super::rope::Rope;
 use super::shards::Shards;
@@ -20,17 +21,15 @@ pub(super) struct Plan {
     pub(super) config: Config,
     pub(super) rope: Rope,
     pub(super) shards: Shards,
+    pub(super) modules: Modules,
     /// In the order of the family.
     pub(super) tensors: Vec<Planned>,
 }
 
 impl Plan {
-    /// Reads `config.json` and the headers of the weights. `compares_output`: whether an output matrix
-    /// that is tied to the embedding is read and compared with it.
-    pub(super) fn read(
-        files: &(impl Files + ?Sized),
-        compares_output: bool,
-    ) -> Result<Self, ImportError> {
+    /// Reads `config.json` and the headers of the weights. `whole`: also how the directory makes
+    /// vectors of texts; and an output matrix that is tied to the embedding is compared with it.
+    pub(super) fn read(files: &(impl Files + ?Sized), whole: bool) -> Result<Self, ImportError> {
         let none = || {
             let path = files.path().display();
             ImportError::Unsound(format!("{path} is no model: it has no config.json"))
@@ -38,22 +37,32 @@ impl Plan {
         let config = read(files, CONFIG, MAX_CONFIG_BYTES)?;
         let config = Config::parse(&config.ok_or_else(none)?)?;
         let rope = Rope::read(&config)?;
-        let shards = Shards::open(files)?;
+        let modules = match whole || config.class.projection {
+            true => Modules::read(files, config.class.projection)?,
+            false => Modules::default(),
+        };
+        let mut shards = Shards::open(files)?;
+        for (folder, _) in DENSE.iter().take(modules.dense.len()) {
+            shards.add_folder(files, folder, DENSE_WEIGHTS)?;
+        }
         let finder = Finder::new(&shards, config.class)?;
         let (family, spec) = {
-            let gguf = probe(&config, &rope, &finder)?;
+            let gguf = probe(&config, &rope, &modules, &finder)?;
             let family = Family::of(&gguf)?;
             (family, family.spec(&gguf)?)
         };
         config.check_layers(&spec)?;
-        if compares_output {
+        if whole {
             finder.check_output(&config)?;
         }
-        let tensors = finder.plan(family, &spec, &rope.tensors, config.prediction()?)?;
+        let mut computed = rope.tensors.clone();
+        computed.extend(config.qk_norms()?);
+        let tensors = finder.plan(family, &spec, &computed, config.prediction()?)?;
         Ok(Self {
             config,
             rope,
             shards,
+            modules,
             tensors,
         })
     }
@@ -61,9 +70,15 @@ impl Plan {
 
 /// GGUF header with the metadata, and with the names that distinguish variants of the family, so
 /// that the family reads the hyperparameters as from a model file.
-fn probe(config: &Config, rope: &Rope, finder: &Finder<'_>) -> Result<Gguf, ImportError> {
+fn probe(
+    config: &Config,
+    rope: &Rope,
+    modules: &Modules,
+    finder: &Finder<'_>,
+) -> Result<Gguf, ImportError> {
     let mut writer = Writer::new();
     config.write(&mut writer)?;
+    config.write_modules(modules, &mut writer)?;
     rope.write(config, &mut writer)?;
     if !config.class.vocab_size {
         let key = format!("{}.vocab_size", config.class.architecture);

@@ -80,7 +80,10 @@ impl Rope {
             None => values.number("rope_local_base_freq")?,
         };
         let mut rope = Self {
-            theta: or_outside("rope_theta")?,
+            theta: match or_outside("rope_theta")? {
+                Some(theta) => Some(theta),
+                None => values.number("rotary_emb_base")?,
+            },
             partial: partial(or_outside("partial_rotary_factor")?, class)?,
             ..Self::default()
         };

@@ -198,6 +198,25 @@ impl Shards {
         Ok(Some(tensors))
     }
 
+    /// Adds the tensors of a file in a folder, with the folder's name and a slash before theirs.
+    pub(super) fn add_folder(
+        &mut self,
+        directory: &(impl Files + ?Sized),
+        folder: &str,
+        file: &str,
+    ) -> Result<(), ImportError> {
+        let name = format!("{folder}/{file}");
+        let found = self.add(directory, &name)?;
+        let missing =
+            || ImportError::Unsound(format!("{name} is missing: modules.json names its folder"));
+        let found = found.ok_or_else(missing)?;
+        let named = found
+            .into_iter()
+            .map(|(tensor, stored)| (format!("{folder}/{tensor}"), stored));
+        self.tensors.extend(named);
+        Ok(())
+    }
+
     pub(super) fn get(&self, name: &str) -> Option<&Stored> {
         self.tensors.get(name)
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::TextId;
 use crate::gguf::Gguf;
-use crate::tokenizer_parts::{TokenizerError, TokenizerParts, drops_space};
+use crate::tokenizer_parts::{TokenizerError, TokenizerParts, WordParts, drops_space};
 
 const FORMAT: &str = "hearthnet-text-1";
 
@@ -27,6 +27,8 @@ struct Encoded<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     kinds: Option<&'a [i128]>,
     model: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    words: Option<WordParts>,
     format: &'static str,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     merges: &'a [&'a str],
@@ -61,6 +63,7 @@ impl Gguf {
             ends: &parts.other_ends,
             kinds: parts.token_types.as_deref(),
             model: parts.model,
+            words: parts.words,
             format: FORMAT,
             merges: &parts.merges,
             scores: &parts.scores,

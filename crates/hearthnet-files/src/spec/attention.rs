@@ -22,6 +22,9 @@ pub struct AttentionSpec {
     /// query matrix then has the gates of a head behind its queries.
     #[serde(skip_serializing_if = "is_default")]
     pub output_gate: bool,
+    /// Whether the gates have a matrix of their own instead; only with `output_gate`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub gate_matrix: bool,
     /// Whether each query head has a sink: the score of an extra softmax entry without a value.
     #[serde(skip_serializing_if = "is_default")]
     pub sinks: bool,
@@ -98,7 +101,8 @@ pub enum QkNorm {
     Row,
 }
 
-/// Sliding window: a row attends to itself and to the `positions - 1` rows before it.
+/// Sliding window: a row attends to itself and to the `positions - 1` rows before it; in an
+/// [encoder](super::EncoderSpec), also to the `positions - 1` rows after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WindowSpec {

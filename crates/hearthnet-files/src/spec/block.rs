@@ -1,6 +1,6 @@
 //! View of a block: its parts, and its tensors with their shapes.
 
-use super::{DeltaSpec, ExpertSpec, LatentSpec, ModelSpec, QkNorm, Rotation, StateSize};
+use super::{DeltaSpec, ExpertSpec, LatentSpec, MambaSpec, ModelSpec, QkNorm, Rotation, StateSize};
 
 /// View of one block. Code for blocks reads it instead of [`ModelSpec`], because the blocks of a
 /// model may differ.
@@ -45,6 +45,9 @@ pub enum Mixer {
     Convolution {
         positions: u32,
     },
+    Mamba(MambaSpec),
+    /// The block has a feed-forward layer only.
+    None,
 }
 
 /// Part of a block that computes each row separately.
@@ -53,12 +56,18 @@ pub enum Mixer {
 pub enum Feed {
     Dense,
     Experts(ExpertSpec),
+    /// The block has a [`Mixer`] only.
+    None,
 }
 
 impl BlockSpec<'_> {
     /// Whether a sequence has keys and values in the block, which grow with its length.
     pub fn has_keys(&self) -> bool {
-        self.keys_of == self.layer && !self.is_recurrent()
+        self.keys_of == self.layer && self.attends()
+    }
+
+    pub fn attends(&self) -> bool {
+        matches!(self.mixer, Mixer::Attention | Mixer::Latent(_))
     }
 
     /// Whether a matrix gives the values of a block that has keys.
@@ -67,7 +76,10 @@ impl BlockSpec<'_> {
     }
 
     pub fn is_recurrent(&self) -> bool {
-        matches!(self.mixer, Mixer::Delta(_) | Mixer::Convolution { .. })
+        matches!(
+            self.mixer,
+            Mixer::Delta(_) | Mixer::Convolution { .. } | Mixer::Mamba(_)
+        )
     }
 
     /// Width of all query heads together, in values.
@@ -100,13 +112,14 @@ impl BlockSpec<'_> {
     /// Size of the state that a sequence keeps for the block, whatever its length.
     pub fn state(&self) -> StateSize {
         match &self.mixer {
-            Mixer::Attention | Mixer::Latent(_) => StateSize::default(),
+            Mixer::Attention | Mixer::Latent(_) | Mixer::None => StateSize::default(),
             Mixer::Delta(delta) => delta.state(),
             Mixer::Convolution { positions } => StateSize {
                 rows: positions.saturating_sub(1),
                 channels: self.model.width,
                 values: 0,
             },
+            Mixer::Mamba(mamba) => mamba.state(),
         }
     }
 }
@@ -127,6 +140,12 @@ impl ModelSpec {
             positions: convolution.positions,
         });
         let attention = latent.map_or(Mixer::Attention, Mixer::Latent);
+        let listed = self.mixers.as_bytes().get(layer as usize);
+        let mixer = match (listed, self.mamba) {
+            (Some(b'-'), _) => Mixer::None,
+            (Some(b'M'), Some(mamba)) => Mixer::Mamba(mamba),
+            _ => (delta.map(Mixer::Delta).or(convolution)).unwrap_or(attention),
+        };
         let window = self.window(layer);
         let local = self.attention.window.and_then(|window| window.heads);
         let local = local.filter(|_| window.is_some());
@@ -144,8 +163,11 @@ impl ModelSpec {
             head_dim: local.map_or(self.head_dim, |local| local.head_dim),
             rope_dims: local.map_or(self.rope.dims, |local| local.rope_dims),
             ffn: own_ffn.unwrap_or(self.ffn),
-            mixer: (delta.map(Mixer::Delta).or(convolution)).unwrap_or(attention),
-            feed: experts.map_or(Feed::Dense, Feed::Experts),
+            mixer,
+            feed: match self.single && mixer != Mixer::None {
+                true => Feed::None,
+                false => experts.map_or(Feed::Dense, Feed::Experts),
+            },
             predicts: layer >= self.layers,
             window,
             rotation: self.rotation(layer),
@@ -250,6 +272,8 @@ pub enum LayerTensor {
     /// Queries: `[width, heads * head_dim]`; with an output gate, each head's gates follow its
     /// queries: `[width, heads * 2 * head_dim]`.
     AttnQ,
+    /// Gates of the output of attention, if they have a matrix: `[width, heads * head_dim]`.
+    AttnGate,
     /// Bias of the queries: `[heads * head_dim]`.
     AttnQBias,
     /// Keys: `[width, kv_heads * head_dim]`.
@@ -320,18 +344,44 @@ pub enum LayerTensor {
     Convolution,
     /// Output projection of a short convolution: `[width, width]`.
     ConvolutionOutput,
+    /// Gates, inputs of the convolution (values, B, C) and steps of Mamba-2: `[width, mamba.row()]`.
+    MambaInput,
+    /// Weights of the convolution, oldest position first: `[convolution, mamba.channels()]`.
+    MambaConvolution,
+    /// Bias of the convolution: `[mamba.channels()]`.
+    MambaConvolutionBias,
+    /// Bias of the steps: `[heads]`.
+    MambaStepBias,
+    /// Factor of the decay, negative: `[1, heads]`.
+    MambaDecay,
+    /// Factor with which values are added to the output: `[1, heads]`.
+    MambaSkip,
+    /// RMSNorm of each group's output: `[mamba.values() / groups, groups]`.
+    MambaNorm,
+    /// Output projection of Mamba-2: `[mamba.values(), width]`.
+    MambaOutput,
     /// RMSNorm of the attention output, before the residual stream: `[width]`.
     AttnPostNorm,
+    /// LayerNorm of the residual stream after the output of attention was added: `[width]`.
+    AttnSumNorm,
+    AttnSumNormBias,
+    /// LayerNorm of the residual stream after the feed-forward output was added: `[width]`.
+    FfnSumNorm,
+    FfnSumNormBias,
     /// RMSNorm before the feed-forward layer: `[width]`.
     FfnNorm,
     /// Gate, to which the activation is applied: `[width, ffn]`.
     FfnGate,
     /// Up projection, multiplied with the activated gate: `[width, ffn]`.
     FfnUp,
+    /// Bias of the up projection of a layer without gate: `[ffn]`.
+    FfnUpBias,
     /// Gate, then up, in one: `[width, 2 ffn]`.
     FfnGateUp,
     /// Down projection: `[ffn, width]`.
     FfnDown,
+    /// Bias of the down projection: `[width]`.
+    FfnDownBias,
     /// Scores of the experts: `[width, experts]`.
     Router,
     /// Bias of the scores: `[experts]`.
@@ -456,6 +506,20 @@ pub enum Dim {
     DeltaConvolution,
     /// [`ConvolutionSpec::positions`](super::ConvolutionSpec::positions)
     ConvolutionPositions,
+    /// [`MambaSpec::row`]
+    MambaRow,
+    /// [`MambaSpec::convolution`]
+    MambaConvolution,
+    /// [`MambaSpec::channels`]
+    MambaChannels,
+    /// [`MambaSpec::values`]
+    MambaValues,
+    /// [`MambaSpec::heads`]
+    MambaHeads,
+    /// [`MambaSpec::groups`]
+    MambaGroups,
+    /// Values of all heads of a group.
+    MambaGroup,
 }
 
 impl Dim {
@@ -464,16 +528,18 @@ impl Dim {
         let spec = block.model;
         let (heads, rotary) = (u64::from(spec.heads), u64::from(block.rope_dims));
         let (queries, keys, values) = match block.mixer {
-            Mixer::Attention | Mixer::Delta(_) | Mixer::Convolution { .. } => {
-                (0, 0, block.head_dim)
-            }
             Mixer::Latent(latent) => {
                 let queries = latent.queries.unwrap_or(0);
                 (queries, latent.keys, latent.values)
             }
+            _ => (0, 0, block.head_dim),
         };
         let of_delta = |size: fn(&DeltaSpec) -> u32| match &block.mixer {
             Mixer::Delta(delta) => size(delta).into(),
+            _ => 0,
+        };
+        let of_mamba = |size: fn(&MambaSpec) -> u32| match &block.mixer {
+            Mixer::Mamba(mamba) => size(mamba).into(),
             _ => 0,
         };
         let per_head = spec.attention.qk_norm == Some(QkNorm::Head);
@@ -506,12 +572,12 @@ impl Dim {
             Self::TwoFfn => 2 * u64::from(block.ffn),
             Self::PerLayer => spec.per_layer.map_or(0, |per_layer| per_layer.width).into(),
             Self::Experts => match block.feed {
-                Feed::Dense => 0,
                 Feed::Experts(experts) => experts.count.into(),
+                Feed::Dense | Feed::None => 0,
             },
             Self::SharedFfn => match block.feed {
                 Feed::Experts(experts) => experts.shared.map_or(0, |shared| shared.ffn).into(),
-                Feed::Dense => 0,
+                Feed::Dense | Feed::None => 0,
             },
             Self::GatedQueries => 2 * u64::from(block.query_width()),
             Self::DeltaChannels => of_delta(DeltaSpec::channels),
@@ -520,6 +586,13 @@ impl Dim {
             Self::TwoDeltaHeads => 2 * of_delta(|delta| delta.value_heads),
             Self::DeltaWidth => of_delta(|delta| delta.value_width),
             Self::DeltaConvolution => of_delta(|delta| delta.convolution),
+            Self::MambaRow => of_mamba(MambaSpec::row),
+            Self::MambaConvolution => of_mamba(|mamba| mamba.convolution),
+            Self::MambaChannels => of_mamba(MambaSpec::channels),
+            Self::MambaValues => of_mamba(MambaSpec::values),
+            Self::MambaHeads => of_mamba(|mamba| mamba.heads),
+            Self::MambaGroups => of_mamba(|mamba| mamba.groups),
+            Self::MambaGroup => of_mamba(|mamba| mamba.values() / mamba.groups.max(1)),
         }
     }
 }

@@ -7,10 +7,12 @@
 //! | attention, position embedding | `attention.rs`, `rope.rs` |
 //! | mixtures of experts | `experts.rs` |
 //! | recurrences, and what a sequence keeps for them | `recurrent.rs` |
+//! | models that make vectors of texts | `encoder.rs` |
 
 mod attention;
 mod block;
 mod check;
+mod encoder;
 mod experts;
 mod recurrent;
 mod rope;
@@ -24,10 +26,11 @@ pub use attention::{
 pub use block::{BlockSpec, CutError, Dim, Feed, LayerTensor, Mixer};
 pub use check::{MAX_SIZE, SpecError};
 use check::{base, ensure, epsilon, is_default, positive, size};
+pub use encoder::EncoderSpec;
 pub use experts::{
     ExpertSpec, GroupSpec, LeadingSpec, MAX_EXPERTS, MAX_EXPERTS_USED, SharedExpertSpec,
 };
-pub use recurrent::{ConvolutionSpec, DeltaSpec, MAX_CONVOLUTION, StateSize};
+pub use recurrent::{ConvolutionSpec, DeltaSpec, MAX_CONVOLUTION, MambaSpec, StateSize};
 pub use rope::{RopeKind, RopeScaling, RopeSpec, Rotation, YarnSpec};
 
 /// Limit of blocks for multi-token prediction; published models have one.
@@ -57,7 +60,7 @@ pub struct ModelSpec {
     pub vocab: u32,
     /// Context length in positions; longer sequences are refused.
     pub context: u32,
-    /// Added to the mean square in RMSNorm.
+    /// Added to the mean square in RMSNorm, to the variance in LayerNorm.
     pub norm_eps: f32,
     pub rope: RopeSpec,
     /// Format of the residual stream between blocks.
@@ -76,6 +79,12 @@ pub struct ModelSpec {
     /// are added to the residual stream.
     #[serde(default, skip_serializing_if = "is_default")]
     pub post_norms: bool,
+    /// Added to the mean square in these norms; `None` for `norm_eps`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub post_norm_eps: Option<f32>,
+    /// Whether the embedding of a token is normalised (RMSNorm without weights).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub embedding_norm: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     pub scales: ScaleSpec,
     /// Blocks with a gated delta rule instead of attention; `None`: all blocks have attention.
@@ -84,6 +93,16 @@ pub struct ModelSpec {
     /// Blocks with a gated short convolution instead of attention; not together with `delta`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub convolution: Option<ConvolutionSpec>,
+    /// Mamba-2 of the blocks that [`Self::mixers`] names.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mamba: Option<MambaSpec>,
+    /// A letter for each block: `M` for Mamba-2, `*` for attention, `-` for neither. Empty if the
+    /// other fields tell which block has what.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mixers: String,
+    /// Whether a block with Mamba-2 or attention has no feed-forward layer.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub single: bool,
     /// Blocks for multi-token prediction behind the last block. They are part of the model, but
     /// nothing uses them.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -100,6 +119,9 @@ pub struct ModelSpec {
     /// Input of each block beside the residual stream, which depends on the row's token only.
     #[serde(default, skip_serializing_if = "is_default")]
     pub per_layer: Option<PerLayerSpec>,
+    /// Model that makes vectors of whole texts; `None` for a model that continues texts.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub encoder: Option<EncoderSpec>,
 }
 
 /// Matrices of the vocabulary that each block for multi-token prediction has, beside the model's.
@@ -179,6 +201,12 @@ impl ModelSpec {
         )?;
         base("rope.theta", self.rope.theta)?;
         epsilon("norm_eps", self.norm_eps)?;
+        if let Some(eps) = self.post_norm_eps {
+            epsilon("post_norm_eps", eps)?;
+            ensure(self.post_norms, "post_norm_eps", "needs these norms")?;
+        }
+        let gated = attention.output_gate || !attention.gate_matrix;
+        ensure(gated, "attention.gate_matrix", "needs gates")?;
         self.rope.check()?;
         self.check_latent()?;
         let few = self.prediction <= MAX_PREDICTION;
@@ -196,8 +224,10 @@ impl ModelSpec {
             let reason = "must not be combined with a gated delta rule";
             ensure(self.delta.is_none(), "convolution.positions", reason)?;
         }
+        self.check_mixers()?;
         self.check_windows()?;
         self.check_shared_keys()?;
+        self.check_encoder()?;
         let per_layer = self.per_layer.map_or(0, |p| p.width);
         let reason = "must be at most 16777216 divided by the number of layers";
         let wide = per_layer.saturating_mul(self.layers) <= MAX_SIZE;
@@ -214,7 +244,31 @@ impl ModelSpec {
 
     /// Whether some blocks have a recurrence.
     pub fn is_recurrent(&self) -> bool {
-        self.delta.is_some() || self.convolution.is_some()
+        self.delta.is_some() || self.convolution.is_some() || self.mamba.is_some()
+    }
+
+    /// Checks Mamba-2, and the list of the blocks that have it.
+    fn check_mixers(&self) -> Result<(), SpecError> {
+        let Some(mamba) = self.mamba else {
+            let plain = self.mixers.is_empty() && !self.single;
+            return ensure(plain, "mixers", "must be combined with Mamba-2");
+        };
+        mamba.check(self.context)?;
+        let each = self.mixers.len() == self.layers as usize;
+        ensure(each, "mixers", "must have a letter for each block")?;
+        let known = if self.single { "M*-" } else { "M*" };
+        let known = self.mixers.chars().all(|letter| known.contains(letter));
+        let reason = "must be of the letters M and *, and - if blocks have one or the other part";
+        ensure(known, "mixers", reason)?;
+        let others = self.delta.is_some()
+            || self.convolution.is_some()
+            || self.attention.latent.is_some()
+            || self.shared_keys.is_some()
+            || self.per_layer.is_some()
+            || self.prediction > 0;
+        let reason = "must not be combined with latent attention, another recurrence, shared keys, \
+            per-layer inputs or multi-token prediction";
+        ensure(!others, "mixers", reason)
     }
 
     /// Checks the heads of blocks with a window.
@@ -329,6 +383,12 @@ pub enum Activation {
     #[default]
     Silu,
     Gelu,
+    /// GELU by the error function: `g / 2 (1 + erf(g / sqrt(2)))`.
+    #[serde(rename = "gelu_erf")]
+    GeluErf,
+    /// `max(u, 0)^2`. Feed-forward layers have no gate.
+    #[serde(rename = "relu2")]
+    SquaredRelu,
     /// Clamped SwiGLU: `(u + 1) * g / (1 + exp(-1.702 g))` with `g <= 7` and `-7 <= u <= 7`.
     Clamped,
 }

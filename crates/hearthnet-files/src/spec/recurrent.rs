@@ -44,6 +44,24 @@ pub struct ConvolutionSpec {
     pub attention: Vec<u32>,
 }
 
+/// Mamba-2 ("Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured
+/// State Space Duality", arXiv 2405.21060): values, and rows B and C that groups of heads share,
+/// pass through a short causal convolution; each head has a matrix `[state_rows, head_width]` that
+/// decays, to which B writes the values, and from which C reads the outputs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MambaSpec {
+    /// Positions of the convolution: a row, and those before it.
+    pub convolution: u32,
+    pub heads: u32,
+    /// Groups of consecutive heads; a divisor of `heads`.
+    pub groups: u32,
+    /// Values per head.
+    pub head_width: u32,
+    /// Rows of the state of a head, and values of a row B or C.
+    pub state_rows: u32,
+}
+
 /// Values that a sequence keeps for a block, whatever its length.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct StateSize {
@@ -60,6 +78,65 @@ impl StateSize {
     pub fn total(&self) -> u64 {
         u64::from(self.rows) * u64::from(self.channels) + u64::from(self.values)
     }
+}
+
+impl MambaSpec {
+    /// Width of the values of all heads.
+    pub fn values(&self) -> u32 {
+        self.heads.saturating_mul(self.head_width)
+    }
+
+    /// Width of a row B, and of a row C, of all groups.
+    pub fn keys(&self) -> u32 {
+        self.groups.saturating_mul(self.state_rows)
+    }
+
+    /// Channels of the convolution: values, B and C.
+    pub fn channels(&self) -> u32 {
+        self.values().saturating_add(self.keys().saturating_mul(2))
+    }
+
+    /// Outputs of the first matrix: gates, channels, and a step for each head.
+    pub fn row(&self) -> u32 {
+        let both = self.values().saturating_add(self.channels());
+        both.saturating_add(self.heads)
+    }
+
+    pub fn group(&self, head: u32) -> u32 {
+        head / (self.heads / self.groups.max(1)).max(1)
+    }
+
+    pub fn state(&self) -> StateSize {
+        StateSize {
+            rows: self.convolution.saturating_sub(1),
+            channels: self.channels(),
+            values: self.values().saturating_mul(self.state_rows),
+        }
+    }
+
+    pub(super) fn check(&self, context: u32) -> Result<(), SpecError> {
+        for (field, value) in [
+            ("mamba.convolution", self.convolution),
+            ("mamba.heads", self.heads),
+            ("mamba.groups", self.groups),
+            ("mamba.head_width", self.head_width),
+            ("mamba.state_rows", self.state_rows),
+        ] {
+            size(field, value)?;
+        }
+        convolution("mamba.convolution", self.convolution, context)?;
+        let shared = self.heads.is_multiple_of(self.groups);
+        ensure(shared, "mamba.groups", "must divide the number of heads")?;
+        let reason = "must be at most 16777216 divided by the number of heads";
+        let wide = self.row() <= MAX_SIZE && self.state().values <= MAX_SIZE;
+        ensure(wide, "mamba.state_rows", reason)
+    }
+}
+
+fn convolution(field: &'static str, positions: u32, context: u32) -> Result<(), SpecError> {
+    let short = positions <= MAX_CONVOLUTION.min(context);
+    let reason = "must be at most 64, and at most the context";
+    ensure(short, field, reason)
 }
 
 impl DeltaSpec {
@@ -106,9 +183,7 @@ impl DeltaSpec {
         ] {
             size(field, value)?;
         }
-        let short = self.convolution <= MAX_CONVOLUTION.min(context);
-        let reason = "must be at most 64, and at most the context";
-        ensure(short, "delta.convolution", reason)?;
+        convolution("delta.convolution", self.convolution, context)?;
         let shared = self.value_heads.is_multiple_of(self.key_heads);
         let reason = "must be a multiple of the number of key heads";
         ensure(shared, "delta.value_heads", reason)?;

@@ -1,8 +1,8 @@
 //! Conversion of text to token ids and back, from the metadata of a model file.
 //!
-//! There are three kinds of vocabulary: byte-level BPE (`byte_level`; GPT-2, Llama 3, Qwen),
-//! SentencePiece (`sentencepiece`; Llama 2, Mistral, Phi-3, Gemma) and BPE of characters (`text_bpe`;
-//! Gemma 4). For all of them, special tokens are
+//! There are four kinds of vocabulary: byte-level BPE (`byte_level`; GPT-2, Llama 3, Qwen),
+//! SentencePiece (`sentencepiece`; Llama 2, Mistral, Phi-3, Gemma), BPE of characters (`text_bpe`;
+//! Gemma 4) and WordPiece (`word_piece`; BERT). For all of them, special tokens are
 //! split off first (`special`), and the vocabulary encodes the text between them. The results equal
 //! llama.cpp's for the same file: `tests/vocabularies.rs` runs llama.cpp's own tests,
 //! `tests/tokenizer_parity.rs` compares a stored corpus.
@@ -51,6 +51,7 @@ mod sentencepiece;
 mod special;
 mod text_bpe;
 mod vocabulary;
+mod word_piece;
 
 pub use error::{EncodeError, MAX_TEXT_BYTES};
 use hearthnet_files::gguf::Gguf;
@@ -69,6 +70,7 @@ use text_bpe::TextBpe;
 use vocabulary::{
     Merges, TokenBytes, ends, ids_by_text, kinds, structure_alphabet, unreachable_marks,
 };
+use word_piece::WordPiece;
 
 /// Meaning of a control token's text within a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +91,7 @@ enum Vocabulary {
     ByteLevel(Box<ByteLevel>),
     SentencePiece(Box<SentencePiece>),
     TextBpe(Box<TextBpe>),
+    WordPiece(Box<WordPiece>),
 }
 
 struct Inner {
@@ -148,7 +151,7 @@ impl Tokenizer {
         let ids = ids_by_text(&parts.tokens)?;
         let merges = match algorithm {
             Algorithm::ByteLevelBpe | Algorithm::TextBpe => Merges::check(parts, &ids, &kinds)?,
-            Algorithm::SentencePiece => Merges::default(),
+            Algorithm::SentencePiece | Algorithm::WordPiece => Merges::default(),
         };
         let ends = ends(parts, &ids, &mut kinds, &merges.used)?;
         let (vocabulary, append_token_bytes): (_, vocabulary::AppendTokenBytes) = match algorithm {
@@ -167,12 +170,19 @@ impl Tokenizer {
                 let vocabulary = Vocabulary::SentencePiece(Box::new(vocabulary));
                 (vocabulary, sentencepiece::append_token_bytes)
             }
+            Algorithm::WordPiece => {
+                let vocabulary = WordPiece::new(parts, &ids, &kinds)?;
+                let vocabulary = Vocabulary::WordPiece(Box::new(vocabulary));
+                (vocabulary, sentencepiece::append_token_bytes)
+            }
         };
         let bytes = TokenBytes::new(&parts.tokens, &kinds, append_token_bytes);
         let marks = unreachable_marks(&parts.tokens, &kinds, &merges.used);
         let add_bos = match &vocabulary {
             Vocabulary::ByteLevel(vocabulary) => vocabulary.adds_bos(),
-            Vocabulary::SentencePiece(_) | Vocabulary::TextBpe(_) => true,
+            Vocabulary::SentencePiece(_) | Vocabulary::TextBpe(_) | Vocabulary::WordPiece(_) => {
+                true
+            }
         };
 
         let special_tokens = |wanted: &dyn Fn(TokenKind) -> bool| {
@@ -248,6 +258,8 @@ impl Tokenizer {
             Vocabulary::SentencePiece(_) | Vocabulary::TextBpe(_) => {
                 !text.contains(sentencepiece::SPACE)
             }
+            // Words lose their case and the space between them.
+            Vocabulary::WordPiece(_) => false,
         }
     }
 
@@ -256,6 +268,7 @@ impl Tokenizer {
         match &self.0.vocabulary {
             Vocabulary::ByteLevel(vocabulary) => vocabulary.encodes_byte(byte),
             Vocabulary::SentencePiece(_) | Vocabulary::TextBpe(_) => true,
+            Vocabulary::WordPiece(_) => false,
         }
     }
 
@@ -330,6 +343,7 @@ impl Tokenizer {
         match &self.0.vocabulary {
             Vocabulary::ByteLevel(_) | Vocabulary::TextBpe(_) => false,
             Vocabulary::SentencePiece(vocabulary) => vocabulary.adds_space_prefix(),
+            Vocabulary::WordPiece(_) => true,
         }
     }
 
@@ -353,6 +367,9 @@ impl Tokenizer {
                     vocabulary.encode(text, ids)?;
                 }
                 (Piece::Text(text), Vocabulary::TextBpe(vocabulary)) => {
+                    vocabulary.encode(text, ids)?;
+                }
+                (Piece::Text(text), Vocabulary::WordPiece(vocabulary)) => {
                     vocabulary.encode(text, ids)?;
                 }
                 // Every piece stands at the beginning or behind a special token.

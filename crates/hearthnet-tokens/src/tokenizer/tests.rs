@@ -1,6 +1,7 @@
 use super::*;
 use crate::detokenize::Detokenizer;
 use hearthnet_files::byte_alphabet::char_of;
+use hearthnet_files::tokenizer_parts::WordParts;
 use hearthnet_testkit::{assert_matches, rows};
 use proptest::prelude::*;
 use std::sync::LazyLock;
@@ -497,4 +498,73 @@ fn bpe_of_characters_gives_the_ids_of_hugging_face() {
         [1, 260]
     );
     assert!(tokenizer.adds_bos());
+}
+
+/// Vocabulary of WordPiece; `▁` marks the beginning of a word.
+fn word_piece(tokens: &[&'static str], kinds: &[i128]) -> TokenizerParts<'static> {
+    TokenizerParts {
+        model: "bert",
+        tokens: tokens.to_vec(),
+        token_types: Some(kinds.to_vec()),
+        bos: Some(1),
+        eos: Some(2),
+        add_bos: Some(true),
+        add_eos: Some(true),
+        words: Some(WordParts {
+            unknown: 0,
+            lowercase: true,
+            strip_accents: true,
+        }),
+        ..TokenizerParts::default()
+    }
+}
+
+#[test]
+fn word_piece_takes_the_longest_pieces_and_no_control_token_from_text() {
+    let tokens = [
+        "[UNK]", "[CLS]", "[SEP]", "▁mill", "er", "s", "▁'", "▁the", "▁m", "i", "▁中", "▁hello",
+    ];
+    let mut kinds = vec![1; tokens.len()];
+    kinds[..3].fill(3);
+    kinds[11] = 3;
+    let tokenizer = Tokenizer::new(&word_piece(&tokens, &kinds)).unwrap();
+    let long = "m".repeat(101);
+    let cases: [(&str, &[u32]); 9] = [
+        ("The millers", &[7, 3, 4, 5]),
+        ("Miller's", &[3, 4, 6, 0]),
+        ("mi  mí\tMÌ\nMI", &[8, 9, 8, 9, 8, 9, 8, 9]),
+        ("中中the", &[10, 10, 7]),
+        ("mil\u{7}l", &[3]),
+        ("xmill", &[0]),
+        (&long, &[0]),
+        // A control token of the file, whatever its text.
+        ("hello", &[0]),
+        (" \u{200d} ", &[]),
+    ];
+    for (text, expected) in cases {
+        let ids = tokenizer.encode(text, Special::Plain).unwrap();
+        assert_eq!(ids, expected, "{text:?}");
+    }
+    let ids = tokenizer
+        .encode_document("[CLS] the", Special::Plain)
+        .unwrap();
+    assert_eq!(ids, [1, 0, 0, 0, 7, 2]);
+    let ids = tokenizer.encode("[CLS]the", Special::Parse).unwrap();
+    assert_eq!(ids, [1, 7]);
+    assert_eq!(tokenizer.decode(&[1, 7, 3, 4, 5, 2]), "the millers");
+    let mut parts = word_piece(&tokens, &kinds);
+    parts.words.as_mut().unwrap().unknown = 12;
+    let error = Tokenizer::new(&parts).unwrap_err().to_string();
+    assert!(error.contains("unknown_token_id"), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn word_piece_takes_any_text(text in any::<String>()) {
+        let tokens = ["[UNK]", "[CLS]", "[SEP]", "▁a", "b", "▁"];
+        let tokenizer = Tokenizer::new(&word_piece(&tokens, &[3, 3, 3, 1, 1, 1])).unwrap();
+        let ids = tokenizer.encode(&text, Special::Plain).unwrap();
+        prop_assert!(ids.iter().all(|id| ![1, 2].contains(id)));
+        tokenizer.decode(&ids);
+    }
 }

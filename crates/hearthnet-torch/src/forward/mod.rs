@@ -238,6 +238,9 @@ impl<'a> Pass<'a> {
         let h = match self.spec.activation {
             Activation::Silu => gate.f_silu()?.f_mul(&up)?,
             Activation::Gelu => gate.f_gelu("tanh")?.f_mul(&up)?,
+            // `check` refuses the families that have one of these.
+            Activation::GeluErf => gate.f_gelu("none")?.f_mul(&up)?,
+            Activation::SquaredRelu => gate.f_relu()?.f_square()?.f_mul(&up)?,
             Activation::Clamped => {
                 let gate = gate.f_clamp_max(CLAMPED_LIMIT)?;
                 let up = up.f_clamp(-CLAMPED_LIMIT, CLAMPED_LIMIT)?;

@@ -29,9 +29,9 @@ pub(crate) fn load(
     hearthnet_torch::load(file, layers, options, &mut |_, _| ()).unwrap()
 }
 
-/// Families that this engine refuses: they have recurrent layers, shared experts, or layers with
-/// different heads.
-pub(crate) const REFUSED: [&str; 10] = [
+/// Families that this engine refuses: they have recurrent layers, shared experts, layers with
+/// different heads, or gates of attention, or make vectors of texts.
+pub(crate) const REFUSED: [&str; 20] = [
     "qwen35",
     "qwen35moe",
     "qwen3next",
@@ -42,6 +42,16 @@ pub(crate) const REFUSED: [&str; 10] = [
     "gemma4",
     "gemma4moe",
     "gemma4ple",
+    "granitehybrid",
+    "granitehybridmoe",
+    "nemotronh",
+    "nemotronhmoe",
+    "lfm2",
+    "lfm2moe",
+    "museglimmer",
+    "bert",
+    "nomicbert",
+    "gemmaembedding",
 ];
 
 /// The small models made by `transformers` for the exact engine's tests.

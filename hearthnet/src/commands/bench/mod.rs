@@ -13,7 +13,8 @@ use crate::cli::args::{BenchCommand, EngineArgs, EngineKind};
 use crate::cli::{Failure, Kind, bytes, note, print_result, table};
 use crate::config::Context;
 use crate::hosting::host_engine::{self, exact_has_no};
-use crate::models::{pick, resolve};
+use crate::models::open_file::open_file;
+use crate::models::{pick, refuse_encoder, resolve};
 
 pub(crate) fn run(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
     match command {
@@ -30,6 +31,7 @@ pub(crate) fn run(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
 
 fn engine(args: EngineArgs, cx: &Context) -> Result<(), Failure> {
     let path = resolve(&cx.global, &pick(cx, args.model.as_ref(), None)?)?.path;
+    refuse_encoder(&path.display().to_string(), &open_file(&path)?)?;
     let options = bench::BenchOptions {
         threads: args.threads,
         prefill: args.prefill,

@@ -20,6 +20,7 @@ use crate::models::adopted::{find, name_in_parts, parts_dir};
 use crate::models::catalogue::{catalogue, pin};
 use crate::models::find::resolve_or_pull;
 use crate::models::open_file::{changed, model_failure, open_file};
+use crate::models::refuse_encoder;
 use crate::node::{Change, log_writer};
 
 pub(super) fn run(
@@ -59,6 +60,7 @@ pub(crate) fn adopt(
     let catalogue = catalogue(&cx.global)?;
     let entry = pin(&catalogue, &resolved.path)?;
     let file = open_file(&resolved.path)?;
+    refuse_encoder(&resolved.id, &file)?;
     let manifest = Progress::during("hashing the model", |set| {
         file.check(entry.map(ModelEntry::expected), set)
     });

@@ -27,6 +27,26 @@ fn the_exponential_is_accurate_to_less_than_1_2e_7() {
 }
 
 #[test]
+fn gelu_by_the_error_function_is_accurate() {
+    for step in -60_000..=60_000_i32 {
+        let x = step as f32 / 4096.0;
+        let mut y = [x];
+        kernels().gelu_erf(&mut y);
+        let wide = f64::from(x);
+        let wanted = 0.5 * wide * libm::erfc(-wide / std::f64::consts::SQRT_2);
+        let allowed = 1.5e-7 * wide.abs().max(1.0);
+        assert!(
+            (f64::from(y[0]) - wanted).abs() <= allowed,
+            "{x}: {} instead of {wanted}",
+            y[0]
+        );
+    }
+    let mut ends = [-0.0, -200.0, 1e30, f32::NAN];
+    kernels().gelu_erf(&mut ends);
+    assert!(ends[0] == 0.0 && ends[1] == 0.0 && ends[2] == 1e30 && ends[3].is_nan());
+}
+
+#[test]
 fn the_exponential_has_the_limits_that_softmax_needs() {
     let mut x = [0.0, -0.0, -87.1, f32::NEG_INFINITY, 1000.0, f32::NAN];
     kernels().exp(&mut x);
@@ -145,6 +165,7 @@ fn attention_is_accurate_to_f32_rounding_of_a_f64_softmax() {
         sinks: None,
         position,
         window: None,
+        both_sides: None,
         pages: &pages,
     };
     kernels().attention(

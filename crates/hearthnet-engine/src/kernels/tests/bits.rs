@@ -167,6 +167,8 @@ proptest! {
         let w = values.many(cols, Kind::Ordinary);
         let eps = if values.below(2) == 0 { 1e-5 } else { 0.0 };
         let wanted: Vec<f32> = x.chunks(cols).flat_map(|x| reference::rms_norm(x, &w, eps)).collect();
+        let b = values.many(cols, Kind::Ordinary);
+        let centred: Vec<f32> = x.chunks(cols).flat_map(|x| reference::layer_norm(x, &w, &b, eps)).collect();
         let form = ActForm { plain: true, quantised: cols % 32 == 0 };
         let first = all_kernels().next().map(|k| {
             let mut act = Act::default();
@@ -177,6 +179,9 @@ proptest! {
             let mut y = x.clone();
             kernels.rms_norm_in_place(&mut y, &w, eps);
             assert_same(kernels.isa().name(), &y, &wanted);
+            let mut y = x.clone();
+            kernels.layer_norm_in_place(&mut y, &w, &b, eps);
+            assert_same(kernels.isa().name(), &y, &centred);
             let mut act = Act::default();
             kernels.norm_prepare(&x, &w, eps, form, &mut act);
             assert_same(kernels.isa().name(), act.plain(), &wanted);
@@ -193,6 +198,7 @@ proptest! {
         let mut values = Values(seed);
         let (x, y) = (values.many(n, kind), values.many(n, Kind::Ordinary));
         let gelu: Vec<f32> = x.iter().zip(&y).map(|(x, y)| reference::gelu(*x) * y).collect();
+        let exact: Vec<f32> = x.iter().map(|x| reference::gelu_erf(*x)).collect();
         // Scaled so that some values are clamped.
         let (gates, ups): (Vec<f32>, Vec<f32>) = (x.iter().map(|x| 8.0 * x).collect(), y.iter().map(|y| 8.0 * y).collect());
         let clamped: Vec<f32> = gates.iter().zip(&ups).map(|(g, u)| reference::clamped(*g, *u)).collect();
@@ -210,6 +216,13 @@ proptest! {
             kernels.gate(hearthnet_files::spec::Activation::Clamped, &mut out, &ups);
             assert_same(name, &out, &clamped);
             let mut out = x.clone();
+            kernels.gelu_erf(&mut out);
+            assert_same(name, &out, &exact);
+            let mut out = x.clone();
+            kernels.gate(hearthnet_files::spec::Activation::GeluErf, &mut out, &y);
+            let gated: Vec<f32> = exact.iter().zip(&y).map(|(g, u)| g * u).collect();
+            assert_same(name, &out, &gated);
+            let mut out = x.clone();
             kernels.softcap(&mut out, 30.0);
             assert_same(name, &out, &capped);
             let mut out = x.clone();
@@ -225,12 +238,14 @@ proptest! {
     fn attention_agrees_and_never_reads_a_stale_cell(
         eighths in 1usize..=18, heads in 1usize..=9, position in 0usize..=150, rows in 1usize..=40,
         window in prop::option::of(1usize..=100), softcap in prop::option::of(1.0f32..50.0),
-        with_sinks: bool, kind in kind(), seed: u64,
+        after in prop::option::of(0usize..=90), with_sinks: bool, kind in kind(), seed: u64,
     ) {
         let mut values = Values(seed);
         let sinks = with_sinks.then(|| values.many(heads, kind));
         let sinks = sinks.as_deref();
-        let (d, n) = (8 * eighths, position + rows);
+        let last = position + rows;
+        let both_sides = after.map(|after| last + after);
+        let (d, n) = (8 * eighths, both_sides.unwrap_or(last));
         let cells = |values: &mut Values, kind| -> Vec<u16> {
             values.many(n * d, kind).into_iter().map(f32_to_f16).collect()
         };
@@ -244,14 +259,14 @@ proptest! {
         let pages: Vec<&[u16]> = pages.iter().map(Vec::as_slice).collect();
         let q = values.many(rows * heads * d, kind);
         let scale = 1.0 / (d as f32).sqrt();
-        let a = Attention { head_dim: d, heads, scale, softcap, sinks, position, window, pages: &pages };
+        let a = Attention { head_dim: d, heads, scale, softcap, sinks, position, window, both_sides, pages: &pages };
         let wanted: Vec<f32> = q
             .chunks(d)
             .enumerate()
             .flat_map(|(i, q)| {
-                let limit = position + i / heads + 1;
-                let start = window.map_or(0, |window| limit.saturating_sub(window));
-                reference::attention(q, &keys, &vals, start..limit, scale, softcap, sinks.map(|sinks| sinks[i % heads]))
+                let own = position + i / heads;
+                let seen = reference::seen(own, window, both_sides);
+                reference::attention(q, &keys, &vals, seen, scale, softcap, sinks.map(|sinks| sinks[i % heads]))
             })
             .collect();
         for kernels in all_kernels() {
@@ -263,7 +278,7 @@ proptest! {
             // The last head of the last row alone.
             let at = q.len() - d;
             let sinks = sinks.map(|sinks| &sinks[heads - 1..]);
-            let one = Attention { heads: 1, position: n - 1, sinks, ..a };
+            let one = Attention { heads: 1, position: last - 1, sinks, ..a };
             let mut out = vec![f32::NAN; d];
             kernels.attention(&one, &q[at..], d, &mut scratch, TileMut::whole(&mut out, d));
             assert_same(kernels.isa().name(), &out, &wanted[at..]);

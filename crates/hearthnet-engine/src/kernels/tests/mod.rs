@@ -3,6 +3,7 @@
 
 mod accuracy;
 mod bits;
+mod mamba;
 mod reference;
 mod values;
 mod vectors;

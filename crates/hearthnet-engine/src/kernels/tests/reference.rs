@@ -110,10 +110,82 @@ pub(super) fn delta_row(
     out.collect()
 }
 
+/// Section 15: one row of one head. `state[i][j]` belongs to value i of B and j of the head.
+pub(super) fn mamba_row(
+    state: &mut [Vec<f32>],
+    [write, read, value]: [&[f32]; 3],
+    [decay, step, skip]: [f32; 3],
+    how: Fma,
+) -> Vec<f32> {
+    let fma = |a: f32, b: f32, c: f32| match how {
+        Fma::Fused => a.mul_add(b, c),
+        Fma::Separate => a * b + c,
+    };
+    let out = (0..value.len()).map(|j| {
+        let (d, mut out) = (value[j] * step, 0.0);
+        for ((state, b), c) in state.iter_mut().zip(write).zip(read) {
+            state[j] = fma(*b, d, state[j] * decay);
+            out = fma(*c, state[j], out);
+        }
+        fma(skip, value[j], out)
+    });
+    out.collect()
+}
+
+/// Section 5.
+pub(super) fn squared_relu(u: f32) -> f32 {
+    let r = if 0.0 > u { 0.0 } else { u };
+    r * r
+}
+
 pub(super) fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
     let sum = fold16(x.len(), |i, lane| fma(x[i], x[i], lane));
     let s = 1.0 / (sum / x.len() as f32 + eps).sqrt();
     x.iter().zip(w).map(|(x, w)| x * s * w).collect()
+}
+
+/// Section 15.
+pub(super) fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32) -> Vec<f32> {
+    let n = x.len() as f32;
+    let mean = fold16(x.len(), |i, lane| lane + x[i]) / n;
+    let d: Vec<f32> = x.iter().map(|x| x - mean).collect();
+    let square = fold16(d.len(), |i, lane| fma(d[i], d[i], lane));
+    let s = 1.0 / (square / n + eps).sqrt();
+    let rest = w.iter().zip(b);
+    let values = d.iter().zip(rest);
+    values.map(|(d, (w, b))| fma(d * s, *w, *b)).collect()
+}
+
+/// Section 15.
+pub(super) fn gelu_erf(g: f32) -> f32 {
+    let z = if g > -g { g } else { -g };
+    let k = 1.0 / fma(z, 0.25, 1.0);
+    let mut t = f32::from_bits(0x3cda_51b7);
+    for c in [
+        0xbe21_2cb4,
+        0x3e9c_91ee,
+        0xbe5e_569c,
+        0x3e56_db0b,
+        0x3cf0_aa17,
+        0x3dd6_6826,
+        0x3dc9_7a9c,
+        0x3dcc_671c,
+    ] {
+        t = fma(t, k, f32::from_bits(c));
+    }
+    let tail = (t * k) * exp((z * -0.5) * z);
+    fma(-z, tail, if g > 0.0 { g } else { 0.0 })
+}
+
+/// Section 8: positions that a query attends to.
+pub(super) fn seen(
+    own: usize,
+    window: Option<usize>,
+    both_sides: Option<usize>,
+) -> std::ops::Range<usize> {
+    let reach = window.map_or(usize::MAX / 2, |window| window - 1);
+    let end = both_sides.map_or(own + 1, |end| end.min(own + reach + 1));
+    own.saturating_sub(reach)..end
 }
 
 /// Quants, scale and sum of quants of 32 activations.

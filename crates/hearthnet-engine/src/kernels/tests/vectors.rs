@@ -1,4 +1,4 @@
-//! Checks that the kernels reproduce the test values of specs/canonical-arithmetic.md, sections 5 to 13,
+//! Checks that the kernels reproduce the test values of specs/canonical-arithmetic.md, sections 5 to 15,
 //! and that the specification states them.
 
 use hearthnet_files::blocks::WeightType;
@@ -105,6 +105,66 @@ fn the_norms_of_heads_of_the_specification_hold() {
 }
 
 #[test]
+fn the_layer_norm_of_the_specification_holds() {
+    let x: Vec<f32> = (0..20).map(|i| (i * i % 13) as f32 / 4.0).collect();
+    let w: Vec<f32> = (0..20).map(|i| (8 + i) as f32 / 8.0).collect();
+    let b: Vec<f32> = (0..20).map(|i| (i as f32 - 10.0) / 16.0).collect();
+    for kernels in all_kernels() {
+        let mut y = x.clone();
+        kernels.layer_norm_in_place(&mut y, &w, &b, 1e-12);
+        let [first, last] = [y[0], y[19]].map(f32::to_bits);
+        assert_in_spec(&format!("y[0] is `{first:08x}`, y[19] is `{last:08x}`"));
+    }
+}
+
+#[test]
+fn gelu_by_the_error_function_has_the_values_of_the_specification() {
+    for kernels in all_kernels() {
+        for x in [0.0f32, 1.0, -2.0, 5.0, -9.0] {
+            let mut y = [x];
+            kernels.gelu_erf(&mut y);
+            assert_in_spec(&format!("| {x} | `{:08x}` |", y[0].to_bits()));
+        }
+    }
+}
+
+#[test]
+fn the_window_on_both_sides_of_the_specification_holds() {
+    let cells = |of: &dyn Fn(usize, usize) -> f32| -> Vec<u16> {
+        let cells = (0..3).flat_map(|t| (0..8).map(move |i| (t, i)));
+        cells.map(|(t, i)| f32_to_f16(of(t, i))).collect()
+    };
+    let keys = cells(&|t, i| (((3 * t + i) % 5) as f32 - 2.0) / 2.0);
+    let values = cells(&|t, i| (t + i) as f32 / 8.0);
+    let q: Vec<f32> = (0..8).map(|i| (i as f32 - 3.0) / 4.0).collect();
+    let mut page = vec![0u16; page_len(8)];
+    for t in 0..3 {
+        let row = 8 * t..8 * t + 8;
+        write_kv(&mut page, t, &keys[row.clone()], &values[row]);
+    }
+    for kernels in all_kernels() {
+        for window in [None, Some(2)] {
+            let attention = Attention {
+                head_dim: 8,
+                heads: 1,
+                scale: f32::from_bits(0x3eb5_04f3),
+                softcap: None,
+                sinks: None,
+                position: 0,
+                window,
+                both_sides: Some(3),
+                pages: &[&page],
+            };
+            let (mut out, mut scratch) = (vec![0.0; 8], AttentionScratch::default());
+            let tile = TileMut::new(&mut out, 1, 8, 8);
+            kernels.attention(&attention, &q, 8, &mut scratch, tile);
+            let window = window.map_or("none".to_owned(), |w: usize| w.to_string());
+            assert_in_spec(&format!("| {window} | `{:08x}` |", out[0].to_bits()));
+        }
+    }
+}
+
+#[test]
 fn the_convolution_of_the_specification_holds() {
     let window: Vec<f32> = (-3..4).map(|p| (p.max(-1) as f32 + 1.0) / 3.0).collect();
     for kernels in all_kernels() {
@@ -172,6 +232,42 @@ fn the_recurrence_of_the_specification_holds() {
             let [a, b] = [out[0], out[1]].map(f32::to_bits);
             assert_in_spec(&format!("| `{a:08x}` | `{b:08x}` |"));
         }
+    }
+}
+
+#[test]
+fn the_scan_of_mamba_2_of_the_specification_holds() {
+    let rows = |value: fn(f32, f32) -> f32| -> Vec<f32> {
+        let rows = (0..3).flat_map(|p| (0..2).map(move |i| (i as f32, p as f32)));
+        rows.map(|(i, p)| value(i, p)).collect()
+    };
+    let (write, read) = (
+        rows(|i, p| (i + p + 1.0) / 5.0),
+        rows(|i, p| (2.0 - i + p) / 7.0),
+    );
+    let values = rows(|j, p| (p + 1.0) / (j + 3.0));
+    let steps = [1.0 / 3.0, 2.0 / 3.0, 1.0];
+    for kernels in all_kernels() {
+        let (mut state, mut out) = ([0.0; 4], values.clone());
+        let all = MambaRows {
+            write: &write,
+            read: &read,
+            decay: &[1.0, 0.5, 1.0 / 3.0],
+            steps: &steps,
+            skip: 0.5,
+        };
+        kernels.mamba_scan(&all, &mut state, &mut out);
+        let rows = values.chunks(2).zip(out.chunks(2)).zip(steps);
+        for (p, ((values, out), step)) in rows.enumerate() {
+            let bits = |x: f32| format!("`{:08x}`", x.to_bits());
+            let [a, b] = [values[0] * step, values[1] * step].map(bits);
+            let [c, d] = [out[0], out[1]].map(bits);
+            assert_in_spec(&format!("| {p} | {a} | {b} | {c} | {d} |"));
+        }
+        let mut squares = [-2.0, 1.5];
+        kernels.squared_relu(&mut squares);
+        let [a, b] = squares.map(f32::to_bits);
+        assert_in_spec(&format!("relu2(-2) is `{a:08x}`, relu2(1.5) is `{b:08x}`"));
     }
 }
 
@@ -316,6 +412,7 @@ fn the_absorbed_latent_attention_of_the_specification_holds() {
             sinks: None,
             position: 1,
             window: None,
+            both_sides: None,
             pages: &[&page],
         };
         let (mut out, mut scratch) = (vec![0.0; width], AttentionScratch::default());

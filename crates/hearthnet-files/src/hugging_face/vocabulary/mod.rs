@@ -6,6 +6,7 @@ mod chat_template;
 mod pre_tokenizer;
 mod special_tokens;
 mod tokens;
+mod word_piece;
 
 use std::path::Path;
 
@@ -49,6 +50,10 @@ pub(super) fn write(
             false
         }
         None if files.tokenizer.is_null() => return refuse_other_forms(directory),
+        None if word_piece::is_used(&files) => {
+            word_piece::write(&files, vocab, writer)?;
+            false
+        }
         None => {
             byte_level::write(&files, config.class, vocab, writer)?;
             true

@@ -29,6 +29,11 @@ pub(super) fn write(
     writer: &mut Writer,
 ) -> Result<(), ImportError> {
     let mut texts = texts_of(&files.settings);
+    for (kind, of_bert) in [("bos", "cls_token"), ("eos", "sep_token")] {
+        if let Some(text) = text_of(&files.settings, of_bert) {
+            texts.entry(kind).or_insert(text);
+        }
+    }
     let mut adds = BTreeMap::new();
     if let Some(processor) = files.tokenizer.get("post_processor") {
         post_processor(processor, &mut texts, &mut adds);
@@ -72,15 +77,17 @@ pub(super) fn write(
 
 /// Texts of special tokens, by kind.
 fn texts_of(settings: &Json) -> BTreeMap<&'static str, String> {
-    let text = |kind: &str| {
-        let entry = settings.get(format!("{kind}_token"))?;
-        let text = entry.as_str().or_else(|| entry.get("content")?.as_str())?;
-        Some(text.to_owned())
-    };
+    let text = |kind: &str| text_of(settings, &format!("{kind}_token"));
     KINDS
         .iter()
         .filter_map(|(kind, _)| Some((*kind, text(kind)?)))
         .collect()
+}
+
+fn text_of(settings: &Json, key: &str) -> Option<String> {
+    let entry = settings.get(key)?;
+    let text = entry.as_str().or_else(|| entry.get("content")?.as_str())?;
+    Some(text.to_owned())
 }
 
 /// Tokens that the tokenizer puts before and behind a text.

@@ -80,6 +80,42 @@ GROUPED_EXPERTS = dict(
 LATENT = dict(GROUPED_EXPERTS, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=8, v_head_dim=32)
 
 
+# Blocks 1, 2 and 4 have Mamba-2, block 3 has attention.
+GRANITE_HYBRID = dict(
+    SIZES,
+    num_hidden_layers=4,
+    layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    mamba_n_heads=4,
+    mamba_d_head=16,
+    mamba_d_state=16,
+    mamba_expand=2,
+    embedding_multiplier=3.0,
+    residual_multiplier=0.4,
+    attention_multiplier=0.2,
+    logits_scaling=1.5,
+    shared_intermediate_size=64,
+)
+# Each block has one part. Steps are hardly limited, as in the published code.
+NEMOTRON_H = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=256,
+    mamba_num_heads=8,
+    mamba_head_dim=16,
+    ssm_state_size=16,
+    n_groups=2,
+    time_step_min=1e-9,
+    bos_token_id=1,
+    eos_token_id=None,
+    pad_token_id=0,
+)
+MAMBA, ATTENTION = "linear_attention", "full_attention"
+
+
 # Added to the seed if another draw keeps greedy choices further apart.
 SEEDS = {
     "gemma4": 1,
@@ -91,6 +127,7 @@ SEEDS = {
     "qwen3": 3,
     "qwen3moe": 2,
     "deepseek3": 3,
+    "museglimmer": 2,
 }
 
 
@@ -332,6 +369,36 @@ FAMILIES = {
             rope_parameters=rope(partial_rotary_factor=0.5),
         ),
     ),
+    "granitehybrid": (
+        "GraniteMoeHybrid",
+        dict(GRANITE_HYBRID, num_local_experts=0, num_experts_per_tok=0, tie_word_embeddings=True),
+    ),
+    "granitehybridmoe": (
+        "GraniteMoeHybrid",
+        dict(
+            GRANITE_HYBRID,
+            mamba_n_groups=2,
+            intermediate_size=32,
+            num_local_experts=5,
+            num_experts_per_tok=3,
+        ),
+    ),
+    "nemotronh": (
+        "NemotronH",
+        dict(NEMOTRON_H, layers_block_type=[MAMBA, "mlp", ATTENTION, "mlp", MAMBA, MAMBA]),
+    ),
+    "nemotronhmoe": (
+        "NemotronH",
+        dict(
+            NEMOTRON_H,
+            layers_block_type=[MAMBA, "moe", MAMBA, ATTENTION, "moe"],
+            n_routed_experts=5,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+            moe_shared_expert_intermediate_size=64,
+            routed_scaling_factor=1.5,
+        ),
+    ),
     "glm4": (
         "Glm4",
         dict(
@@ -373,6 +440,18 @@ FAMILIES = {
             topk_group=1,
             first_k_dense_replace=2,
             rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0),
+        ),
+    ),
+    "museglimmer": (
+        "MuseGlimmer",
+        dict(
+            HEADS,
+            num_hidden_layers=4,
+            sliding_window=7,
+            qk_scale_factor=0.75,
+            output_multiplier=0.75,
+            final_logit_softcapping=9.0,
+            rope_parameters=rope(5e5),
         ),
     ),
     "glm47flash": (
@@ -431,11 +510,22 @@ def build(name):
     config_class = getattr(transformers, f"{family}TextConfig", None)
     config_class = config_class or getattr(transformers, f"{family}Config")
     config = config_class(**sizes, attn_implementation="eager")
+    kind = f"{family}ForCausalLM"
+    if family == "MuseGlimmer":
+        # There is no class without a vision tower.
+        vision = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+                      pos_emb_height=2, pos_emb_width=2, max_position_embeddings=4, patch_size=2)
+        config = transformers.MuseGlimmerConfig(
+            text_config=config.to_dict(), vision_config=vision, out_hidden_size=32, projector_hidden_size=8,
+            tie_word_embeddings=False, attn_implementation="eager")
+        kind = "MuseGlimmerForConditionalGeneration"
     torch.manual_seed(sum(map(ord, name)) + SEEDS.get(name, 0))
-    model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+    model = getattr(transformers, kind)(config).float().eval()
     # Weights large enough for every feature to matter, and exact in half precision.
     def is_around_zero(key):
         # The norm of a gated delta rule is not.
+        if family == "MuseGlimmer":
+            return key.endswith("layernorm.weight")
         return family in ("Gemma2", "Gemma3") or family in DELTA_FAMILIES and "linear_attn" not in key
 
     with torch.no_grad():
@@ -528,6 +618,216 @@ def vectors(name, model, ids):
     (HERE / f"{name}.vectors").write_bytes(b"".join(part.tobytes() for part in found))
 
 
+# Name, class, hyperparameters and pooling of models that make vectors of whole texts.
+ENCODERS = {
+    "gemmaembedding": (
+        "Gemma3TextModel",
+        dict(
+            HEADS,
+            intermediate_size=32,
+            num_hidden_layers=7,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=1024,
+            sliding_window=7,
+            query_pre_attn_scalar=16,
+            use_bidirectional_attention=True,
+            rope_parameters={"full_attention": rope(1e6), "sliding_attention": rope()},
+        ),
+        "mean",
+    ),
+    "bert": (
+        "BertModel",
+        dict(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            max_position_embeddings=256,
+        ),
+        "cls",
+    ),
+    "nomicbert": (
+        "NomicBertModel",
+        dict(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            max_position_embeddings=2048,
+            rope_parameters=rope(1000.0),
+        ),
+        "mean",
+    ),
+}
+# Values between the two matrices behind the pooled state of gemmaembedding.
+BETWEEN = 64
+# Tokens of the second text, if the context has room for them: more than one pass of a thread.
+LONG = 600
+
+
+def build_encoder(name):
+    family, sizes, _ = ENCODERS[name]
+    config = getattr(transformers, family.replace("Model", "Config"))(**sizes, attn_implementation="eager")
+    torch.manual_seed(sum(map(ord, name)))
+    more = {} if name == "gemmaembedding" else dict(add_pooling_layer=False)
+    model = getattr(transformers, family)(config, **more).float().eval()
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            noise = torch.randn(p.shape)
+            if key.endswith("bias"):
+                p.copy_(0.3 * noise)
+            elif p.dim() == 1:
+                p.copy_(0.3 * noise + (0 if name == "gemmaembedding" else 1))
+            elif "embed" in key:
+                p.copy_(noise * 0.4)
+            else:
+                p.copy_(1.5 * noise / p.shape[-1] ** 0.5)
+            p.copy_(p.half().float())
+    return model
+
+
+def dense(name):
+    """Matrices behind the pooled state."""
+    if name != "gemmaembedding":
+        return []
+    torch.manual_seed(3)
+    sizes = [(BETWEEN, 32), (32, BETWEEN)]
+    return [(torch.randn(out, into) / into**0.5).half().float() for out, into in sizes]
+
+
+@torch.no_grad()
+def encoder_reference(name, model):
+    """Texts, and their vectors as `sentence-transformers` makes them of mean, first and last state."""
+    rng = np.random.default_rng(7)
+    context = model.config.max_position_embeddings
+    texts = [[int(i) for i in rng.integers(0, VOCAB, n)] for n in (PROMPT, min(LONG, context))]
+    found = []
+    for ids in texts:
+        for implementation in ("eager", "f16_cache"):
+            model.set_attn_implementation(implementation)
+            states = model(torch.tensor([ids])).last_hidden_state[0]
+            pooled = torch.stack([states.mean(0), states[0], states[-1]])
+            for matrix in dense(name):
+                pooled = pooled @ matrix.T
+            found.append(torch.nn.functional.normalize(pooled, dim=-1).numpy().astype("<f4"))
+    plain, cache = found[0], found[1]
+    assert (plain != cache).any()
+    (HERE / f"{name}.vectors").write_bytes(b"".join(part.tobytes() for part in found))
+    return {"texts": texts, "cache_rounding": float(np.abs(plain - cache).max())}
+
+
+def finish_encoder(name, directory, dtype):
+    """Files of a directory of `sentence-transformers` beside those of `transformers`."""
+    from safetensors.torch import save_file
+
+    kinds = ["models.Transformer", "models.Pooling", "models.Dense", "models.Dense", "models.Normalize"]
+    matrices = dense(name)
+    kinds = [kind for kind in kinds if matrices or not kind.endswith("Dense")]
+    modules = []
+    for index, kind in enumerate(kinds):
+        path = "" if index == 0 else f"{index}_{kind.split('.')[1]}"
+        modules.append(dict(idx=index, name=str(index), path=path, type=f"sentence_transformers.{kind}"))
+    (directory / "modules.json").write_text(json.dumps(modules, indent=1))
+    pooling = directory / "1_Pooling"
+    pooling.mkdir(exist_ok=True)
+    way = ENCODERS[name][2]
+    flags = {"mean": "mean_tokens", "cls": "cls_token"}
+    modes = {f"pooling_mode_{flag}": way == kind for kind, flag in flags.items()}
+    (pooling / "config.json").write_text(json.dumps(dict(word_embedding_dimension=32, **modes)))
+    for number, matrix in zip((2, 3), matrices):
+        folder = directory / f"{number}_Dense"
+        folder.mkdir(exist_ok=True)
+        out, into = matrix.shape
+        config = dict(in_features=into, out_features=out, bias=False,
+                      activation_function="torch.nn.modules.linear.Identity")
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file({"linear.weight": matrix.to(dtype)}, folder / "model.safetensors", metadata={"format": "pt"})
+    if name == "nomicbert":
+        # With the keys of the published model, which the converter reads, too.
+        path = directory / "config.json"
+        config = json.loads(path.read_text())
+        theta = config["rope_parameters"]["rope_theta"]
+        published = dict(
+            activation_function="swiglu", attn_pdrop=0.0, causal=False,
+            layer_norm_epsilon=config["layer_norm_eps"], max_trained_positions=2048, mlp_fc1_bias=False,
+            mlp_fc2_bias=False, n_embd=config["hidden_size"], n_head=config["num_attention_heads"],
+            n_inner=config["intermediate_size"], n_layer=config["num_hidden_layers"], n_positions=8192,
+            parallel_block=False, prenorm=False, qkv_proj_bias=False, rotary_emb_base=theta,
+            rotary_emb_fraction=1.0, rotary_emb_interleaved=False, rotary_emb_scale_base=None,
+            rotary_scaling_factor=None, scale_attn_weights=True, use_rms_norm=False,
+        )
+        path.write_text(json.dumps({**config, **published}, indent=1, sort_keys=True))
+
+
+def convert_encoder(directory, name, llama_cpp, out):
+    """llama.cpp's converter without the vocabulary, but with its number of token types."""
+    sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
+    import gguf
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+
+    hparams = ModelBase.load_hparams(directory, False)
+    kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+    vocab = {"model": {"type": "WordPiece", "vocab": {str(i): i for i in range(VOCAB)}}, "added_tokens": []}
+    (directory / "tokenizer.json").write_text(json.dumps(vocab))
+
+    class Converter(kind):
+        model_arch = kind.model_arch
+
+        def set_vocab(self):
+            if "type_vocab_size" in self.hparams:
+                self.gguf_writer.add_token_type_count(self.hparams["type_vocab_size"])
+
+    with torch.inference_mode():
+        converter = Converter(directory, gguf.LlamaFileType.MOSTLY_F16, out, eager=True, model_name=name,
+                              sentence_transformers_dense_modules=True)
+        converter.write()
+    (directory / "tokenizer.json").unlink()
+
+
+def encoders(names, llama_cpp):
+    path = HERE / "encoders.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    for name in names:
+        model = build_encoder(name)
+        known[name] = encoder_reference(name, model)
+        with tempfile.TemporaryDirectory() as directory:
+            directory = Path(directory)
+            model.save_pretrained(directory)
+            finish_encoder(name, directory, torch.float32)
+            convert_encoder(directory, name, llama_cpp, HERE / f"{name}.gguf")
+        print(name, known[name]["cache_rounding"])
+    path.write_text(json.dumps(known, indent=None, sort_keys=True).replace('}, "', '},\n"') + "\n")
+
+
+def as_published(directory):
+    """Names of the blocks in `config.json` as such models are published; the converter reads no others.
+
+    Returns the converter's options: `AutoConfig` would add experts to models that have none.
+    """
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    if config["model_type"] == "granitemoehybrid":
+        kinds = {MAMBA: "mamba", ATTENTION: "attention"}
+        config["layer_types"] = [kinds[kind] for kind in config["layer_types"]]
+        config["position_embedding_type"] = "nope"
+    elif config["model_type"] == "nemotron_h":
+        kinds = config.pop("layers_block_type", None) or config.pop("layer_types")
+        letters = {MAMBA: "M", ATTENTION: "*", "mlp": "-", "moe": "E"}
+        config["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
+        config["num_hidden_layers"] = len(kinds)
+        if "moe" not in kinds:
+            experts = ("moe_", "n_group", "n_routed", "n_shared", "norm_topk", "num_experts", "routed_", "topk_")
+            keep = ("n_groups",)
+            config = {k: v for k, v in config.items() if k in keep or not k.startswith(experts)}
+    else:
+        return {}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return {"hparams": config}
+
+
 def convert(model, name, llama_cpp):
     """llama.cpp's converter without the vocabulary, which these models do not have."""
     sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
@@ -537,6 +837,7 @@ def convert(model, name, llama_cpp):
     with tempfile.TemporaryDirectory() as directory, torch.inference_mode():
         directory = Path(directory)
         model.save_pretrained(directory)
+        more = as_published(directory)
         hparams = ModelBase.load_hparams(directory, False)
         kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
         # Gemma's converter only counts the tokens in this file.
@@ -558,7 +859,8 @@ def convert(model, name, llama_cpp):
                     self.gguf_writer.add_sliding_window(self.hparams["sliding_window"])
 
         out = HERE / f"{name}.gguf"
-        converter = Converter(directory, gguf.LlamaFileType.MOSTLY_F16, out, eager=True, model_name=name)
+        file_type = gguf.LlamaFileType.MOSTLY_F16
+        converter = Converter(directory, file_type, out, eager=True, model_name=name, **more)
         if name == "mistral3":
             # It delegates to another converter.
             converter.impl.set_vocab = lambda: None
@@ -567,7 +869,9 @@ def convert(model, name, llama_cpp):
 
 def main():
     llama_cpp = Path(sys.argv[1])
-    names = sys.argv[2:] or list(FAMILIES)
+    names = sys.argv[2:] or [*FAMILIES, *ENCODERS]
+    encoders([name for name in names if name in ENCODERS], llama_cpp)
+    names = [name for name in names if name in FAMILIES]
     path = HERE / "reference.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     for name in names:

@@ -1,6 +1,6 @@
 """Makes the model directories here, and llama.cpp's conversions of them. See README.md.
 
-Usage: generate.py LLAMA_CPP_DIRECTORY
+Usage: generate.py LLAMA_CPP_DIRECTORY [family ...]
 """
 
 import hashlib
@@ -65,13 +65,14 @@ def converter(llama_cpp, directory, file_type, out, changes=None, **more):
         made(directory, file_type, out, eager=True, **more).write()
 
 
-def family_directories(llama_cpp):
+def family_directories(llama_cpp, names=()):
     """Directories whose conversions are byte-identical to the GGUF files of the families."""
-    for name in families.FAMILIES:
+    for name in names or families.FAMILIES:
         model = families.build(name)
-        exact = name.startswith(("gemma", "qwen35", "qwen3next"))
+        exact = name.startswith(("gemma", "granitehybrid", "museglimmer", "nemotronh", "qwen35", "qwen3next"))
         directory = HERE / name
         save(model, directory, "exact norms" if exact else torch.float16)
+        families.as_published(directory)
         if name == "qwen35moe":
             stack_experts(directory)
 
@@ -84,6 +85,18 @@ def family_directories(llama_cpp):
             again(made)
             new = (Path(made) / f"{name}.gguf").read_bytes()
         assert new == (FAMILIES / f"{name}.gguf").read_bytes(), name
+
+
+def encoder_directories(llama_cpp):
+    """As `family_directories`, of models that make vectors of texts."""
+    for name in families.ENCODERS:
+        directory = HERE / name
+        save(families.build_encoder(name), directory, "exact norms" if name.startswith("gemma") else torch.float16)
+        families.finish_encoder(name, directory, torch.float16)
+        with tempfile.TemporaryDirectory() as made:
+            out = Path(made) / f"{name}.gguf"
+            families.convert_encoder(directory, name, llama_cpp, out)
+            assert out.read_bytes() == (FAMILIES / f"{name}.gguf").read_bytes(), name
 
 
 def stack_experts(directory):
@@ -245,7 +258,31 @@ def tokenizers(llama_cpp):
     def olmoe(d):
         write_byte_level(d, byte_level(None, ["<|endoftext|>"], False, None), {"eos_token": "<|endoftext|>"})
 
+    def bert(d):
+        from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+        from tokenizers import processors, trainers
+
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        tokenizer.train_from_iterator(
+            [TEXT], trainers.WordPieceTrainer(vocab_size=200, special_tokens=special))
+        tokenizer.add_tokens([AddedToken("donkeys", special=False, normalized=True)])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[(s, tokenizer.token_to_id(s)) for s in ("[CLS]", "[SEP]")])
+        write_byte_level(d, tokenizer, {
+            "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]",
+            "mask_token": "[MASK]", "do_lower_case": True, "tokenizer_class": "BertTokenizer"})
+        # Ids of the crate `tokenizers` itself.
+        lines = [*TEXT.splitlines(), "Ünïcode ELÈVE\u00a0İstanbul ß", "中文字 don't-stop... a\u0007b\u200dc", "x" * 101, ""]
+        known = [[line, tokenizer.encode(line).ids] for line in lines]
+        (HERE / "text-bert.ids.json").write_text(json.dumps(known, ensure_ascii=False) + "\n")
+
     kinds = {
+        "text-bert": (transformers.BertConfig, bert, "bert-bge", 220),
         "text-qwen2": (transformers.Qwen2Config, qwen2, "qwen2", 320),
         "text-llama3": (transformers.LlamaConfig, llama3, "llama-bpe", 320),
         "text-olmoe": (transformers.OlmoeConfig, olmoe, "olmo", 320),
@@ -255,9 +292,14 @@ def tokenizers(llama_cpp):
     for name, (config_class, write, pre, vocab) in kinds.items():
         torch.manual_seed(5)
         more = dict(num_experts=2, num_experts_per_tok=1) if "olmoe" in name else {}
-        config = config_class(**SMALL, **more, vocab_size=vocab, tie_word_embeddings="olmoe" not in name,
-                              eos_token_id=2, bos_token_id=1, pad_token_id=None)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        if name == "text-bert":
+            config = config_class(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+                                  max_position_embeddings=64, vocab_size=vocab)
+            model = transformers.BertModel(config, add_pooling_layer=False)
+        else:
+            config = config_class(**SMALL, **more, vocab_size=vocab, tie_word_embeddings="olmoe" not in name,
+                                  eos_token_id=2, bos_token_id=1, pad_token_id=None)
+            model = transformers.AutoModelForCausalLM.from_config(config)
         directory = HERE / name
         save(model, directory, torch.float16)
         write(directory)
@@ -276,7 +318,10 @@ def tokenizers(llama_cpp):
 def main():
     llama_cpp = Path(sys.argv[1])
     sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
-    family_directories(llama_cpp)
+    family_directories(llama_cpp, sys.argv[2:])
+    if sys.argv[2:]:
+        return
+    encoder_directories(llama_cpp)
     (HERE / "types.json").write_text(json.dumps(types(llama_cpp), indent=1, sort_keys=True) + "\n")
     known = tokenizers(llama_cpp)
     (HERE / "text.json").write_text(json.dumps(known, sort_keys=True, ensure_ascii=False).replace('}, "', '},\n"') + "\n")
