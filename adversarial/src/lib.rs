@@ -29,6 +29,7 @@
 //! | a core reserved for the attackers during latency measurements | `cores.rs` |
 //! | table, JSON, and the page with plots | `report/` |
 //! | attacks by group, name or number, with their texts | `selection.rs` |
+//! | strength of lies about rows against their detection | `sensitivity/` |
 //! | new attacks in a checkout | `scaffold.rs` |
 //!
 //! `README.md` says how to add an attack.
@@ -50,6 +51,7 @@ mod raw;
 mod report;
 mod scaffold;
 mod selection;
+mod sensitivity;
 mod target;
 mod test_community;
 mod trial;
@@ -64,8 +66,9 @@ pub use memory::Budget;
 pub use report::{Conditions, Line, Report, heading, page};
 pub use scaffold::{Made, new_attack};
 pub use selection::{Listed, explain, list, listed, select};
+pub use sensitivity::{FalseAlarms, Lie, Point, Scope, Sensitivity, sensitivity};
 pub use trial::{Detection, Effort, Latency, MemoryGrowth, Outcome, Percentiles, Setup, run};
-pub use victim::{Model, Pace, Settings as VictimSettings, serve as serve_victim};
+pub use victim::{Model, Pace, Settings as VictimSettings, real_model, serve as serve_victim};
 
 use std::error::Error;
 use std::fmt;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::Write as _;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use clap::{Args, Parser, Subcommand};
 use futures_util::{StreamExt as _, stream};
 use hearthnet_adversarial::{
     Conditions, Cores, Effort, HarnessError, Intrusion, Model, Pace, Report, Setup, VictimSettings,
-    explain, heading, intrude, list, listed, new_attack, page, run, select, serve_victim,
+    explain, heading, intrude, list, listed, new_attack, page, real_model, run, select,
+    sensitivity, serve_victim,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime::Builder;
@@ -62,6 +63,19 @@ enum Command {
         /// Folder of the checkout.
         #[arg(long, value_name = "DIR", default_value = ".")]
         checkout: PathBuf,
+    },
+    /// Try lies about rows in all strengths: which are refused, found by an audit, or change the
+    /// answer.
+    ///
+    /// Runs SmolLM2-135M-Instruct with the bands of its catalogue entry, on all cores, and takes some
+    /// minutes. Honest rows are checked for false alarms.
+    Sensitivity {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+        /// Also write a page with plots to this file.
+        #[arg(long, value_name = "FILE.html")]
+        report: Option<PathBuf>,
     },
     /// Runs the real program with these arguments; started by the suite itself.
     #[command(hide = true, disable_help_flag = true)]
@@ -140,6 +154,9 @@ fn main() -> ExitCode {
             };
             in_runtime(attack(arguments, cores))
         }
+        Command::Sensitivity { json, report } => {
+            sweep(json, report.as_deref()).map(|()| ExitCode::SUCCESS)
+        }
         other => print(&other).map(|()| ExitCode::SUCCESS),
     };
     match done {
@@ -185,6 +202,29 @@ fn print(command: &Command) -> Result<(), HarnessError> {
         _ => String::new(),
     };
     std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+fn sweep(json: bool, report: Option<&Path>) -> Result<(), HarnessError> {
+    if let Some(path) = report {
+        fs::write(path, "")?;
+    }
+    let style = ProgressStyle::with_template("{pos} of {len}  {eta} left")?;
+    let bar = ProgressBar::new(0).with_style(style);
+    let (path, bands) = real_model()?;
+    let result = sensitivity(&path, &bands, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    let text = match json {
+        true => serde_json::to_string_pretty(&result)? + "\n",
+        false => result.to_string(),
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    if let Some(path) = report {
+        fs::write(path, result.page())?;
+    }
     Ok(())
 }
 

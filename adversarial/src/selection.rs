@@ -11,7 +11,7 @@ use crate::case::Case;
 use crate::{HarnessError, Result};
 
 /// Every attack, by the number of its case.
-pub fn all() -> Vec<&'static Entry> {
+pub(crate) fn all() -> Vec<&'static Entry> {
     let mut all: Vec<&Entry> = ATTACKS.iter().collect();
     all.sort_by_key(|entry| entry.case);
     all

@@ -26,9 +26,10 @@ use hearthnet_bus::joining::{self, JoinHandler};
 use hearthnet_bus::log::{EventLog, LogHealth};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
+use hearthnet_files::magnitude::Band;
 use hearthnet_http::{Metrics, Part};
 use hearthnet_shard::{RunningHost, ShardConfig, ShardHost, Stats};
-use hearthnet_testkit::{TinyLlama, smollm2_on_this_machine};
+use hearthnet_testkit::{TinyLlama, smollm2_bands, smollm2_on_this_machine};
 use hearthnet_transport::{Code, Config};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -160,12 +161,7 @@ impl Model {
     pub(crate) fn file(self, folder: &Path) -> Result<PathBuf> {
         match self {
             Self::Tiny | Self::Share => Ok(self.description().write(folder)),
-            Self::Real => smollm2_on_this_machine().ok_or_else(|| {
-                HarnessError::usage(
-                    "SmolLM2-135M-Instruct is not on this machine: run `hearthnet model pull \
-                     smollm2-135m-instruct`, or choose `--model share`",
-                )
-            }),
+            Self::Real => real_model().map(|(path, _)| path),
         }
     }
 
@@ -173,6 +169,20 @@ impl Model {
     pub(crate) fn kv_of_streams(self) -> u64 {
         STREAMS * page_bytes(&self.description())
     }
+}
+
+/// File of the real model, and the bands of its boundaries.
+///
+/// # Errors
+/// If the model is not on this machine.
+pub fn real_model() -> Result<(PathBuf, Vec<Band>)> {
+    let path = smollm2_on_this_machine().ok_or_else(|| {
+        HarnessError::usage(
+            "SmolLM2-135M-Instruct is not on this machine: run `hearthnet model pull \
+             smollm2-135m-instruct`; attacks also run on random weights, by `--model share`",
+        )
+    })?;
+    Ok((path, smollm2_bands()))
 }
 
 /// Streams that a host serves at once by default.

@@ -34,20 +34,30 @@ svg .span { stroke: var(--good); stroke-width: 2; }
 svg .span-p50 { stroke: var(--light); stroke-width: 2; }
 svg .bar { stroke: var(--good); stroke-width: 9; }
 svg .bar-over { stroke: var(--bad); stroke-width: 9; }
+svg polyline { fill: none; stroke-width: 2; }
+svg .line-dark { stroke: var(--good); }
+svg .line-light { stroke: var(--light); stroke-width: 4; }
+svg .line-bad { stroke: var(--bad); }
+.grid-of-plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(360px, 1fr)); }
+pre { overflow-x: auto; font-size: 12px; }
 svg rect.good { fill: var(--good); }
 svg rect.bad { fill: var(--bad); }
 svg rect.failed { fill: var(--page); stroke: var(--bad); stroke-width: 2; }
 ";
 
-/// The page.
-pub fn page(report: &Report) -> String {
-    let mut page = format!(
+/// Page with a title and a body.
+pub(crate) fn page_of(title: &str, body: &str) -> String {
+    format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width\">\n\
-         <title>HearthNet: adversarial run</title>\n<style>{STYLE}</style>\n</head>\n<body>\n\
-         <h1>HearthNet: adversarial run</h1>\n<p><strong>{}</strong></p>\n",
-        escape(report).replace('\n', "<br>")
-    );
+         <meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n\
+         <style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n{body}</body>\n</html>\n"
+    )
+}
+
+/// Page of a run.
+pub fn page(report: &Report) -> String {
+    let summary = escape(report).replace('\n', "<br>");
+    let mut page = format!("<p><strong>{summary}</strong></p>\n");
     page += &conditions(&report.conditions);
     page += "<h2>Claims</h2>\n<p>A square for each attack. Filled: the claim held. Orange: it did \
              not. Outline: the attack could not be carried out.</p>\n";
@@ -66,7 +76,7 @@ pub fn page(report: &Report) -> String {
     page += &memory(report);
     page += "<h2>All attacks</h2>\n";
     page += &table(report);
-    page + "</body>\n</html>\n"
+    page_of("HearthNet: adversarial run", &page)
 }
 
 fn conditions(run: &Conditions) -> String {

@@ -170,6 +170,55 @@ pub(crate) fn squares(title: &str, groups: &[(&str, Vec<(&'static str, String, u
     svg + "</svg>\n"
 }
 
+/// Curve of shares.
+pub(crate) struct Curve {
+    /// Class in the style sheet.
+    pub(crate) kind: &'static str,
+    /// Value on the axis, and a share from 0 to 1.
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+/// Small plot of shares over an axis, with its title above it.
+pub(crate) fn curves(title: &str, axis: Axis, curves: &[Curve]) -> String {
+    let (left, right, top, bottom) = (40.0, 440.0, 34.0, 190.0);
+    let x = |value: f64| left + (right - left) * axis.place(value);
+    let y = |share: f64| bottom - (bottom - top) * share.clamp(0.0, 1.0);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 460 220\" role=\"img\" \
+         aria-label=\"{title}\"><text x=\"{left}\" y=\"18\">{title}</text>\n",
+        title = escape(title)
+    );
+    for share in [0.0, 0.5, 1.0] {
+        let y = y(share);
+        svg += &format!(
+            "<line class=\"grid\" x1=\"{left}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
+             <text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.0} %</text>",
+            left - 6.0,
+            y + 4.0,
+            100.0 * share,
+        );
+    }
+    for tick in axis.ticks() {
+        svg += &format!(
+            "<text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+            x(tick),
+            bottom + 18.0,
+            escape((axis.label)(tick)),
+        );
+    }
+    for Curve { kind, points } in curves {
+        let points = points
+            .iter()
+            .map(|&(at, share)| format!("{:.1},{:.1}", x(at), y(share)));
+        let points: Vec<String> = points.collect();
+        svg += &format!(
+            "<polyline class=\"{kind}\" points=\"{}\"/>",
+            points.join(" ")
+        );
+    }
+    svg + "\n</svg>\n"
+}
+
 fn begin(title: &str, height: f64) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" \

@@ -26,6 +26,7 @@ use std::sync::atomic::AtomicBool;
 use hearthnet_engine::EngineOptions;
 use hearthnet_files::convert::{ConvertError, convert};
 use hearthnet_files::gguf::TensorType;
+use hearthnet_files::magnitude::Band;
 use hearthnet_files::{ModelFile, cache};
 use hearthnet_hub::catalogue::{Catalogue, ModelEntry, Source};
 use hearthnet_hub::pull::{PullOptions, pull};
@@ -115,6 +116,11 @@ pub fn smollm2() -> PathBuf {
 pub fn smollm2_on_this_machine() -> Option<PathBuf> {
     let options = PullOptions::from_environment().expect("a place for models");
     Some(smollm2_entry().path_in(&options.models)).filter(|path| path.exists())
+}
+
+/// Bands of the real model's boundaries, from its catalogue entry.
+pub fn smollm2_bands() -> Vec<Band> {
+    smollm2_entry().boundary_magnitude.unwrap_or_default()
 }
 
 fn smollm2_entry() -> ModelEntry {
