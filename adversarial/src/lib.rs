@@ -66,7 +66,9 @@ pub use memory::Budget;
 pub use report::{Conditions, Line, Report, heading, page};
 pub use scaffold::{Made, new_attack};
 pub use selection::{Listed, explain, list, listed, select};
-pub use sensitivity::{FalseAlarms, Lie, Point, Scope, Sensitivity, sensitivity};
+pub use sensitivity::{
+    Bands, FalseAlarms, Lie, Point, Scope, Sensitivity, calibrate, hash_of, sensitivity,
+};
 pub use trial::{Detection, Effort, Latency, MemoryGrowth, Outcome, Percentiles, Setup, run};
 pub use victim::{Model, Pace, Settings as VictimSettings, real_model, serve as serve_victim};
 

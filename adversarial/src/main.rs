@@ -11,10 +11,11 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use futures_util::{StreamExt as _, stream};
 use hearthnet_adversarial::{
-    Conditions, Cores, Effort, HarnessError, Intrusion, Model, Pace, Report, Setup, VictimSettings,
-    explain, heading, intrude, list, listed, new_attack, page, real_model, run, select,
-    sensitivity, serve_victim,
+    Bands, Conditions, Cores, Effort, HarnessError, Intrusion, Model, Pace, Report, Setup,
+    VictimSettings, calibrate, explain, hash_of, heading, intrude, list, listed, new_attack, page,
+    real_model, run, select, sensitivity, serve_victim,
 };
+use hearthnet_files::ModelFile;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime::Builder;
 
@@ -67,15 +68,22 @@ enum Command {
     /// Try lies about rows in all strengths: which are refused, found by an audit, or change the
     /// answer.
     ///
-    /// Runs SmolLM2-135M-Instruct with the bands of its catalogue entry, on all cores, and takes some
-    /// minutes. Honest rows are checked for false alarms.
-    Sensitivity {
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-        /// Also write a page with plots to this file.
-        #[arg(long, value_name = "FILE.html")]
-        report: Option<PathBuf>,
+    /// Runs SmolLM2-135M-Instruct with the bands of its catalogue entry, or another model, on all cores,
+    /// and takes some minutes. Honest rows are checked for false alarms.
+    Sensitivity(SweepArgs),
+    /// Measure the bands of a model's rows, which the checks of rows need, and write them to a file.
+    ///
+    /// Prints the SHA-256 of the file, by which it can be pinned.
+    Calibrate {
+        /// Model file.
+        #[arg(value_name = "MODEL.gguf")]
+        model: PathBuf,
+        /// File to write.
+        #[arg(long, short, value_name = "FILE.toml", default_value = "bands.toml")]
+        output: PathBuf,
+        /// Factor by which the observed range is widened on both sides.
+        #[arg(long, default_value_t = 1.5)]
+        margin: f32,
     },
     /// Runs the real program with these arguments; started by the suite itself.
     #[command(hide = true, disable_help_flag = true)]
@@ -133,6 +141,25 @@ struct RunArgs {
     enforce_latency: bool,
 }
 
+#[derive(Debug, Args)]
+struct SweepArgs {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Also write a page with plots to this file.
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Model file instead of SmolLM2.
+    #[arg(long, value_name = "MODEL.gguf", requires = "bands")]
+    model: Option<PathBuf>,
+    /// Bands of that model, by `calibrate`.
+    #[arg(long, value_name = "FILE.toml", requires = "model")]
+    bands: Option<PathBuf>,
+    /// SHA-256 of the file of bands; another file is refused.
+    #[arg(long, value_name = "HASH", requires = "bands")]
+    bands_sha256: Option<String>,
+}
+
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         // These roles need a process with a single thread.
@@ -154,9 +181,12 @@ fn main() -> ExitCode {
             };
             in_runtime(attack(arguments, cores))
         }
-        Command::Sensitivity { json, report } => {
-            sweep(json, report.as_deref()).map(|()| ExitCode::SUCCESS)
-        }
+        Command::Sensitivity(arguments) => sweep(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Calibrate {
+            model,
+            output,
+            margin,
+        } => measure(&model, &output, margin).map(|()| ExitCode::SUCCESS),
         other => print(&other).map(|()| ExitCode::SUCCESS),
     };
     match done {
@@ -205,17 +235,36 @@ fn print(command: &Command) -> Result<(), HarnessError> {
     Ok(())
 }
 
-fn sweep(json: bool, report: Option<&Path>) -> Result<(), HarnessError> {
+/// Progress on standard error, if that is a terminal: steps that are done, and all.
+fn progress() -> Result<(ProgressBar, impl FnMut(usize, usize)), HarnessError> {
+    let style = ProgressStyle::with_template("{pos} of {len}  {eta} left")?;
+    let bar = ProgressBar::new(0).with_style(style);
+    let shown = bar.clone();
+    let set = move |done: usize, total: usize| {
+        shown.set_length(total as u64);
+        shown.set_position(done as u64);
+    };
+    Ok((bar, set))
+}
+
+fn sweep(arguments: &SweepArgs) -> Result<(), HarnessError> {
+    let SweepArgs { json, report, .. } = arguments;
     if let Some(path) = report {
         fs::write(path, "")?;
     }
-    let style = ProgressStyle::with_template("{pos} of {len}  {eta} left")?;
-    let bar = ProgressBar::new(0).with_style(style);
-    let (path, bands) = real_model()?;
-    let result = sensitivity(&path, &bands, &mut |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    })?;
+    let (file, bands) = match (&arguments.model, &arguments.bands) {
+        (Some(model), Some(bands)) => {
+            let file = ModelFile::open(model)?;
+            let bands = Bands::read(bands, arguments.bands_sha256.as_deref(), &file)?;
+            (file, bands.boundary_magnitude)
+        }
+        _ => {
+            let (path, bands) = real_model()?;
+            (ModelFile::open(&path)?, bands)
+        }
+    };
+    let (bar, mut progress) = progress()?;
+    let result = sensitivity(&file, &bands, &mut progress)?;
     bar.finish_and_clear();
     let text = match json {
         true => serde_json::to_string_pretty(&result)? + "\n",
@@ -225,6 +274,16 @@ fn sweep(json: bool, report: Option<&Path>) -> Result<(), HarnessError> {
     if let Some(path) = report {
         fs::write(path, result.page())?;
     }
+    Ok(())
+}
+
+fn measure(model: &Path, output: &Path, margin: f32) -> Result<(), HarnessError> {
+    let (bar, mut progress) = progress()?;
+    let text = calibrate(model, margin, &mut progress)?;
+    bar.finish_and_clear();
+    fs::write(output, &text)?;
+    let (output, hash) = (output.display(), hash_of(&text));
+    writeln!(std::io::stdout(), "{output}\nsha256 {hash}")?;
     Ok(())
 }
 

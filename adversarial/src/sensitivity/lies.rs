@@ -79,7 +79,7 @@ pub(super) struct Random(pub(super) u64);
 
 impl Random {
     /// Number from 0 to `end` - 1; 0 if `end` is 0.
-    fn below(&mut self, end: usize) -> usize {
+    pub(super) fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

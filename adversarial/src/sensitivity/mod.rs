@@ -11,24 +11,26 @@
 //! The engine, the bands and the rounding at a boundary are those of the product. Rows go through
 //! one process, since a network changes no number.
 
+mod calibrate;
 mod lies;
 mod page;
 mod texts;
 
 use std::fmt;
-use std::path::Path;
 use std::time::SystemTime;
 
-use hearthnet_engine::{EngineOptions, Span};
+use hearthnet_engine::{EngineError, EngineOptions, Span};
 use hearthnet_files::magnitude::{Band, magnitude};
 use hearthnet_files::{BoundaryDtype, ModelFile};
 use hearthnet_testkit::FullModel;
 use hearthnet_tokens::{Special, Tokenizer};
 use serde::Serialize;
 
+pub use calibrate::{Bands, calibrate, hash_of};
 pub use lies::{Lie, Scope};
 
 use crate::{HarnessError, Result};
+use calibrate::width;
 use lies::Random;
 
 /// Longest text with lies, in tokens. All texts together are one batch.
@@ -97,16 +99,16 @@ struct Subject<'a> {
     bands: &'a [Band],
 }
 
-/// What happens to a batch of texts.
+/// What happens to a text.
+#[derive(Clone, Default)]
 struct Outcome {
-    /// Of each text, whether a row was refused.
-    refused: Vec<bool>,
-    /// Of each text, whether a row differs from what the engine computed.
-    audited: Vec<bool>,
-    rows: u64,
-    refused_rows: u64,
-    /// Rows after the last layer.
-    last: Vec<f32>,
+    /// Rows after the latest layer. `None` if a row was not finite, or made a block overflow: such a
+    /// text ends there, in a chat as well.
+    rows: Option<Vec<f32>>,
+    /// Whether a row differs from what the engine computed.
+    audited: bool,
+    checked: u64,
+    refused: u64,
 }
 
 impl<'a> Subject<'a> {
@@ -115,86 +117,143 @@ impl<'a> Subject<'a> {
         Ok(Self {
             model: FullModel::load(file, &EngineOptions::default(), &mut |_, _| {})?,
             layers: spec.layers,
-            width: spec.width as usize,
+            width: width(file)?,
             boundary: spec.boundary,
             bands,
         })
     }
 
-    /// Runs a batch of texts; `lie` may change the row of a layer.
-    fn run(&mut self, texts: &[&[u32]], mut lie: impl FnMut(u32, &mut [f32])) -> Result<Outcome> {
-        let mut x = Vec::new();
-        self.model.head().embed(&texts.concat(), &mut x)?;
-        let mut outcome = Outcome {
-            refused: vec![false; texts.len()],
-            audited: vec![false; texts.len()],
-            rows: 0,
-            refused_rows: 0,
-            last: Vec::new(),
-        };
-        let (mut honest, mut sent) = (Vec::new(), Vec::new());
+    /// Runs texts; `lie` may change the row of a layer.
+    fn run(
+        &mut self,
+        texts: &[Vec<u32>],
+        mut lie: impl FnMut(u32, &mut [f32]),
+    ) -> Result<Vec<Outcome>> {
+        let mut all = Vec::with_capacity(texts.len());
+        for text in texts {
+            let mut rows = Vec::new();
+            self.model.head().embed(text, &mut rows)?;
+            all.push(Outcome {
+                rows: Some(rows),
+                ..Outcome::default()
+            });
+        }
         for layer in 0..self.layers {
-            let engine = self.model.engine_mut();
-            let mut spans = Vec::with_capacity(texts.len());
-            for text in texts {
-                spans.push(Span::new(engine.open()?, 0, u32::try_from(text.len())?));
+            self.layer(layer, &mut all)?;
+            if layer >= PRIVATE {
+                for text in &mut all {
+                    self.boundary(layer, text, &mut lie)?;
+                }
             }
-            engine.forward_layers(layer..layer + 1, &spans, &mut x)?;
+        }
+        Ok(all)
+    }
+
+    /// Runs a layer on all texts that have not ended.
+    fn layer(&mut self, layer: u32, texts: &mut [Outcome]) -> Result<()> {
+        let (width, engine) = (self.width, self.model.engine_mut());
+        loop {
+            let mut live: Vec<&mut Outcome> = texts.iter_mut().collect();
+            live.retain(|text| text.rows.is_some());
+            let parts: Vec<&[f32]> = live
+                .iter()
+                .filter_map(|text| text.rows.as_deref())
+                .collect();
+            if parts.is_empty() {
+                return Ok(());
+            }
+            let (mut spans, mut x) = (Vec::with_capacity(parts.len()), parts.concat());
+            for rows in &parts {
+                let count = u32::try_from(rows.len() / width)?;
+                spans.push(Span::new(engine.open()?, 0, count));
+            }
+            let done = engine.forward_layers(layer..layer + 1, &spans, &mut x);
             for span in &spans {
                 engine.close(span.seq);
             }
-            if layer < PRIVATE {
-                continue;
-            }
-            honest.clear();
-            self.boundary.encode(&x, &mut honest);
-            x.chunks_exact_mut(self.width)
-                .for_each(|row| lie(layer, row));
-            sent.clear();
-            self.boundary.encode(&x, &mut sent);
-            x.clear();
-            self.boundary.decode(&sent, &mut x)?;
-            let band = self.bands.get(layer as usize);
-            let bytes = self.width * self.boundary.bytes_per_value();
-            let of_text = (0..)
-                .zip(texts)
-                .flat_map(|(n, text)| std::iter::repeat_n(n, text.len()));
-            let rows = x.chunks_exact(self.width);
-            let bits = honest.chunks_exact(bytes).zip(sent.chunks_exact(bytes));
-            for ((text, row), (honest, sent)) in of_text.zip(rows).zip(bits) {
-                let finite = row.iter().all(|value| value.is_finite());
-                let refused =
-                    !finite || band.is_some_and(|band: &Band| !band.contains(magnitude(row)));
-                outcome.rows += 1;
-                outcome.refused_rows += u64::from(refused);
-                mark(&mut outcome.refused, text, refused);
-                mark(&mut outcome.audited, text, honest != sent);
+            match done {
+                Ok(()) => {
+                    let mut rest = x.as_slice();
+                    for rows in live.iter_mut().filter_map(|text| text.rows.as_mut()) {
+                        let (own, others) = rest.split_at(rows.len());
+                        rows.copy_from_slice(own);
+                        rest = others;
+                    }
+                    return Ok(());
+                }
+                // The text with this row ends; the others run again.
+                Err(EngineError::BoundaryOverflow { row, .. }) => {
+                    let mut before = 0;
+                    let has_row = |text: &&mut &mut Outcome| {
+                        before += text.rows.as_ref().map_or(0, Vec::len) / width;
+                        row < before
+                    };
+                    if let Some(text) = live.iter_mut().find(has_row) {
+                        text.end();
+                    }
+                }
+                Err(error) => return Err(error.into()),
             }
         }
-        outcome.last = x;
-        Ok(outcome)
     }
 
-    /// Likeliest next token at each position.
-    fn likeliest(&self, rows: &[f32]) -> Result<Vec<usize>> {
-        // Not finite rows have no logits, and no likeliest token.
-        let (mut all, mut logits) = (Vec::new(), Vec::new());
+    /// Passes the rows of a text on, as a host that lies would, and checks them.
+    fn boundary(
+        &self,
+        layer: u32,
+        text: &mut Outcome,
+        lie: &mut impl FnMut(u32, &mut [f32]),
+    ) -> Result<()> {
+        let Some(rows) = &mut text.rows else {
+            return Ok(());
+        };
+        let (mut honest, mut sent) = (Vec::new(), Vec::new());
+        self.boundary.encode(rows, &mut honest);
+        rows.chunks_exact_mut(self.width)
+            .for_each(|row| lie(layer, row));
+        self.boundary.encode(rows, &mut sent);
+        text.audited |= honest != sent;
+        rows.clear();
+        self.boundary.decode(&sent, rows)?;
+        let band = self.bands.get(layer as usize);
+        let mut finite = true;
         for row in rows.chunks_exact(self.width) {
-            if !row.iter().all(|value| value.is_finite()) {
-                all.push(usize::MAX);
+            let is_finite = row.iter().all(|value| value.is_finite());
+            let fits = |band: &Band| band.contains(magnitude(row));
+            text.checked += 1;
+            text.refused += u64::from(!is_finite || !band.is_none_or(fits));
+            finite &= is_finite;
+        }
+        if !finite {
+            text.end();
+        }
+        Ok(())
+    }
+
+    /// Likeliest next token at each position of the texts; none for a text that has ended.
+    fn likeliest(&self, texts: &[Outcome], lengths: &[Vec<u32>]) -> Result<Vec<Option<usize>>> {
+        let (mut all, mut logits) = (Vec::new(), Vec::new());
+        for (text, ids) in texts.iter().zip(lengths) {
+            let Some(rows) = &text.rows else {
+                all.extend(ids.iter().map(|_| None));
                 continue;
+            };
+            for row in rows.chunks_exact(self.width) {
+                self.model.head().logits(row, &mut logits)?;
+                let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+                all.push(best.map(|(token, _)| token));
             }
-            self.model.head().logits(row, &mut logits)?;
-            let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-            all.push(best.map_or(usize::MAX, |(token, _)| token));
         }
         Ok(all)
     }
 }
 
-fn mark(flags: &mut [bool], at: usize, set: bool) {
-    if let Some(flag) = flags.get_mut(at) {
-        *flag |= set;
+impl Outcome {
+    /// The text ends at a row that no host computes on.
+    fn end(&mut self) {
+        self.rows = None;
+        self.audited = true;
+        self.refused = self.refused.max(1);
     }
 }
 
@@ -209,25 +268,24 @@ fn share(flags: impl ExactSizeIterator<Item = bool>) -> f64 {
 /// # Errors
 /// If the model has no bands, or cannot be run.
 pub fn sensitivity(
-    path: &Path,
+    file: &ModelFile,
     bands: &[Band],
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Sensitivity> {
-    let file = ModelFile::open(path)?;
     let spec = file.spec();
     if bands.len() != spec.layers as usize {
         return Err(HarnessError::usage(format!(
-            "the model has {} layers and bands for {}: measure its bands first",
+            "the model has {} layers, and bands for {}: measure them with `hearthnet adversarial \
+             calibrate`",
             spec.layers,
             bands.len()
         )));
     }
-    let mut subject = Subject::open(&file, bands)?;
+    let mut subject = Subject::open(file, bands)?;
     let tokenizer = Tokenizer::from_gguf(file.gguf())?;
     let texts = in_tokens(&tokenizer)?;
-    let batch: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
-    let honest = subject.run(&batch, |_, _| {})?;
-    let expected = subject.likeliest(&honest.last)?;
+    let honest = subject.run(&texts, |_, _| {})?;
+    let expected = subject.likeliest(&honest, &texts)?;
 
     let all: Vec<(Lie, f64, Scope, Scope)> = every_point().collect();
     let (mut points, total) = (Vec::new(), all.len() + 1);
@@ -235,19 +293,19 @@ pub fn sensitivity(
         progress(points.len(), total);
         let mut random = Random(7);
         let middle = (PRIVATE + subject.layers) / 2;
-        let lied = subject.run(&batch, |layer, row| {
+        let lied = subject.run(&texts, |layer, row| {
             if layers == Scope::All || layer == middle {
                 lie.apply(row, strength, values, &mut random);
             }
         })?;
-        let tokens = subject.likeliest(&lied.last)?;
+        let tokens = subject.likeliest(&lied, &texts)?;
         points.push(Point {
             lie,
             strength,
             values,
             layers,
-            refused: share(lied.refused.into_iter()),
-            audited: share(lied.audited.into_iter()),
+            refused: share(lied.iter().map(|text| text.refused > 0)),
+            audited: share(lied.iter().map(|text| text.audited)),
             changed: share(tokens.iter().zip(&expected).map(|(a, b)| a != b)),
         });
     }
@@ -292,17 +350,22 @@ fn every_point() -> impl Iterator<Item = (Lie, f64, Scope, Scope)> {
 fn false_alarms(
     subject: &mut Subject<'_>,
     tokenizer: &Tokenizer,
-    texts: &Outcome,
+    texts: &[Outcome],
 ) -> Result<FalseAlarms> {
-    let (mut rows, mut refused) = (texts.rows, texts.refused_rows);
+    let (mut rows, mut refused) = (0, 0);
+    let mut add = |texts: &[Outcome]| {
+        rows += texts.iter().map(|text| text.checked).sum::<u64>();
+        refused += texts.iter().map(|text| text.refused).sum::<u64>();
+        rows >= HONEST_ROWS
+    };
+    let mut enough = add(texts);
     for source in texts::sources() {
         let ids = tokenizer.encode_document(source, Special::Plain)?;
         for part in ids.chunks(LONGEST_HONEST) {
-            if rows >= HONEST_ROWS {
+            if enough {
                 break;
             }
-            let outcome = subject.run(&[part], |_, _| {})?;
-            (rows, refused) = (rows + outcome.rows, refused + outcome.refused_rows);
+            enough = add(&subject.run(&[part.to_vec()], |_, _| {})?);
         }
     }
     let languages = texts::LANGUAGES.iter().map(|(name, _)| *name);
@@ -375,11 +438,9 @@ mod tests {
     }
 
     /// Four times the range of the texts' rows.
-    fn bands(path: &Path) -> Vec<Band> {
-        let file = ModelFile::open(path).unwrap();
+    fn bands(file: &ModelFile) -> Vec<Band> {
         let tokenizer = Tokenizer::from_gguf(file.gguf()).unwrap();
         let texts = in_tokens(&tokenizer).unwrap();
-        let batch: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
         let mut bands = vec![
             Band {
                 lo: f32::MAX,
@@ -387,12 +448,12 @@ mod tests {
             };
             4
         ];
-        let mut subject = Subject::open(&file, &[]).unwrap();
+        let mut subject = Subject::open(file, &[]).unwrap();
         let measure = |layer: u32, row: &mut [f32]| {
             let (size, band) = (magnitude(row), &mut bands[layer as usize]);
             (band.lo, band.hi) = (band.lo.min(size / 4.0), band.hi.max(size * 4.0));
         };
-        subject.run(&batch, measure).unwrap();
+        subject.run(&texts, measure).unwrap();
         bands
     }
 
@@ -403,10 +464,10 @@ mod tests {
             layers: 4,
             ..TinyLlama::default()
         };
-        let path = tiny.write(folder.path());
-        let bands = bands(&path);
+        let file = ModelFile::open(&tiny.write(folder.path())).unwrap();
+        let bands = bands(&file);
         let mut steps = 0;
-        let result = sensitivity(&path, &bands, &mut |done, _| steps = done).unwrap();
+        let result = sensitivity(&file, &bands, &mut |done, _| steps = done).unwrap();
         assert_eq!(steps, every_point().count() + 1);
         assert_eq!(result.points.len(), 4 * (9 + 9 + 12));
         let FalseAlarms { rows, refused, .. } = result.false_alarms;
@@ -424,8 +485,9 @@ mod tests {
         assert!(find(Lie::Noise, 1.0).changed > weak.changed);
         let (table, page) = (result.to_string(), result.page());
         assert!(table.contains(" honest rows refused (English, "), "{table}");
+        let _ = std::fs::write("/tmp/suite-sens.html", &page); // XXX
         assert_eq!(page.matches("<svg").count(), 12);
         assert!(page.ends_with("</html>\n"));
-        assert!(sensitivity(&path, &bands[1..], &mut |_, _| {}).is_err());
+        assert!(sensitivity(&file, &bands[1..], &mut |_, _| {}).is_err());
     }
 }

@@ -48,9 +48,7 @@ fn plot(result: &Sensitivity, lie: Lie, values: Scope, layers: Scope) -> String 
     let of =
         |point: &&super::Point| (point.lie, point.values, point.layers) == (lie, values, layers);
     let points: Vec<&super::Point> = points.filter(of).collect();
-    let axis = Axis::powers(points.iter().map(|point| point.strength), move |at| {
-        format!("{at}")
-    });
+    let axis = Axis::powers(points.iter().map(|point| point.strength), short);
     let curve = |kind, share: fn(&super::Point) -> f64| Curve {
         kind,
         points: points.iter().map(|p| (p.strength, share(p))).collect(),
@@ -75,4 +73,10 @@ fn plot(result: &Sensitivity, lie: Lie, values: Scope, layers: Scope) -> String 
             curve("line-bad", |point| point.changed),
         ],
     )
+}
+
+/// Number without the noise of binary fractions.
+fn short(number: f64) -> String {
+    let text = format!("{number:.4}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
