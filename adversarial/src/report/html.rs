@@ -38,7 +38,7 @@ svg polyline { fill: none; stroke-width: 2; }
 svg .line-dark { stroke: var(--good); }
 svg .line-light { stroke: var(--light); stroke-width: 4; }
 svg .line-bad { stroke: var(--bad); }
-.grid-of-plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(360px, 1fr)); }
+.grid-of-plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); }
 pre { overflow-x: auto; font-size: 12px; }
 svg rect.good { fill: var(--good); }
 svg rect.bad { fill: var(--bad); }
@@ -280,6 +280,6 @@ fn details(observations: &[Observation]) -> String {
         .collect();
     let count = lines.len();
     format!(
-        "<details class=\"soft\"><summary>{count} observations</summary><ul>{items}</ul></details>"
+        "<details class=\"soft\"><summary>observations: {count}</summary><ul>{items}</ul></details>"
     )
 }

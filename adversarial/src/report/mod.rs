@@ -375,7 +375,6 @@ mod tests {
     #[test]
     fn the_page_stands_alone_and_escapes_what_it_shows() {
         let page = page(&report());
-        let _ = std::fs::write("/tmp/suite-page.html", &page); // XXX
         assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));
         for elsewhere in ["http://", "https://", "<script", "src=", "@import", "url("] {
             let outside = page.replace("http://www.w3.org/2000/svg", "");

@@ -387,7 +387,7 @@ mod tests {
             assert!(0.0 < band.lo && band.lo * 2.0 < band.hi);
         }
 
-        fs::write(&path, text.replace("rows", "# \nrows")).unwrap();
+        fs::write(&path, text.replace("rows = ", "# \nrows = ")).unwrap();
         let error = Bands::read(&path, Some(&hash), &file).unwrap_err();
         assert!(error.to_string().contains("pinned"), "{error}");
         Bands::read(&path, None, &file).unwrap();

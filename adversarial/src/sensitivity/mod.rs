@@ -485,7 +485,6 @@ mod tests {
         assert!(find(Lie::Noise, 1.0).changed > weak.changed);
         let (table, page) = (result.to_string(), result.page());
         assert!(table.contains(" honest rows refused (English, "), "{table}");
-        let _ = std::fs::write("/tmp/suite-sens.html", &page); // XXX
         assert_eq!(page.matches("<svg").count(), 12);
         assert!(page.ends_with("</html>\n"));
         assert!(sensitivity(&file, &bands[1..], &mut |_, _| {}).is_err());
