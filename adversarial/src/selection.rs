@@ -83,7 +83,7 @@ pub fn list() -> String {
     for entry in all() {
         if entry.group() != group {
             group = entry.group();
-            let _ = write!(text, "{}{group}\n", if text.is_empty() { "" } else { "\n" });
+            let _ = writeln!(text, "{}{group}", if text.is_empty() { "" } else { "\n" });
         }
         let _ = writeln!(text, "{:>4}  {}", entry.case, entry.name);
     }
