@@ -16,6 +16,7 @@
 
 mod support;
 
+mod adversarial;
 mod architecture;
 mod at_home;
 mod bad_input;

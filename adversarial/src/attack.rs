@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::time::{Duration, Instant};
 
 use hearthnet_transport::CloseCode;
 use serde::Serialize;
@@ -36,6 +37,10 @@ pub struct Entry {
     pub(crate) repeats: bool,
     /// Memory by which the victim may grow during this attack, with the reason.
     pub(crate) budget: Budget,
+    /// Whether the victim may serve any model. False where the attack makes chats of its own and
+    /// needs the model's file.
+    pub(crate) any_model: bool,
+    pub(crate) source: &'static str,
     pub(crate) run: Run,
 }
 
@@ -43,6 +48,16 @@ impl Entry {
     /// Claim that must hold, in words.
     pub fn claim(&self) -> String {
         self.name.replace('_', " ")
+    }
+
+    /// Text of the file with the attack.
+    pub fn source(&self) -> &'static str {
+        self.source
+    }
+
+    /// Heading of its case.
+    pub fn group(&self) -> &'static str {
+        Case::find(self.case).map_or("none", |case| case.group)
     }
 
     /// Code that the victim must raise or count for this case.
@@ -74,6 +89,10 @@ pub struct Observation {
     /// Code that the host raised, if one was expected and raised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,
+    /// Time from the start of the attempt until the attack was detected, if this observation is a
+    /// detection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detected_us: Option<u64>,
 }
 
 /// Verdict on an attack.
@@ -86,10 +105,48 @@ pub enum Verdict {
     NotHeld,
 }
 
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Findings(pub(crate) Vec<Observation>);
+/// Microseconds of a duration.
+pub(crate) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Observations of an attack.
+#[derive(Clone, Debug)]
+pub(crate) struct Findings {
+    pub(crate) observations: Vec<Observation>,
+    /// Start of the current attempt.
+    since: Instant,
+}
+
+impl Default for Findings {
+    fn default() -> Self {
+        Self {
+            observations: Vec::new(),
+            since: Instant::now(),
+        }
+    }
+}
 
 impl Findings {
+    /// Starts an attempt: the time to detection counts from here. Without a call, an attempt starts
+    /// with the observation before it.
+    pub(crate) fn attempt(&mut self) {
+        self.since = Instant::now();
+    }
+
+    /// Marks the latest observation as the detection of the attack, if it held. Observations that a
+    /// code belongs to are marked by themselves.
+    pub(crate) fn detected(&mut self, after: Duration) {
+        if let Some(last) = self.observations.last_mut().filter(|last| last.held) {
+            last.detected_us = Some(micros(after));
+        }
+    }
+
+    /// Time since the start of the attempt.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.since.elapsed()
+    }
+
     /// The host must have ended the session with this code, in BYE and in the WebSocket's close
     /// frame.
     pub(crate) fn ended(&mut self, what: impl Into<String>, code: CloseCode, ending: &Ending) {
@@ -249,19 +306,22 @@ impl Findings {
         held: bool,
         code: Option<&str>,
     ) {
-        self.0.push(Observation {
+        self.observations.push(Observation {
+            detected_us: code.map(|_| micros(self.elapsed())),
             code: code.map(str::to_owned),
             what: what.into(),
             expected: expected.into(),
             seen,
             held,
         });
+        self.attempt();
     }
 
     /// Number of times each code was raised.
     pub(crate) fn raised(&self) -> BTreeMap<String, u64> {
         let mut raised = BTreeMap::new();
-        for code in self.0.iter().filter_map(|seen| seen.code.clone()) {
+        let codes = self.observations.iter();
+        for code in codes.filter_map(|seen| seen.code.clone()) {
             *raised.entry(code).or_insert(0) += 1;
         }
         raised
@@ -269,7 +329,8 @@ impl Findings {
 
     /// Held if there is at least one observation and all of them held.
     pub(crate) fn verdict(&self) -> Verdict {
-        match !self.0.is_empty() && self.0.iter().all(|seen| seen.held) {
+        let all = &self.observations;
+        match !all.is_empty() && all.iter().all(|seen| seen.held) {
             true => Verdict::Held,
             false => Verdict::NotHeld,
         }
@@ -290,7 +351,25 @@ mod tests {
         found.same("c", 1, 1);
         found.same("d", "1", 2);
         assert_eq!(found.verdict(), Verdict::NotHeld);
-        let held: Vec<bool> = found.0.iter().map(|seen| seen.held).collect();
+        let held: Vec<bool> = found.observations.iter().map(|seen| seen.held).collect();
         assert_eq!(held, [true, false, true, false]);
+    }
+
+    #[test]
+    fn an_observation_with_a_code_that_held_is_a_detection() {
+        let mut found = Findings::default();
+        found.counted("a", "1", 1, true, "frame_length");
+        found.counted("b", "1", 2, false, "frame_length");
+        found.same("c", 1, 1);
+        let times = |found: &Findings| -> Vec<bool> {
+            let all = found.observations.iter();
+            all.map(|seen| seen.detected_us.is_some()).collect()
+        };
+        assert_eq!(times(&found), [true, false, false]);
+        found.detected(Duration::from_micros(7));
+        assert_eq!(times(&found), [true, false, true]);
+        found.same("d", 1, 2);
+        found.detected(Duration::ZERO);
+        assert_eq!(times(&found), [true, false, true, false]);
     }
 }

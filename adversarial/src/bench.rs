@@ -33,6 +33,8 @@ pub(crate) struct Bench {
     test_community: Option<TestCommunity>,
     program: PathBuf,
     pub(crate) which: Model,
+    /// File of the model.
+    model: PathBuf,
     pace: Pace,
     /// Keeps the model file until the victim has ended.
     pub(crate) _files: tempfile::TempDir,
@@ -48,10 +50,10 @@ impl Bench {
         which: Model,
     ) -> Result<Bench> {
         let files = tempfile::tempdir()?;
-        let model = which.description();
+        let model = which.file(files.path())?;
         let (attacker, honest_key, guest) = (new_key()?, new_key()?, new_key()?);
         let mut settings = Settings {
-            model: model.write(files.path()),
+            model: model.clone(),
             which,
             admitted: vec![attacker.id(), honest_key.id(), guest.id()],
             home: None,
@@ -76,7 +78,7 @@ impl Bench {
             node: victim.node,
             weights,
             layers: victim.descriptor.layer_range,
-            width: model.width,
+            width: which.description().width,
             grants: scene.community,
         };
         let honest = Honest::begin(&target, &honest_key, None).await?;
@@ -90,6 +92,7 @@ impl Bench {
             test_community,
             program: program.to_owned(),
             which,
+            model,
             pace,
             _files: files,
         })
@@ -181,7 +184,7 @@ impl Bench {
     /// Starts another node like the victim, in a folder made by [`TestCommunity::home`].
     pub(crate) async fn another(&self, home: &Path) -> Result<Victim> {
         let settings = Settings {
-            model: self.which.description().write(self._files.path()),
+            model: self.model.clone(),
             which: self.which,
             admitted: Vec::new(),
             home: Some(home.to_owned()),

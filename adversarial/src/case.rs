@@ -1,5 +1,4 @@
-//! Catalogue of the cases that the suite covers: one line per case, whether or not its attack
-//! exists. The report lists cases without an attack, so that it never claims more than was tested.
+//! Catalogue of the cases that the suite covers, each with one attack.
 
 /// Case of the catalogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

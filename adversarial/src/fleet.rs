@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hearthnet_bus::evidence::Evidence;
 use hearthnet_bus::log::EventLog;
@@ -46,6 +46,8 @@ pub(crate) struct Asked {
     pub(crate) done: Done,
     /// Codes for which the caller dropped hosts, separated by spaces.
     pub(crate) left: String,
+    /// Time until it dropped the first one.
+    after: Option<Duration>,
 }
 
 impl Asked {
@@ -61,6 +63,9 @@ impl Asked {
     ) {
         let why = format!("{what}: why the host is dropped");
         found.check(why, code, &self.left, self.left == code && lied);
+        if let Some(after) = self.after {
+            found.detected(after);
+        }
         let same = self.done.token_ids == honest.done.token_ids;
         found.holds(format!("{what}: the same answer"), "yes", same);
     }
@@ -268,8 +273,9 @@ impl Fleet {
 
     /// Asks one question over these hosts, for an answer of `tokens` tokens.
     pub(crate) fn ask_over(&self, hosts: &Hosts, private: u32, tokens: u32) -> Result<Asked> {
-        let (done, left) = self.ask_for(hosts, private, &question(PROMPT, tokens))?;
-        Ok(Asked { done: done?, left })
+        let (done, left, after) = self.ask_timed(hosts, private, &question(PROMPT, tokens))?;
+        let done = done?;
+        Ok(Asked { done, left, after })
     }
 
     /// Sends any request over these hosts. Returns the answer and the codes for which hosts were
@@ -280,6 +286,17 @@ impl Fleet {
         private: u32,
         request: &ChatRequest,
     ) -> Result<(Result<Done, ChatError>, String)> {
+        let (done, left, _) = self.ask_timed(hosts, private, request)?;
+        Ok((done, left))
+    }
+
+    /// As [`Self::ask_for`], with the time until the first host was dropped.
+    fn ask_timed(
+        &self,
+        hosts: &Hosts,
+        private: u32,
+        request: &ChatRequest,
+    ) -> Result<(Result<Done, ChatError>, String, Option<Duration>)> {
         let (ends, rows) = ((private, self.private_last), self.pump.prefill_rows);
         let own = PrivateLayers::load(&self.file, MODEL, ends, rows, &one_thread())?;
         let model = ModelOnWire {
@@ -296,18 +313,19 @@ impl Fleet {
             choice,
         };
         let backend = own.around(Box::new(self.backend(Box::new(source))?))?;
-        let (cancel, mut left) = (Cancel::default(), Vec::<Code>::new());
+        let (cancel, mut left, mut after) = (Cancel::default(), Vec::<Code>::new(), None);
+        let (mut conversation, now) = (Conversation::new(backend), Instant::now());
         let mut hear = |frame: &Frame| {
             if let Frame::ShardStatus { status, code, .. } = frame
                 && status == "degraded"
             {
+                after.get_or_insert_with(|| now.elapsed());
                 left.extend(code.clone());
             }
         };
-        let (mut conversation, now) = (Conversation::new(backend), Instant::now());
         let done = conversation.answer(&self.text, request, now, &cancel, &mut hear);
         let left: Vec<&str> = left.iter().map(Code::as_str).collect();
-        Ok((done, left.join(" ")))
+        Ok((done, left.join(" "), after))
     }
 
     /// Chat over the hosts that a log names for a member.
@@ -392,7 +410,7 @@ pub(crate) async fn blocking(
 ) -> Result<()> {
     let (runtime, mut heard) = (Handle::current(), Findings::default());
     let working = tokio::task::spawn_blocking(move || work(&runtime, &mut heard).map(|()| heard));
-    found.0.extend(working.await??.0);
+    found.observations.extend(working.await??.observations);
     Ok(())
 }
 

@@ -27,7 +27,10 @@
 //! | memory of the victim, and its budget | `memory.rs` |
 //! | running an attack and judging it | `trial.rs` |
 //! | a core reserved for the attackers during latency measurements | `cores.rs` |
-//! | table and JSON | `report.rs` |
+//! | table, JSON, and the page with plots | `report/` |
+//! | attacks by group, name or number, with their texts | `selection.rs` |
+//! | strength of lies about rows against their detection | `sensitivity/` |
+//! | new attacks in a checkout | `scaffold.rs` |
 //!
 //! `README.md` says how to add an attack.
 
@@ -46,20 +49,28 @@ mod program;
 mod puppet;
 mod raw;
 mod report;
+mod scaffold;
+mod selection;
+mod sensitivity;
 mod target;
 mod test_community;
 mod trial;
 mod victim;
 
 pub use attack::{Entry, Observation, Verdict};
-pub use attacks::ATTACKS;
+pub use attacks::{ATTACKS, TEMPLATE};
 pub use case::{CASES, Case};
 pub use cores::Cores;
 pub use intruder::{Intrusion, intrude};
 pub use memory::Budget;
-pub use report::Report;
-pub use trial::{Effort, Latency, MemoryGrowth, Outcome, Setup, run};
-pub use victim::{Pace, Settings as VictimSettings, serve as serve_victim};
+pub use report::{Conditions, Line, Report, heading, page};
+pub use scaffold::{Made, new_attack};
+pub use selection::{Listed, explain, list, listed, select};
+pub use sensitivity::{
+    Bands, FalseAlarms, Lie, Point, Scope, Sensitivity, calibrate, hash_of, sensitivity,
+};
+pub use trial::{Detection, Effort, Latency, MemoryGrowth, Outcome, Percentiles, Setup, run};
+pub use victim::{Model, Pace, Settings as VictimSettings, real_model, serve as serve_victim};
 
 use std::error::Error;
 use std::fmt;
@@ -81,6 +92,8 @@ pub enum HarnessError {
     Attacker(String),
     /// The honest caller could not start.
     Honest(String),
+    /// The command line asks for something that does not exist, or that this machine lacks.
+    Usage(String),
     /// Any other failure, with its location in the harness.
     Failed(String),
 }
@@ -91,6 +104,7 @@ impl fmt::Display for HarnessError {
             Self::Victim(why) => ("the victim failed", why),
             Self::Attacker(why) => ("the attacker failed", why),
             Self::Honest(why) => ("the honest caller could not start", why),
+            Self::Usage(why) => return f.write_str(why),
             Self::Failed(why) => ("the harness failed", why),
         };
         write!(f, "{what}: {why}")
@@ -105,6 +119,10 @@ impl<E: Error> From<E> for HarnessError {
 }
 
 impl HarnessError {
+    pub(crate) fn usage(why: impl Into<String>) -> Self {
+        Self::Usage(why.into())
+    }
+
     pub(crate) fn victim(error: impl fmt::Display) -> Self {
         Self::Victim(error.to_string())
     }

@@ -35,6 +35,15 @@ impl Budget {
         Budget { bytes, why }
     }
 
+    /// Adds the pages of KV that streams of a model take.
+    #[must_use]
+    pub(crate) const fn plus(self, bytes: u64) -> Budget {
+        Budget {
+            bytes: self.bytes + bytes,
+            why: self.why,
+        }
+    }
+
     /// Adds the bytes that the limits allow to attacks which send tensors.
     #[must_use]
     pub const fn and(self, bytes: u64, why: &'static str) -> Budget {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::attack::{Entry, Findings, Observation, Verdict};
+use crate::attack::{Entry, Findings, Observation, Verdict, micros};
 use crate::bench::Bench;
 use crate::cores::Cores;
 use crate::honest::Honest;
@@ -28,17 +28,21 @@ use crate::{HarnessError, Result};
 const WARM_UP_STEPS: u64 = 64;
 
 /// Settings of a run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Setup {
     /// The suite's own program, which also runs as the victim.
+    #[serde(skip)]
     pub program: PathBuf,
     /// Deadlines of the victim.
     pub pace: Pace,
+    /// Model of the victim.
+    pub model: Model,
     pub effort: Effort,
 }
 
 /// Extent of the measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Effort {
     /// The attack runs once: for tests, which assert no timings.
     Once,
@@ -50,17 +54,39 @@ pub enum Effort {
         /// Time after which the attack is not repeated any more.
         at_most: Duration,
         /// Cores, one of them reserved for the attackers.
+        #[serde(skip)]
         cores: Cores,
     },
+}
+
+/// Latency of the honest caller's steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Percentiles {
+    pub p50_us: u64,
+    pub p99_us: u64,
+}
+
+impl Percentiles {
+    fn of(mut samples: Vec<Duration>) -> Option<Percentiles> {
+        samples.sort_unstable();
+        let percentile = |share: usize| {
+            let at = (samples.len() * share).div_ceil(100).checked_sub(1)?;
+            samples.get(at).copied().map(micros)
+        };
+        Some(Percentiles {
+            p50_us: percentile(50)?,
+            p99_us: percentile(99)?,
+        })
+    }
 }
 
 /// Effect of an attack on the honest caller's latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Latency {
-    /// 99th percentile without the attack, in microseconds.
-    pub quiet_p99_us: u64,
-    /// 99th percentile during the attack, in microseconds.
-    pub attacked_p99_us: u64,
+    /// In the same run, before the attack.
+    pub quiet: Percentiles,
+    /// During the attack.
+    pub attacked: Percentiles,
     /// Honest steps measured during the attack.
     pub steps: usize,
 }
@@ -75,15 +101,15 @@ impl Latency {
         }
         let steps = attacked.len();
         Some(Latency {
-            quiet_p99_us: p99_us(quiet)?,
-            attacked_p99_us: p99_us(attacked)?,
+            quiet: Percentiles::of(quiet)?,
+            attacked: Percentiles::of(attacked)?,
             steps,
         })
     }
 
     /// Factor by which the 99th percentile grew.
     pub fn ratio(&self) -> f64 {
-        self.attacked_p99_us as f64 / self.quiet_p99_us.max(1) as f64
+        self.attacked.p99_us as f64 / self.quiet.p99_us.max(1) as f64
     }
 
     /// True if the 99th percentile at most doubled.
@@ -92,15 +118,33 @@ impl Latency {
     }
 }
 
-fn p99_us(mut samples: Vec<Duration>) -> Option<u64> {
-    samples.sort_unstable();
-    let at = (samples.len() * 99).div_ceil(100).checked_sub(1)?;
-    u64::try_from(samples.get(at)?.as_micros()).ok()
+/// Times from the start of an attempt until the attack was detected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Detection {
+    pub median_us: u64,
+    pub slowest_us: u64,
+    /// Detected attempts.
+    pub attempts: usize,
+}
+
+impl Detection {
+    fn of(observations: &[Observation]) -> Option<Detection> {
+        let times = observations.iter().filter_map(|seen| seen.detected_us);
+        let mut times: Vec<u64> = times.collect();
+        times.sort_unstable();
+        Some(Detection {
+            median_us: *times.get(times.len() / 2)?,
+            slowest_us: *times.last()?,
+            attempts: times.len(),
+        })
+    }
 }
 
 /// Effect of an attack on the victim's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryGrowth {
+    /// Highest resident size in bytes, from the start of the attack.
+    pub peak: u64,
     /// Growth in bytes, from before the attack to the peak.
     pub bytes: u64,
     pub budget: Budget,
@@ -111,6 +155,10 @@ pub struct MemoryGrowth {
 pub struct Outcome {
     /// Number of the case.
     pub case: u8,
+    /// Heading of the case.
+    pub group: &'static str,
+    /// Name of the attack.
+    pub name: &'static str,
     /// Claim that must hold.
     pub claim: String,
     /// Code of the case.
@@ -120,6 +168,8 @@ pub struct Outcome {
     pub observations: Vec<Observation>,
     /// Number of times the host counted each expected code.
     pub counted: BTreeMap<String, u64>,
+    /// `None` if no check with a code detected the attack, for example because it has no effect.
+    pub detection: Option<Detection>,
     /// `None` if the system does not report it.
     pub memory: Option<MemoryGrowth>,
     /// `None` if too few steps were measured. Never part of the verdict: people must judge timings
@@ -146,9 +196,9 @@ impl Outcome {
 /// # Errors
 /// [`HarnessError`] if the harness failed.
 pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome> {
-    let which = match setup.effort {
-        Effort::Measured { .. } => Model::Share,
-        Effort::Once => Model::Tiny,
+    let which = match setup.model {
+        Model::Real if !entry.any_model => Model::Share,
+        model => model,
     };
     let mut bench = Bench::start(&setup.program, setup.pace, entry.scene, which).await?;
     bench.honest.steps(WARM_UP_STEPS).await;
@@ -180,11 +230,13 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome> {
     settled(&mut bench.victim, what, 1, &mut found).await?;
     let peak = bench.victim.usage();
     let memory = before.zip(peak).map(|(before, peak)| MemoryGrowth {
+        peak: peak.peak,
         bytes: peak.peak.saturating_sub(before.resident),
-        budget: entry.budget,
+        budget: entry.budget.plus(which.kv_of_streams()),
     });
-    if let Some(MemoryGrowth { bytes, budget }) = memory {
-        let expected = format!("at most {} KiB ({})", budget.bytes >> 10, budget.why);
+    if let Some(MemoryGrowth { bytes, budget, .. }) = memory {
+        let (kib, why) = (budget.bytes >> 10, budget.why);
+        let expected = format!("at most {kib} KiB ({why}; and a page of KV for each stream)");
         let seen = format!("{} KiB", bytes >> 10);
         let what = "growth of the host's memory";
         found.check(what, expected, seen, bytes <= budget.bytes);
@@ -193,10 +245,13 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome> {
     aftermath(bench, &mut found).await?;
     Ok(Outcome {
         case: entry.case,
+        group: entry.group(),
+        name: entry.name,
         claim: entry.claim(),
         code: entry.code(),
         verdict: found.verdict(),
-        observations: found.0,
+        detection: Detection::of(&found.observations),
+        observations: found.observations,
         counted,
         memory,
         latency: Latency::of(quiet, attacked),
@@ -324,12 +379,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_99th_percentile_is_the_sample_that_99_of_100_do_not_exceed() {
-        let samples = |n: u64| (1..=n).rev().map(Duration::from_micros).collect();
-        assert_eq!(p99_us(samples(100)), Some(99));
-        assert_eq!(p99_us(samples(1000)), Some(990));
-        assert_eq!(p99_us(samples(1)), Some(1));
-        assert_eq!(p99_us(Vec::new()), None);
+    fn a_percentile_is_the_sample_that_so_many_of_a_hundred_do_not_exceed() {
+        let of = |n: u64| {
+            let all = Percentiles::of((1..=n).rev().map(Duration::from_micros).collect());
+            all.map(|all| (all.p50_us, all.p99_us))
+        };
+        assert_eq!(of(100), Some((50, 99)));
+        assert_eq!(of(1000), Some((500, 990)));
+        assert_eq!(of(1), Some((1, 1)));
+        assert_eq!(of(0), None);
+    }
+
+    #[test]
+    fn the_time_to_detection_is_that_of_the_attempts_that_were_detected() {
+        let mut found = Findings::default();
+        assert_eq!(Detection::of(&found.observations), None);
+        for time in [9, 1, 5] {
+            found.same("a try", 1, 1);
+            found.detected(Duration::from_micros(time));
+        }
+        found.same("another observation", 1, 1);
+        let expected = Detection {
+            median_us: 5,
+            slowest_us: 9,
+            attempts: 3,
+        };
+        assert_eq!(Detection::of(&found.observations), Some(expected));
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! The input also ends when the harness dies, so a victim never outlives it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -25,9 +26,10 @@ use hearthnet_bus::joining::{self, JoinHandler};
 use hearthnet_bus::log::{EventLog, LogHealth};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
+use hearthnet_files::magnitude::Band;
 use hearthnet_http::{Metrics, Part};
 use hearthnet_shard::{RunningHost, ShardConfig, ShardHost, Stats};
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{TinyLlama, smollm2_bands, smollm2_on_this_machine};
 use hearthnet_transport::{Code, Config};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -52,11 +54,21 @@ const LOG_BYTES: u64 = 1 << 20;
 
 /// Deadlines after which the victim drops an inactive peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Pace {
     /// Default deadlines of a host.
     Shipped,
     /// Deadlines of one or two seconds, for tests. The limits are the same.
     Brief,
+}
+
+impl fmt::Display for Pace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Shipped => "the defaults of a host",
+            Self::Brief => "about one second each",
+        })
+    }
 }
 
 impl Pace {
@@ -99,19 +111,37 @@ impl Scene {
 }
 
 /// Model that the victim serves in full.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) enum Model {
-    /// Model whose steps take almost no time.
-    Tiny,
-    /// A home's share of a small model, a third of the blocks of SmolLM2-135M: a step takes as long
-    /// as in a home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Model {
+    /// SmolLM2-135M-Instruct, from this user's cache.
+    Real,
+    /// Random weights: a home's share of that model, a third of its blocks. A step takes as long as
+    /// in a home.
     Share,
+    /// Random weights: two small blocks, whose steps take almost no time.
+    Tiny,
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Real => "SmolLM2-135M-Instruct",
+            Self::Share => "random weights, a third of the blocks of SmolLM2-135M",
+            Self::Tiny => "random weights, two small blocks",
+        })
+    }
 }
 
 impl Model {
+    /// Shape of the model.
     pub(crate) fn description(self) -> TinyLlama {
         match self {
             Self::Tiny => TinyLlama::default(),
+            Self::Real => TinyLlama {
+                layers: 30,
+                ..Self::Share.description()
+            },
             Self::Share => TinyLlama {
                 layers: 10,
                 width: 576,
@@ -123,7 +153,40 @@ impl Model {
             },
         }
     }
+
+    /// Path of the model's file. A file of random weights is written into `folder`.
+    ///
+    /// # Errors
+    /// If the real model is not on this machine.
+    pub(crate) fn file(self, folder: &Path) -> Result<PathBuf> {
+        match self {
+            Self::Tiny | Self::Share => Ok(self.description().write(folder)),
+            Self::Real => real_model().map(|(path, _)| path),
+        }
+    }
+
+    /// Memory of one page of KV for each stream that the victim serves at once.
+    pub(crate) fn kv_of_streams(self) -> u64 {
+        STREAMS * page_bytes(&self.description())
+    }
 }
+
+/// File of the real model, and the bands of its boundaries.
+///
+/// # Errors
+/// If the model is not on this machine.
+pub fn real_model() -> Result<(PathBuf, Vec<Band>)> {
+    let path = smollm2_on_this_machine().ok_or_else(|| {
+        HarnessError::usage(
+            "SmolLM2-135M-Instruct is not on this machine: run `hearthnet model pull \
+             smollm2-135m-instruct`; attacks also run on random weights, by `--model share`",
+        )
+    })?;
+    Ok((path, smollm2_bands()))
+}
+
+/// Streams that a host serves at once by default.
+const STREAMS: u64 = 8;
 
 /// Positions of a page of KV (`specs/shard-host.md` section 8).
 pub(crate) const PAGE: u32 = 32;

@@ -130,6 +130,7 @@ fn run(args: Args) -> Result<(), Failure> {
         Command::Completions { shell } => return commands::manual::completions(*shell),
         Command::Man { directory } => return commands::manual::man(directory),
         Command::Engine(command) => return commands::engine::run(*command),
+        Command::Adversarial { arguments } => return commands::adversarial::run(arguments),
         _ => {}
     }
     let loaded = Loaded::load(global.config.as_deref(), &global.set)?;
@@ -197,6 +198,7 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         Command::Init(_)
         | Command::Up(_)
         | Command::Restore(_)
+        | Command::Adversarial { .. }
         | Command::Completions { .. }
         | Command::Man { .. }
         | Command::Engine(_) => Ok(()),

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hearthnet_bus::evidence::Evidence;
 use hearthnet_bus::log::{Dispute, Finding, Reputation};
@@ -51,6 +51,8 @@ pub(super) struct Trial {
     pub(super) evidence: Evidence,
     /// Codes for which the caller dropped hosts before the audit.
     left: String,
+    /// Time from the question to the evidence.
+    after: Duration,
 }
 
 impl Trial {
@@ -61,14 +63,13 @@ impl Trial {
         let own = NodeKey::from_secret(&caller.secret());
         let ids = [caller.id(), liar.id(), honest.id()];
         let unchanged: Tamper = Box::new(|_| {});
-        let all = vec![
-            (liar, file, lie),
-            (honest, fleet.shared_file(), unchanged),
-        ];
+        let all = vec![(liar, file, lie), (honest, fleet.shared_file(), unchanged)];
         let hosts = fleet.hosts_of(caller, all)?;
         let evidence: Receiver<Evidence> = hosts.evidence();
+        let begin = Instant::now();
         let asked = fleet.ask_over(&hosts, 1, TOKENS)?;
         let evidence = evidence.recv_timeout(PATIENCE)?;
+        let after = begin.elapsed();
         let [caller, liar, honest] = ids;
         let home = Home::founded(new_key()?, true);
         for (node, level) in [
@@ -85,6 +86,7 @@ impl Trial {
             honest,
             evidence,
             left: asked.left,
+            after,
         })
     }
 
@@ -113,7 +115,9 @@ impl Trial {
     }
 
     pub(super) fn write(&self, author: &NodeKey, body: Body) -> Result<()> {
-        self.home.log.append(author, body, hearthnet_bus::now_ms())?;
+        self.home
+            .log
+            .append(author, body, hearthnet_bus::now_ms())?;
         Ok(())
     }
 
@@ -131,6 +135,7 @@ impl Trial {
         };
         let finding = self.settle(fleet, &self.caller, &self.evidence)?;
         found.same("what the anchor finds", expected, finding);
+        found.detected(self.after);
         let convicted = |node: &NodeId| self.reputation(node).is_convicted();
         found.holds("the liar is convicted", "yes", convicted(&self.liar));
         found.holds("the honest host is not", "yes", !convicted(&self.honest));

@@ -5,6 +5,7 @@ use crate::memory::Budget;
 use crate::victim::Scene;
 
 mod table;
+mod template;
 
 /// Items that several attacks use. A definition or import in an attack takes precedence.
 mod prelude {
@@ -140,19 +141,35 @@ macro_rules! register {
 
         /// Every attack, in the order of the registry.
         pub const ATTACKS: &[Entry] = &[
-            $(entry($listed_case, stringify!($listed), |bench, found| {
-                Box::pin(table::carry_out(bench, table::$listed(bench), found))
-            }),)*
-            $(entry($case, stringify!($name), |bench, found| Box::pin($name::run(bench, found))),)*
+            $(entry(
+                $listed_case,
+                stringify!($listed),
+                include_str!("table.rs"),
+                |bench, found| Box::pin(table::carry_out(bench, table::$listed(bench), found)),
+            ),)*
+            $(entry(
+                $case,
+                stringify!($name),
+                include_str!(concat!(stringify!($name), ".rs")),
+                |bench, found| Box::pin($name::run(bench, found)),
+            ),)*
         ];
     };
 }
 
 every_attack!(register);
 
+/// Attack from which `hearthnet adversarial new` makes a new one. No run includes it; a test does.
+pub const TEMPLATE: Entry = entry(
+    0,
+    "template",
+    include_str!("template.rs"),
+    |bench, found| Box::pin(template::run(bench, found)),
+);
+
 /// Registry entry with the settings of its case. Most need a host outside of any community, can be
 /// repeated, and have a memory budget of two sessions.
-const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
+const fn entry(case: u8, name: &'static str, source: &'static str, run: Run) -> Entry {
     let scene = match case {
         21..=28 | 42 | 47..=56 | 58..=59 | 61..=66 | 80 | 82 | 84 => Scene::COMMUNITY,
         45 => a_caller_within_its_kv_share_is_not_preempted::SCENE,
@@ -186,6 +203,8 @@ const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
         // hostile file.
         repeats: !matches!(case, 21 | 23 | 25..=28 | 47 | 49..=53 | 59 | 61..=66 | 71..=73 | 80 | 82 | 84 | 86),
         budget,
+        any_model: !matches!(case, 28 | 59),
+        source,
         run,
     }
 }

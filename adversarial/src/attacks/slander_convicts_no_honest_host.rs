@@ -29,7 +29,11 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
             let own = trial.reputation(&trial.caller.id()).is_false_accuser();
             found.holds(format!("{what}: counts against the accuser"), "yes", own);
             let again = trial.write(&trial.caller, accusation(1, trial.honest));
-            found.holds(format!("{what}: a further dispute"), "refused", again.is_err());
+            found.holds(
+                format!("{what}: a further dispute"),
+                "refused",
+                again.is_err(),
+            );
         }
         let trial = trial()?;
         crowd(&trial, found)
@@ -101,7 +105,11 @@ fn crowd(trial: &Trial, found: &mut Findings) -> Result<()> {
             };
             for judge in [&accomplice, &trial.caller, &member] {
                 let judged = trial.write(judge, verdict.clone());
-                found.holds("a verdict of a node that is no anchor", "refused", judged.is_err());
+                found.holds(
+                    "a verdict of a node that is no anchor",
+                    "refused",
+                    judged.is_err(),
+                );
             }
         }
     }

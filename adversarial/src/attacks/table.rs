@@ -117,6 +117,7 @@ pub(super) async fn carry_out(bench: &Bench, tries: Tries, found: &mut Findings)
         must,
     } in tries?
     {
+        found.attempt();
         let mut peer: Peer = match at {
             At::Tls => bench.secured().await?,
             At::Upgrade => bench.upgraded().await?,

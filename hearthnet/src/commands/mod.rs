@@ -1,5 +1,6 @@
 //! Commands of the program, each in a file or folder of its name.
 
+pub(crate) mod adversarial;
 pub(crate) mod audit;
 pub(crate) mod backup;
 pub(crate) mod bench;

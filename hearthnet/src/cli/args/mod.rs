@@ -224,6 +224,22 @@ pub(crate) enum Command {
     /// Connects with this node's key, which the host must admit. Breaks each rule of the protocol on
     /// a connection of its own, and expects the close code of specs/. Needs no weights.
     Conformance(ConformanceArgs),
+    /// Attack hosts and nodes of this program, and show which claims of the threat model hold.
+    ///
+    /// `run` carries out attacks on processes that it starts on this machine, and writes a report;
+    /// `list` and `explain` say what they do; `new` writes an attack of your own into a checkout;
+    /// `sensitivity` tries lies about rows in all strengths; `calibrate` measures a model's bands.
+    /// These are commands of a second program, hearthnet-adversarial, with a --help of their own.
+    #[command(disable_help_flag = true)]
+    Adversarial {
+        /// run, list, explain, new, sensitivity or calibrate, and its arguments.
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "COMMAND"
+        )]
+        arguments: Vec<OsString>,
+    },
     /// Print this node's id (made on first use).
     Id {
         /// Print JSON.

@@ -1,7 +1,5 @@
-//! Measures the magnitudes of residual stream rows at every layer boundary, and prints the bands
-//! for a model's catalogue entry (`boundary_magnitude` in `config/models.toml`):
-//!
-//! `cargo run --release -p hearthnet-engine --example boundary_bands -- FILE [MARGIN]`
+//! `hearthnet adversarial calibrate`: measures the magnitudes of the rows after every layer of a model,
+//! and makes a file with its bands (`boundary_magnitude` in `config/models.toml`).
 //!
 //! The measure is the median magnitude of a row's values. The root mean square is unsuitable:
 //! models park attention on the first position and a few unusual tokens by making one or two values
@@ -10,22 +8,23 @@
 //! returns zeros or a wrong scale.
 //!
 //! The inputs are texts of many kinds, chats with the model's own answers, random and repeated
-//! tokens, and every 16th token as a first row. A band is the observed range, widened by the factor
-//! MARGIN (default 1.5) on both sides.
-#![allow(clippy::print_stdout, clippy::print_stderr)]
+//! tokens, and every 16th token as a first row. A band is the observed range, widened by a margin on
+//! both sides.
 
-use std::error::Error;
+use std::fmt::Write as _;
+use std::fs;
 use std::path::Path;
 
 use hearthnet_engine::{EngineOptions, Span};
 use hearthnet_files::ModelFile;
-use hearthnet_files::magnitude::magnitude;
+use hearthnet_files::magnitude::{Band, magnitude};
 use hearthnet_testkit::FullModel;
 use hearthnet_tokens::{ChatMessage, ChatTemplate, Special, Tokenizer};
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
 
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
+use super::lies::Random;
+use crate::{HarnessError, Result};
 
 /// Longest sequence, in tokens.
 const LONGEST: usize = 1024;
@@ -69,10 +68,10 @@ const SNIPPETS: [&str; 14] = [
 ];
 
 const FILES: [&str; 5] = [
-    include_str!("../tests/data/parity/text.txt"),
-    include_str!("../src/lib.rs"),
-    include_str!("../tests/data/parity/reference.py"),
-    include_str!("../tests/data/parity/README.md"),
+    include_str!("../../../crates/hearthnet-engine/tests/data/parity/text.txt"),
+    include_str!("../../../crates/hearthnet-engine/src/lib.rs"),
+    include_str!("../../../crates/hearthnet-engine/tests/data/parity/reference.py"),
+    include_str!("../../../crates/hearthnet-engine/tests/data/parity/README.md"),
     include_str!("../../../Cargo.toml"),
 ];
 
@@ -80,6 +79,8 @@ struct Model {
     whole: FullModel,
     layers: usize,
     width: usize,
+    /// Longest sequence.
+    longest: usize,
 }
 
 impl Model {
@@ -87,7 +88,8 @@ impl Model {
         Ok(Self {
             whole: FullModel::load(file, &EngineOptions::default(), &mut |_, _| ())?,
             layers: file.spec().layers as usize,
-            width: file.spec().width as usize,
+            width: width(file)?,
+            longest: LONGEST.min(file.spec().context as usize),
         })
     }
 
@@ -114,13 +116,16 @@ impl Model {
 
     /// Likeliest continuation, up to the end of the model's answer.
     fn answer(&mut self, tokenizer: &Tokenizer, mut ids: Vec<u32>) -> Result<Vec<u32>> {
+        ids.truncate(self.longest);
         let seq = self.whole.engine_mut().open()?;
         let (mut new, mut logits) = (ids.clone(), Vec::new());
         for _ in 0..ANSWER {
             self.whole.append(seq, &new, &mut logits)?;
             let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
-            let best = best.ok_or("a model without tokens")? as u32;
-            if tokenizer.is_end_of_generation(best) {
+            let Some(best) = best.map(|best| best as u32) else {
+                break;
+            };
+            if tokenizer.is_end_of_generation(best) || ids.len() >= self.longest {
                 break;
             }
             ids.push(best);
@@ -131,18 +136,35 @@ impl Model {
     }
 }
 
+/// Values of a row between layers.
+///
+/// # Errors
+/// If rows carry more than the residual stream.
+pub(super) fn width(file: &ModelFile) -> Result<usize> {
+    let spec = file.spec();
+    let width = spec.width as usize;
+    match spec.row_values(&(0..spec.layers)) == width {
+        true => Ok(width),
+        false => Err(HarnessError::usage(
+            "rows of this model carry inputs of each layer beside the residual stream, whose \
+             magnitude has no band",
+        )),
+    }
+}
+
 /// Texts of many kinds as tokens.
 fn sequences(model: &mut Model, file: &ModelFile) -> Result<Vec<Vec<u32>>> {
     let tokenizer = Tokenizer::from_gguf(file.gguf())?;
-    let template = ChatTemplate::from_gguf(file.gguf())?;
-    let mut all = Vec::new();
+    // A model without a template has no chats.
+    let template = ChatTemplate::from_gguf(file.gguf()).ok();
+    let (mut all, longest) = (Vec::new(), model.longest);
     let mut add = |mut ids: Vec<u32>| {
-        ids.truncate(LONGEST);
+        ids.truncate(longest);
         all.push(ids);
     };
     for text in FILES {
         let ids = tokenizer.encode_document(text, Special::Plain)?;
-        for window in ids.chunks(LONGEST).take(3) {
+        for window in ids.chunks(longest).take(3) {
             add(window.to_vec());
         }
     }
@@ -151,11 +173,11 @@ fn sequences(model: &mut Model, file: &ModelFile) -> Result<Vec<Vec<u32>>> {
         let longer = tokenizer.encode_document(&text.repeat(20), Special::Plain)?;
         add(longer);
     }
-    for question in QUESTIONS {
+    for (template, question) in template.iter().flat_map(|it| QUESTIONS.map(|q| (it, q))) {
         let mut messages = vec![ChatMessage::user(question)];
         let prompt = template.prompt_ids(&tokenizer, &messages, true)?;
         let first = model.answer(&tokenizer, prompt.clone())?;
-        let answer = tokenizer.decode(&first[prompt.len()..]);
+        let answer = tokenizer.decode(first.get(prompt.len()..).unwrap_or_default());
         messages.push(ChatMessage::assistant(answer));
         messages.push(ChatMessage::user("Say that again, but shorter."));
         let prompt = template.prompt_ids(&tokenizer, &messages, true)?;
@@ -163,8 +185,8 @@ fn sequences(model: &mut Model, file: &ModelFile) -> Result<Vec<Vec<u32>>> {
     }
     // Repeated beginnings, each with a continuation.
     let vocab = file.spec().vocab;
-    let mut random = ChaCha8Rng::seed_from_u64(1);
-    let mut token = || random.next_u32() % vocab;
+    let mut random = Random(1);
+    let mut token = || random.below(vocab as usize) as u32;
     for _ in 0..16 {
         add((0..256).map(|_| token()).collect());
     }
@@ -210,13 +232,68 @@ fn short(value: f32) -> String {
     format!("{value:.decimals$}")
 }
 
-fn main() -> Result<()> {
-    let mut args = std::env::args().skip(1);
-    let path = args.next().ok_or("which file?")?;
-    let margin: f32 = args.next().map_or(Ok(1.5), |text| text.parse())?;
-    let file = ModelFile::open(Path::new(&path))?;
-    let mut model = Model::open(&file)?;
+/// Bands of a model's rows: one for the output of each layer.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bands {
+    /// Identity of the weights.
+    weights: String,
+    /// Format of the rows between layers.
+    boundary: String,
+    /// Measured rows of each layer.
+    pub rows: u64,
+    pub margin: f32,
+    pub boundary_magnitude: Vec<Band>,
+}
 
+impl Bands {
+    /// Reads a file of bands. `pin` is the SHA-256 of its bytes, as `calibrate` prints it.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is another one than was pinned, or holds the bands of another
+    /// model.
+    pub fn read(path: &Path, pin: Option<&str>, model: &ModelFile) -> Result<Bands> {
+        let text = fs::read_to_string(path)?;
+        let (hash, shown) = (hash_of(&text), path.display());
+        if let Some(pin) = pin.filter(|pin| !pin.eq_ignore_ascii_case(&hash)) {
+            return Err(HarnessError::usage(format!(
+                "{shown} is not the file of bands that was pinned: its SHA-256 is {hash}, not {pin}"
+            )));
+        }
+        let bands: Bands = toml::from_str(&text)?;
+        let (weights, boundary) = of_model(model);
+        if (&bands.weights, bands.boundary.as_str()) != (&weights, boundary) {
+            return Err(HarnessError::usage(format!(
+                "{shown} holds the bands of other weights or of another boundary format; this \
+                 model's are {weights}, {boundary}: run `hearthnet adversarial calibrate` on it"
+            )));
+        }
+        Ok(bands)
+    }
+}
+
+/// SHA-256 of a file of bands.
+pub fn hash_of(text: &str) -> String {
+    hex::encode(Sha256::digest(text))
+}
+
+/// Identity of the weights, and the format of the rows between layers.
+fn of_model(file: &ModelFile) -> (String, &'static str) {
+    let weights = file.manifest(&mut |_, _| {}).weights_id();
+    (weights.to_string(), file.spec().boundary.descriptor_name())
+}
+
+/// Measures the bands of a model. Returns the text of their file.
+///
+/// # Errors
+/// If the model cannot be run.
+pub fn calibrate(
+    path: &Path,
+    margin: f32,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<String> {
+    let file = ModelFile::open(path)?;
+    let mut model = Model::open(&file)?;
     // All observed magnitudes, by layer.
     let mut seen: Vec<Vec<f32>> = vec![Vec::new(); model.layers];
     let mut add = |measured: Vec<Vec<f32>>| {
@@ -225,18 +302,27 @@ fn main() -> Result<()> {
         }
     };
     let first: Vec<u32> = (0..file.spec().vocab).step_by(FIRST_STEP).collect();
-    for tokens in first.chunks(TOGETHER) {
+    let sequences = sequences(&mut model, &file)?;
+    let batches = first.len().div_ceil(TOGETHER);
+    let total = batches + sequences.len();
+    for (done, tokens) in first.chunks(TOGETHER).enumerate() {
+        progress(done, total);
         let sequences: Vec<&[u32]> = tokens.chunks(1).collect();
         add(model.measure(&sequences)?);
     }
-    for ids in sequences(&mut model, &file)? {
-        add(model.measure(&[&ids])?);
+    for (done, ids) in sequences.iter().enumerate() {
+        progress(batches + done, total);
+        add(model.measure(&[ids])?);
     }
     for seen in &mut seen {
         seen.sort_by(f32::total_cmp);
     }
-    let bands: Vec<(f32, f32)> = seen.iter().map(|seen| widen(seen, margin)).collect();
+    Ok(text(&file, &seen, margin))
+}
 
+/// Text of the file of bands, with what the bands find.
+fn text(file: &ModelFile, seen: &[Vec<f32>], margin: f32) -> String {
+    let bands: Vec<(f32, f32)> = seen.iter().map(|seen| widen(seen, margin)).collect();
     // Detection rates in percent: of rows scaled by a factor, and of rows that a host of some
     // layers returns unchanged.
     let caught = |from: usize, scale: f32, to: usize| {
@@ -245,28 +331,71 @@ fn main() -> Result<()> {
         let outside = rows.iter().filter(|&&v| v * scale < lo || v * scale > hi);
         100.0 * outside.count() as f64 / rows.len() as f64
     };
-    println!("{} rows", seen[0].len());
-    println!("layer      seen             x100   unchanged by 5, 10, 15 layers");
+    let (weights, boundary) = of_model(file);
+    let mut text = String::from(
+        "# Bands of the rows after each layer, by `hearthnet adversarial calibrate`.\n\
+         # layer      seen             x100   unchanged by 5, 10, 15 layers\n",
+    );
     for (layer, rows) in seen.iter().enumerate() {
         let unchanged = [5, 10, 15].map(|layers| match layer.checked_sub(layers) {
             Some(from) => format!("{:>6.1}%", caught(from, 1.0, layer)),
             None => "      -".to_owned(),
         });
-        println!(
-            "{layer:>5}  {:>7.3} {:>7.3}  {:>7.2}%  {}",
+        let _ = writeln!(
+            text,
+            "# {layer:>5}  {:>7.3} {:>7.3}  {:>7.2}%  {}",
             rows[0],
             rows[rows.len() - 1],
             caught(layer, 100.0, layer),
             unchanged.join(" "),
         );
     }
-    println!("\nboundary_magnitude = [");
+    let _ = writeln!(
+        text,
+        "weights = \"{weights}\"\nboundary = \"{boundary}\"\nrows = {}\nmargin = {margin:?}\n\
+         boundary_magnitude = [",
+        seen[0].len()
+    );
     for chunk in bands.chunks(5) {
         let pairs = chunk
             .iter()
             .map(|&(lo, hi)| format!("[{}, {}]", short(lo), short(hi)));
-        println!("    {},", pairs.collect::<Vec<_>>().join(", "));
+        let _ = writeln!(text, "    {},", pairs.collect::<Vec<_>>().join(", "));
     }
-    println!("]");
-    Ok(())
+    text + "]\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearthnet_testkit::TinyLlama;
+
+    #[test]
+    fn a_calibrated_file_is_read_for_its_model_and_its_hash_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = TinyLlama::default().write(folder.path());
+        let mut steps = 0;
+        let text = calibrate(&model, 1.5, &mut |_, _| steps += 1).unwrap();
+        assert!(steps > 100);
+        let path = folder.path().join("bands.toml");
+        fs::write(&path, &text).unwrap();
+        let (file, hash) = (ModelFile::open(&model).unwrap(), hash_of(&text));
+        let bands = Bands::read(&path, Some(&hash), &file).unwrap();
+        assert_eq!(bands.boundary_magnitude.len(), 2);
+        assert!(bands.rows > 5_000 && bands.margin == 1.5);
+        for band in &bands.boundary_magnitude {
+            assert!(0.0 < band.lo && band.lo * 2.0 < band.hi);
+        }
+
+        fs::write(&path, text.replace("rows = ", "# \nrows = ")).unwrap();
+        let error = Bands::read(&path, Some(&hash), &file).unwrap_err();
+        assert!(error.to_string().contains("pinned"), "{error}");
+        Bands::read(&path, None, &file).unwrap();
+        let other = TinyLlama {
+            seed: 2,
+            ..TinyLlama::default()
+        };
+        let error = Bands::read(&path, None, &other.file()).unwrap_err();
+        assert!(error.to_string().contains("other weights"), "{error}");
+    }
 }
