@@ -57,7 +57,7 @@ class Model:
         self.file, self.weights = file, shown["weights"]
         self.layers = spec["layers"]
         self.layer_bytes = shown["layer_bytes"]
-        self.kv_bytes = shown["kv_bytes_per_position_and_layer"] * self.layers * min(spec["context"], KV_TOKENS)
+        self.kv_bytes = sum(shown["kv_bytes_per_position"]) * min(spec["context"], KV_TOKENS)
         self.row_bytes = spec["width"] * (4 if spec["boundary"] == "f32" else 2)
 
 
