@@ -59,6 +59,30 @@ fn any_split_over_one_to_five_hosts_gives_the_same_answer() {
 }
 
 #[test]
+fn any_split_of_a_real_k_quant_file_gives_the_same_answer() {
+    let home = Home::new();
+    let model = hearthnet_testkit::gemma3();
+    let model = model.to_str().expect("UTF-8");
+    let mut extra = words("--raw --max-tokens 24 --temperature 0.7 --seed 20261128");
+    extra.extend(["--model", model]);
+    let local = home.json(&[&["chat", PROMPT, "--local", "--json"], &extra[..]].concat());
+    let length = local["token_ids"].as_array().expect("tokens").len();
+    assert!(length > 10, "{local}");
+    for ranges in [&["0-17"][..], &["0-8", "9-17"], &["0-1", "2-6", "7-17"]] {
+        let split = answer_over(&home, &of_model(&home, model, ranges), ranges, &extra);
+        assert_eq!(split["token_ids"], local["token_ids"], "{ranges:?}");
+        assert_eq!(split["text"], local["text"], "{ranges:?}");
+    }
+}
+
+/// Hosts of layers of a model.
+fn of_model(home: &Home, model: &str, ranges: &[&str]) -> Vec<Host> {
+    let id = home.node_id();
+    let start = |range: &&str| Host::start(&Home::new(), model, range, &id, &[]);
+    ranges.iter().map(start).collect()
+}
+
+#[test]
 fn any_split_of_recurrent_layers_gives_the_same_answer() {
     let home = Home::new();
     let model = TinyLlama {
@@ -89,10 +113,7 @@ fn any_split_of_recurrent_layers_gives_the_same_answer() {
         &["2-2", "3-3", "4-5"],
         &["0-1", "2-4", "5-5"],
     ] {
-        let id = home.node_id();
-        let start = |range: &&str| Host::start(&Home::new(), model, range, &id, &[]);
-        let hosts: Vec<Host> = ranges.iter().map(start).collect();
-        let split = answer_over(&home, &hosts, ranges, &extra);
+        let split = answer_over(&home, &of_model(&home, model, ranges), ranges, &extra);
         assert_eq!(split["text"], local["text"], "{ranges:?}");
         assert_eq!(split["token_ids"], local["token_ids"], "{ranges:?}");
     }

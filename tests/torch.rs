@@ -450,7 +450,7 @@ fn divergence<B: Backend>(
 
 #[test]
 fn libtorch_is_no_farther_from_the_float64_model_than_the_exact_engine() {
-    let wanted = Predictions::stored();
+    let wanted = Predictions::smollm2();
     let windows = include_str!("../crates/hearthnet-engine/tests/data/parity/perplexity.json");
     let windows: Windows = serde_json::from_str(windows).expect("JSON");
     let file = ModelFile::open(Path::new(model())).expect("a model");

@@ -1,5 +1,5 @@
-//! Predictions of a float64 model over a text, the reference for engines. They belong to the small
-//! real model's Q4_1 file; see `crates/hearthnet-engine/tests/data/parity/README.md`.
+//! Predictions of float64 models over a text, the reference for engines. They belong to the two small
+//! real models' files; see `crates/hearthnet-engine/tests/data/parity/README.md`.
 
 use serde::Deserialize;
 
@@ -8,6 +8,9 @@ use serde::Deserialize;
 pub struct Predictions {
     /// SHA-256 of the model file, in hexadecimal.
     pub model_sha256: String,
+    /// Token ids of the windows, where no other file has them.
+    #[serde(default)]
+    pub ids: Vec<Vec<u32>>,
     pub positions: Vec<Prediction>,
 }
 
@@ -26,12 +29,21 @@ pub struct Prediction {
 }
 
 impl Predictions {
-    /// Reads the stored predictions.
+    /// Reads the stored predictions for [`smollm2`](crate::smollm2).
     ///
     /// # Panics
     /// If the stored file is malformed, which a test excludes.
-    pub fn stored() -> Self {
+    pub fn smollm2() -> Self {
         let stored = include_str!("../../hearthnet-engine/tests/data/parity/kl.json");
+        serde_json::from_str(stored).expect("what is stored")
+    }
+
+    /// Reads the stored predictions for [`gemma3`](crate::gemma3).
+    ///
+    /// # Panics
+    /// As [`smollm2`](Self::smollm2).
+    pub fn gemma3() -> Self {
+        let stored = include_str!("../../hearthnet-engine/tests/data/parity/kl-gemma3.json");
         serde_json::from_str(stored).expect("what is stored")
     }
 }

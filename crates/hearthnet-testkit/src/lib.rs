@@ -118,6 +118,21 @@ pub fn smollm2_on_this_machine() -> Option<PathBuf> {
     Some(smollm2_entry().path_in(&options.models)).filter(|path| path.exists())
 }
 
+/// Path of Gemma 3 270M as Q4_K_M, a real file of another producer. `tests/run` fetches it.
+///
+/// # Panics
+/// If the file is missing.
+pub fn gemma3() -> PathBuf {
+    let cache = cache::directory().expect("a place for models");
+    let path = cache.join("test-models").join("gemma-3-270m-q4_k_m.gguf");
+    assert!(
+        path.exists(),
+        "run tests/run, which fetches {}",
+        path.display()
+    );
+    path
+}
+
 /// Bands of the real model's boundaries, from its catalogue entry.
 pub fn smollm2_bands() -> Vec<Band> {
     smollm2_entry().boundary_magnitude.unwrap_or_default()

@@ -20,37 +20,25 @@ use crate::engine_common::{all_logits, mean_and_error, options, whole};
 
 /// Types of blocks of 32, in the order of `NAME.divergences`, with the bounds of the mean
 /// divergence of each family and of the median family. Observed values are about 0.8 of the bounds.
+/// The bound of a family is larger if llama.cpp's divergence is.
 /// They are large because rows of one or two blocks average out little.
 const TYPES: [(TensorType, f64, f64); 7] = [
-    (TensorType::Q8_0, 2e-2, 3.2e-3),
-    (TensorType::Q5_1, 0.35, 6.7e-2),
-    (TensorType::Q5_0, 0.48, 7.8e-2),
+    (TensorType::Q8_0, 5.4e-2, 4.1e-3),
+    (TensorType::Q5_1, 0.51, 8.9e-2),
+    (TensorType::Q5_0, 0.6, 0.105),
     (TensorType::Q4_1, 1.3, 0.26),
     (TensorType::Q4_0, 1.35, 0.36),
     (TensorType::IQ4_NL, 1.1, 0.3),
     (TensorType::MXFP4, 2.2, 0.43),
 ];
 
-/// Families whose quantised forms have not been run through llama.cpp.
-const NOT_COMPARED: [&str; 18] = [
-    "gemma4",
-    "gemma4moe",
-    "gemma4ple",
+/// Families whose quantised forms llama.cpp cannot compute at this size; see README.md of the data.
+const NOT_COMPARED: [&str; 5] = [
     "qwen35",
     "qwen35moe",
-    "qwen3next",
-    "seedoss",
-    "glm4moe",
     "deepseek2",
     "deepseek3",
     "glm47flash",
-    "museglimmer",
-    "lfm2",
-    "lfm2moe",
-    "granitehybrid",
-    "granitehybridmoe",
-    "nemotronh",
-    "nemotronhmoe",
 ];
 
 /// Tolerance in standard errors: of the mean difference from llama.cpp, and of the number of
@@ -118,8 +106,9 @@ fn quantised_forms_are_as_close_to_transformers_as_those_of_llama_cpp() {
         print!("{name:11}");
         for (nth, (dtype, bound, _)) in TYPES.into_iter().enumerate() {
             let file = rewrite(&name, &[], |tensor, _| match tensor {
-                // As in llama.cpp, expert routers stay F32.
+                // As in llama.cpp, expert routers stay F32, and this projection F16.
                 _ if tensor.contains("ffn_gate_inp") => TensorType::F32,
+                "per_layer_model_proj.weight" => TensorType::F16,
                 _ => dtype,
             });
             let file = file.unwrap();
@@ -143,6 +132,7 @@ fn quantised_forms_are_as_close_to_transformers_as_those_of_llama_cpp() {
                 ours / theirs,
                 1.0 + slack
             );
+            let bound = bound.max(1.25 * theirs);
             if !(ours <= bound && ours <= theirs * (1.0 + slack) && worse <= heads(ids.len())) {
                 bad.push(format!(
                     "{name}, {dtype}: {ours:.2e}, llama.cpp {theirs:.2e}, of which {slack:.2} may \

@@ -300,6 +300,43 @@ def divergence(log_p, log_q):
     return (np.exp(log_p) * (log_p - log_q)).sum(-1)
 
 
+def own_model(path):
+    """Function from the tokens of a window and some rows to their logits, by the model of this script."""
+    model = Llama(path, Roundings())
+
+    def predict(tokens, rows):
+        *_, x = model.boundaries(tokens)
+        return model.logits(x[rows])
+
+    return predict
+
+
+def transformers_of(path):
+    """As `own_model`, by `transformers`, which dequantises the file and computes in float64."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    path = Path(path)
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float64, attn_implementation="eager"
+    )
+
+    def predict(tokens, rows):
+        with torch.no_grad():
+            return model(torch.tensor([tokens.tolist()])).logits[0, rows].numpy()
+
+    return predict
+
+
+def tokenised(llama_cpp, path):
+    """Windows of the text's tokens by llama.cpp, each with BOS in place of its first token."""
+    vocabulary = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    ids = vocabulary.tokenize(TEXT.read_bytes(), add_bos=False, special=False)
+    windows = np.array(ids[: len(ids) // CONTEXT * CONTEXT]).reshape(-1, CONTEXT)
+    windows[:, 0] = vocabulary.token_bos()
+    return windows
+
+
 def kl(args):
     """Divergence of llama.cpp's predictions from this model, over the second halves of the text's windows.
 
@@ -310,8 +347,13 @@ def kl(args):
     """
     import llama_cpp
 
-    model = Llama(args.model, Roundings())
-    ids = np.array(json.loads(args.perplexity.read_text())["ids"])
+    predict = transformers_of(args.model) if args.transformers else own_model(args.model)
+    stored = {}
+    if args.transformers:
+        ids = tokenised(llama_cpp, args.model)
+        stored = {"context": CONTEXT, "ids": ids.tolist()}
+    else:
+        ids = np.array(json.loads(args.perplexity.read_text())["ids"])
     llama = {
         flash: llama_cpp.Llama(
             args.model, n_ctx=CONTEXT, n_batch=CONTEXT, logits_all=True, n_threads=1, flash_attn=flash, verbose=False
@@ -321,9 +363,8 @@ def kl(args):
     nll, positions = [], []
     full, merged = {True: [], False: []}, {True: [], False: []}
     for window, tokens in enumerate(ids):
-        *_, x = model.boundaries(tokens)
         scored = np.arange(CONTEXT // 2, CONTEXT - 1)
-        p = log_softmax(model.logits(x[scored]))
+        p = log_softmax(predict(tokens, scored))
         top = np.argsort(-p, axis=-1, kind="stable")[:, :KL_TOP]
         p_merged = merge(p, top)
         nll.append(-p[np.arange(len(scored)), tokens[scored + 1]])
@@ -342,6 +383,7 @@ def kl(args):
     out = {
         "model_sha256": sha256(args.model),
         "text_sha256": sha256(TEXT),
+        **stored,
         "perplexity_float64": round(float(np.exp(np.mean(nll))), 5),
         "llama_cpp_full": {"flash": round(np.mean(full[True]), 7), "no_flash": round(np.mean(full[False]), 7)},
         "llama_cpp_merged": {"flash": round(np.mean(merged[True]), 7), "no_flash": round(np.mean(merged[False]), 7)},
@@ -401,6 +443,7 @@ def main():
     sub = command(kl, "kl.json")
     sub.add_argument("--model", required=True)
     sub.add_argument("--perplexity", type=Path, default=HERE / "perplexity.json", help="file with the token ids")
+    sub.add_argument("--transformers", action="store_true", help="the reference is transformers; keep the token ids")
     sub.add_argument("--every", type=int, default=5)
     args = parser.parse_args()
     args.run(args)

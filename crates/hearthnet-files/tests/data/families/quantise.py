@@ -1,6 +1,6 @@
 """Divergences of llama.cpp's quantised forms of the models of this directory. See README.md.
 
-Usage: quantise.py PROGRAM   (quantise.cpp, compiled)
+Usage: quantise.py PROGRAM [NAME...]   (quantise.cpp, compiled; NAME: only these models)
 """
 
 import hashlib
@@ -22,8 +22,10 @@ F16 = 1
 # the attention factor beside the one that llama.cpp derives itself.
 WINDOWS = {"mistral": 7, "phi3long": 9}
 ATTENTION_FACTORS = {"mistralyarn": 1.25 / (1 + 0.1 * math.log(4))}
-# llama.cpp rounds gpt-oss's frequency limits to integers: compared with its own F16 form.
-OF_ITS_OWN = {"gptoss"}
+# Compared with llama.cpp's own F16 form, which differs from `transformers`: llama.cpp rounds gpt-oss's
+# frequency limits to integers; in the others, it routes a row to another expert or sums a scan in
+# another order.
+OF_ITS_OWN = {"gptoss", "glm4moe", "granitehybridmoe", "nemotronhmoe", "qwen3next"}
 # llama.cpp requires as many key heads as query heads: each key head is written once per use.
 REPEATED = {"olmoe"}
 
@@ -74,8 +76,10 @@ def quantised_hash(file, dtype):
 def main():
     program = sys.argv[1]
     reference = json.loads((HERE / "reference.json").read_text())
-    hashes = {}
-    for name in sorted(reference):
+    names = sys.argv[2:] or sorted(reference)
+    stored_hashes = json.loads((HERE / "quantised.json").read_text())
+    hashes = {name: old for name, old in stored_hashes.items() if name not in names}
+    for name in names:
         stored = HERE / f"{name}.gguf"
         ids = reference[name]["prompt"] + reference[name]["more"]
         expected = np.fromfile(HERE / f"{name}.logprobs", "<f2").reshape(len(ids), -1)
@@ -114,7 +118,7 @@ def main():
                 hashes[name][dtype] = quantised_hash(out, dtype)
             print()
         (HERE / f"{name}.divergences").write_bytes(np.array(rows, "<f4").tobytes())
-    text = json.dumps(hashes).replace('}, "', '},\n"')
+    text = json.dumps(dict(sorted(hashes.items()))).replace('}, "', '},\n"')
     (HERE / "quantised.json").write_text(text + "\n")
 
 
