@@ -60,6 +60,7 @@ export class Members {
         el('span', {}, el('strong', {}, it.name), ` – ${place}`,
           el('span', { class: 'soft', title: it.short }, LEVELS[it.level] ?? it.level),
           ...(it.gave ? [el('span', { class: 'soft', title: GAVE }, given(it.gave))] : []),
+          ...(it.this_node && gaveAny(state.node?.gave) ? [el('span', { class: 'soft so-far' }, `${given(state.node.gave)} up to now`)] : []),
           ...this.buttons(state, it)));
     }));
     if (focused) ($(focused) ?? $('homes-title')).focus({ preventScroll: true });
@@ -125,6 +126,8 @@ export class Members {
     ($(this.opener) ?? $('homes-title')).focus();
   }
 }
+
+const gaveAny = (it) => it && (it.tokens || it.minutes || it.weights_bytes);
 
 // What a home has given to the others.
 function given({ tokens, minutes, weights_bytes: bytes }) {

@@ -43,9 +43,7 @@ use crate::cli::Stop;
 use crate::cli::args::EngineKind;
 use crate::config::Config;
 use crate::home::{Home, Online, now_ms};
-use crate::hosting::layer_times::{
-    Times, benchmark, duration_us, exceeds_cache, sample, whole_us,
-};
+use crate::hosting::layer_times::{Times, benchmark, duration_us, exceeds_cache, sample, whole_us};
 use crate::models::{given_bytes, share_of_free, weights_budget};
 use crate::node::{DaemonNode, wait_until_synced};
 use crate::planning::shape;

@@ -195,6 +195,9 @@ impl Daemon {
         let computed = Arc::<Computed>::default();
         let contributions = Contributions::new(home, &daemon_node, &computed, &served);
         let contributions = Arc::new(contributions);
+        // The node must not keep its own counter alive, which holds the node.
+        let counter = Arc::downgrade(&contributions);
+        daemon_node.show_gave(move || counter.upgrade()?.so_far());
         let layer_host = Arc::new(LayerHost {
             home: home.clone(),
             config: cx.config.clone(),
