@@ -94,8 +94,8 @@ pub(super) fn probed_link(node: NodeId, delay: Duration, kbit_s: u32) -> LinkSpe
 pub(super) fn chat_link(way: &Way, kbit_s: u32) -> LinkSpeed {
     // Zero is no measurement.
     let way_us = duration_us(way.took).max(1);
-    let bits = way.row_bytes.saturating_mul(8_000);
-    let least = u32::try_from(bits.div_ceil(u64::from(way_us))).unwrap_or(u32::MAX);
+    let scaled = way.row_bytes.saturating_mul(8_000);
+    let least = u32::try_from(scaled.div_ceil(u64::from(way_us))).unwrap_or(u32::MAX);
     let kbit_s = match kbit_s {
         0 if least > UNMEASURED_KBIT_S => least,
         known => known,
@@ -104,7 +104,7 @@ pub(super) fn chat_link(way: &Way, kbit_s: u32) -> LinkSpeed {
         0 => UNMEASURED_KBIT_S,
         known => known,
     };
-    let wire_us = u32::try_from(bits / u64::from(assumed)).unwrap_or(u32::MAX);
+    let wire_us = u32::try_from(scaled / u64::from(assumed)).unwrap_or(u32::MAX);
     LinkSpeed {
         node: way.node,
         kbit_s,
