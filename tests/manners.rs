@@ -1,9 +1,11 @@
-//! A host withdraws its layers because its owner asks for it, or because other programs need the
-//! memory. Answers of other members go on without a lost token, and the layers come back. Real
+//! A host withdraws its layers because its owner asks for it or changes them, or because other programs
+//! need the memory. Answers of other members go on without a lost token, and the layers come back. Real
 //! model, real processes.
 
 use std::fs;
+use std::process::Stdio;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::support::community::Street;
@@ -95,6 +97,89 @@ fn a_pause_during_an_answer_costs_no_token_and_resume_brings_the_layers_back() {
 
     json_of(&members[at], &["resume"]);
     until_serving(&members[at]);
+}
+
+#[test]
+fn a_host_that_restarts_with_other_layers_during_an_answer_costs_no_token() {
+    let Street {
+        founder,
+        members,
+        node,
+        mut hosts,
+        ids,
+    } = Street::start(&[], &RANGES);
+    let alone = chat(&founder, &["--local"], |_| {});
+    let mut restarted = None;
+    let frames = chat(&founder, &[], |frames| {
+        let at = serving(frames, &ids, SECOND);
+        hosts[at].signal(Signal::TERM);
+        wait_for_end(hosts[at].child.id());
+        hosts[at] = community::host(&members[at], &node, "0-29");
+        restarted = Some(at);
+    });
+    let at = restarted.expect("a host was restarted");
+    assert_moved(&frames, &alone, &ids[at], &ids[3 - at]);
+    let layers = &hosts[at].ready["descriptor"]["layer_range"];
+    assert_eq!(layers, &json!([0, 29]));
+    let next = chat(&founder, &[], |_| {});
+    assert_eq!(told(&next, "token_delta"), told(&alone, "token_delta"));
+}
+
+/// `hearthnet shard serve` beside the running daemon of a home, once the daemon serves the layers.
+fn attached(home: &Home, layers: &str) -> Running {
+    let shard = ["shard", "serve", "--model", model(), "--layers", layers];
+    let args = [&ENABLE[..], &QUIET, &shard, &["--json"]].concat();
+    let mut running = Running::start(home.hearthnet(&args).stdin(Stdio::piped()));
+    let ready: Value = serde_json::from_str(&running.line()).expect("JSON");
+    assert!(ready["descriptor"]["layer_range"].is_array(), "{ready:#}");
+    running
+}
+
+#[test]
+fn a_daemon_that_changes_its_layers_during_an_answer_costs_no_token_and_counts_what_it_gave() {
+    let Street {
+        founder,
+        mut members,
+        node,
+        hosts: _hosts,
+        mut ids,
+    } = Street::start(&[], &["0-14"]);
+    let mut daemons = Vec::new();
+    let mut requests = Vec::new();
+    for _ in SECOND {
+        let member = community::join(&founder, &node);
+        daemons.push(community::serve(&member, &community::static_peer(&node)));
+        requests.push(Some(attached(&member, "15-29")));
+        ids.push(member.node_id());
+        members.push(member);
+    }
+    let alone = chat(&founder, &["--local"], |_| {});
+    let mut changed = None;
+    let frames = chat(&founder, &[], |frames| {
+        let at = serving(frames, &ids, SECOND);
+        let request = &mut requests[at - 1];
+        if let Some(before) = request.take() {
+            interrupt(&before.child);
+            wait_for_end(before.child.id());
+        }
+        until("the layers are withdrawn", || {
+            running(&members[at])["serving"].is_null()
+        });
+        *request = Some(attached(&members[at], "0-14"));
+        changed = Some(at);
+    });
+    let at = changed.expect("a daemon changed its layers");
+    assert_moved(&frames, &alone, &ids[at], &ids[3 - at]);
+    // Before the day ends, its own status shows what it has given so far, and the log has nothing.
+    let status = json_of(&members[at], &["status"]);
+    let tokens = status["node"]["running"]["gave"]["tokens"].as_u64();
+    assert!(tokens > Some(0), "{status:#}");
+    let mut all = status["members"].as_array().expect("a list").iter();
+    assert!(all.all(|member| member["gave"].is_null()), "{status:#}");
+    let people = members[at].says(&[&QUIET[..], &["status"]].concat());
+    let tokens = format!("this node up to now: {} tokens", tokens.unwrap_or_default());
+    assert!(people.contains(&tokens), "{people}");
+    drop(daemons);
 }
 
 #[test]

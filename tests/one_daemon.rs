@@ -223,6 +223,34 @@ fn status_calls_a_killed_host_unreachable_and_its_layers_missing() {
 }
 
 #[test]
+fn a_plan_leaves_out_a_killed_home_and_names_it() {
+    let (founder, node) = founded(&["--layers", "0-29"]);
+    let member = community::join(&founder, &node);
+    let mut host = community::host(&member, &node, "0-29");
+    let plan = [&ENABLE[..], &QUIET, &["plan", model()]].concat();
+    let told = || {
+        let output = founder.run(&[&plan[..], &["--json"]].concat());
+        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default()
+    };
+    let id = member.node_id();
+    let counts = |plan: &Value| {
+        let mut rows = plan["nodes"].as_array().into_iter().flatten();
+        rows.any(|row| row["node"] == id.as_str())
+    };
+    until("the plan counts the member", || counts(&told()));
+    assert_eq!(told()["unreachable"], json!([]));
+    host.child.kill().expect("our own");
+    host.child.wait().expect("our own");
+    // Its measurements are valid for two minutes.
+    let left = told();
+    assert!(!counts(&left), "{left:#}");
+    let named = left["unreachable"].as_array().map(Vec::len);
+    assert_eq!(named, Some(1), "{left:#}");
+    assert_contains(&founder.says(&plan), &["not reachable now"]);
+    drop(node);
+}
+
+#[test]
 fn status_without_a_daemon_syncs_first() {
     let (founder, node) = founded(&[]);
     let [member, guest] = [(); 2].map(|()| community::join(&founder, &node));

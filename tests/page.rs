@@ -57,6 +57,15 @@ fn the_page_chats_on_a_phone_and_a_desk_is_accessible_and_says_when_the_node_is_
 
 #[test]
 fn an_answer_on_the_page_survives_the_death_of_a_host() {
+    survives_the_death_of_a_host("failover");
+}
+
+#[test]
+fn an_answer_on_a_phone_survives_the_death_of_a_host() {
+    survives_the_death_of_a_host("failover-phone");
+}
+
+fn survives_the_death_of_a_host(scenario: &str) {
     let home = Home::new();
     let mut hosts = hosts(&home, &["0-14", "15-29"], &[]);
     let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
@@ -71,7 +80,7 @@ fn an_answer_on_the_page_survives_the_death_of_a_host() {
     ];
     let args = [&ENABLE[..], &tail, &shards(&addresses)].concat();
     let service = Server::start(&home, &args);
-    let Some(mut child) = browser(&service, "failover", "") else {
+    let Some(mut child) = browser(&service, scenario, "") else {
         return;
     };
     let stdout = child.stdout.take().expect("a pipe");
@@ -130,6 +139,10 @@ fn the_page_shows_the_community_and_makes_invites_that_the_log_knows() {
     let state = http::get_json(&at, "/hearthnet/v1/state");
     assert_eq!(state["community"]["name"], "Elm Street");
     assert_eq!(state["node"]["id"], founder.node_id());
+    // Counted up to now, while the log has nothing before a day has ended.
+    let nothing = json!({"tokens": 0, "minutes": 0, "weights_bytes": 0});
+    assert_eq!(state["node"]["gave"], nothing);
+    assert!(state["members"][0]["gave"].is_null());
     assert_eq!(state["members"][0]["this_node"], true);
     assert_eq!(state["members"][0]["connected"], true);
     assert_eq!(state["may_invite"], json!(["member", "trusted"]));

@@ -20,6 +20,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::fault::StreamFault;
+use crate::pace::Pace;
 use crate::plan::Kind;
 
 /// Limit of callers with a counter of their own. Each costs a line of metrics for as long as the
@@ -71,7 +72,8 @@ pub struct Stats {
     pub loads: u64,
     /// Number of times the weights were unloaded because no stream used them.
     pub evictions: u64,
-    /// Moving average of the time of a decode batch in milliseconds; 0 before the first.
+    /// Time of a decode batch through all layers in milliseconds, as in a running chat (`pace.rs`);
+    /// 0 before the first.
     pub ms_per_token: f32,
 }
 
@@ -118,6 +120,7 @@ pub(crate) struct Usage {
 #[derive(Debug)]
 pub(crate) struct HostEvents {
     stats: Mutex<Stats>,
+    pace: Mutex<Pace>,
     /// This host's part of the gauges of the process, which sum up its hosts.
     gauges: Mutex<BTreeMap<&'static str, f64>>,
     /// Why the weights could not be loaded again; `None` once they are loaded.
@@ -137,6 +140,7 @@ impl HostEvents {
     pub(crate) fn recording(record: fn(Event)) -> Self {
         Self {
             stats: Mutex::default(),
+            pace: Mutex::default(),
             gauges: Mutex::default(),
             unavailable: watch::Sender::new(None),
             record,
@@ -379,22 +383,27 @@ impl HostEvents {
         counter!("hearthnet_shard_caller_rows_total", "caller" => name).increment(rows.into());
     }
 
-    /// A batch was computed, with `short` rows of decode steps and `long` rows of prefill.
-    pub(crate) fn turn(&self, kind: Kind, (short, long): (u32, u32), took: Duration) {
+    /// A batch was computed, with `short` rows of decode steps and `long` rows of prefill. `layers`:
+    /// how many of the host's layers it went through, and how many there are; `None` if its streams
+    /// use different ones.
+    pub(crate) fn turn(
+        &self,
+        kind: Kind,
+        (short, long): (u32, u32),
+        took: Duration,
+        layers: Option<(u32, u32)>,
+    ) {
         let mut stats = self.stats.lock();
         stats.turns += 1;
         let label = match kind {
-            Kind::Decode => {
-                let ms = took.as_secs_f32() * 1000.0;
-                // Averages over about 16 batches; the first value is taken as it is.
-                stats.ms_per_token = match stats.ms_per_token {
-                    0.0 => ms,
-                    old => old + (ms - old) / 16.0,
-                };
-                "decode"
-            }
+            Kind::Decode => "decode",
             Kind::Prefill => "prefill",
         };
+        if let (Kind::Decode, 0, Some((used, all))) = (kind, long, layers) {
+            let mut pace = self.pace.lock();
+            pace.record(took, used, all);
+            stats.ms_per_token = pace.typical().as_secs_f32() * 1e3;
+        }
         for (kind, rows) in [("decode", short), ("prefill", long)] {
             if rows > 0 {
                 counter!("hearthnet_shard_rows_total", "kind" => kind).increment(rows.into());

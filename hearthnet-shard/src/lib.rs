@@ -24,6 +24,7 @@
 //! | receipts: hashes of rows, signatures | `notary.rs` |
 //! | sessions, and the echo for benchmarks | `session.rs` |
 //! | metrics, flight record and log | `events.rs` |
+//! | pace of decode batches | `pace.rs` (pure) |
 //! | start, descriptor, shutdown | `host.rs` |
 //! | error codes | `fault.rs` |
 //! | engine trait | `engine.rs`, implemented by the exact engine in `model.rs` |
@@ -58,6 +59,7 @@ mod host;
 mod memory;
 mod model;
 mod notary;
+mod pace;
 mod plan;
 mod sched;
 mod session;

@@ -26,6 +26,7 @@ const removed = (name) => `${name} can no longer ask, nor compute for the others
   + 'This cannot be undone. To come back, it has to run “hearthnet community leave”, and needs a new invite.';
 
 const GAVE = 'By its own count, up to the last full day. A token through half of the layers counts half.';
+const GAVE_SO_FAR = 'By the count of this computer. The others hear of it when a day has ended.';
 
 export class Members {
   // `mesh` asks the node for changes.
@@ -60,6 +61,7 @@ export class Members {
         el('span', {}, el('strong', {}, it.name), ` – ${place}`,
           el('span', { class: 'soft', title: it.short }, LEVELS[it.level] ?? it.level),
           ...(it.gave ? [el('span', { class: 'soft', title: GAVE }, given(it.gave))] : []),
+          ...(it.this_node && gaveAny(state.node?.gave) ? [el('span', { class: 'soft', title: GAVE_SO_FAR }, `${given(state.node.gave)} up to now`)] : []),
           ...this.buttons(state, it)));
     }));
     if (focused) ($(focused) ?? $('homes-title')).focus({ preventScroll: true });
@@ -125,6 +127,8 @@ export class Members {
     ($(this.opener) ?? $('homes-title')).focus();
   }
 }
+
+const gaveAny = (it) => it && (it.tokens || it.minutes || it.weights_bytes);
 
 // What a home has given to the others.
 function given({ tokens, minutes, weights_bytes: bytes }) {

@@ -5,7 +5,7 @@
 // |---|---|
 // | chat | questions, streams, stop, edit, retry, reload, export, delete, keys, accessibility |
 // | away | the page while the node cannot be reached, and after |
-// | failover | an answer during which a host is killed: prints a line when it may be killed |
+// | failover, failover-phone | an answer during which a host is killed, on a desk and on a phone: prints a line when it may be killed |
 // | key | the page with the key in its link |
 // | invite | an invite; prints its code |
 // | watch | members on the page of a home that is no anchor |
@@ -219,8 +219,8 @@ async function away() {
   await view.close();
 }
 
-async function failover() {
-  const view = await visit(DESK);
+async function failover(viewport) {
+  const view = await visit(viewport);
   const { page } = view;
   // A small model may go on until its context is full.
   await page.route('**/v1/chat/completions', (route) => {
@@ -235,8 +235,11 @@ async function failover() {
   await ended(page);
   assert.equal(await last(page).locator('.error').innerText(), '');
   assert.match(await last(page).locator('.facts').innerText(), /Answered by .*took over after/);
+  await accessible(page, 'after another home took over');
+  await panel(view, 'mesh');
   await page.waitForSelector('#failovers:not([hidden])');
   assert.match(await page.locator('#failovers').innerText(), /a home left during an answer \d times?, and/);
+  assert.ok(!await page.evaluate(() => document.documentElement.scrollWidth > innerWidth));
   await view.close();
 }
 
@@ -487,7 +490,7 @@ const scenarios = {
     }
     await hostile();
   },
-  away, failover, key: withKey, invite, pause, watch, promote, anchor: makeAnchor, remove,
+  away, failover: () => failover(DESK), 'failover-phone': () => failover(PHONE), key: withKey, invite, pause, watch, promote, anchor: makeAnchor, remove,
 };
 try {
   await scenarios[scenario]();

@@ -240,7 +240,7 @@ def measure_kind(kind, label, file, options):
     settings = [
         "research.distributed_inference.host.drain_seconds=0",
         # Times of a stage, not of a queue.
-        "research.distributed_inference.host.niceness=0",
+        "manners.niceness=0",
     ]
     say(f"\n{label}, machines {kind}: {about['homes'] or 'one core each, 1 Gbit/s'}")
     with Network(options, [CALLER, *HOSTS], settings, delays) as net:

@@ -318,7 +318,8 @@ pub struct LayerTimes {
 }
 
 /// Loads some layers of a model on the exact engine, and runs rows through them for about `budget`.
-/// The times are those of the fastest run.
+/// The times are those of the fastest run. So many bytes of other memory as `swept` are read before
+/// each run: they take the place of the weights in a cache of that size.
 ///
 /// # Errors
 /// [`LoadError`], or [`EngineError`] if the engine refuses the rows.
@@ -327,7 +328,9 @@ pub fn time_layers(
     layers: Range<u32>,
     options: &EngineOptions,
     budget: Duration,
+    swept: u64,
 ) -> Result<LayerTimes, Box<dyn Error>> {
+    let others = other_memory(swept);
     let count = layers.end.saturating_sub(layers.start).max(1);
     let values = file.spec().row_values(&layers);
     let mut engine = Engine::load(file, layers, options, &mut |_, _| ())?;
@@ -344,6 +347,8 @@ pub fn time_layers(
         while times.len() < 6 || begin.elapsed() < budget / 2 {
             engine.truncate(seq, 0)?;
             x.copy_from_slice(&input);
+            // One byte of each line of the cache.
+            std::hint::black_box(others.iter().step_by(64).fold(0u8, |sum, byte| sum ^ byte));
             let began = Instant::now();
             engine.forward(&[Span::new(seq, 0, rows)], &mut x)?;
             times.push(began.elapsed());
@@ -356,6 +361,17 @@ pub fn time_layers(
         row: time(1)?,
         prefill_row: time(CHUNK)?,
     })
+}
+
+/// Memory of so many bytes; none if the system has too little.
+fn other_memory(bytes: u64) -> Vec<u8> {
+    let mut memory = Vec::new();
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    if memory.try_reserve_exact(bytes).is_ok() {
+        // Memory that was never written maps to a single page of zeros.
+        memory.resize(bytes, 1);
+    }
+    memory
 }
 
 /// Bytes read per pass: more than caches hold.
@@ -473,10 +489,10 @@ mod tests {
             threads: 1,
             ..EngineOptions::default()
         };
-        let times = time_layers(&file, 1..2, &options, Duration::ZERO).unwrap();
+        let times = time_layers(&file, 1..2, &options, Duration::ZERO, 1 << 20).unwrap();
         assert!(times.row > Duration::ZERO && times.prefill_row > Duration::ZERO);
         let layers = file.spec().layers;
-        assert!(time_layers(&file, layers..layers + 1, &options, Duration::ZERO).is_err());
+        assert!(time_layers(&file, layers..layers + 1, &options, Duration::ZERO, 0).is_err());
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! | terminal: size, echo, waiting input, process groups | [`terminal`] | `unix/` |
 //! | replacing this process | [`replace()`] | `unix/` |
 //! | clocks, local time, name of the machine, priority of a thread | [`machine`] | `unix/` |
-//! | free memory, processor, graphics cards | [`hardware`] | `linux/` |
+//! | free memory, processor and its cache, graphics cards | [`hardware`] | `linux/` |
 //! | memory of the machine and of control groups, and its pressure | [`memory`] | `linux/` |
 //! | processor time of the machine and of this process | [`cpu_time`] | `linux/` |
 //! | battery | [`power`] | `linux/` |

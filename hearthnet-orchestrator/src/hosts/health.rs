@@ -177,6 +177,26 @@ pub struct ShardSpeed {
     pub p95_ms: f64,
 }
 
+/// One way to a host: half of the median round trip of recent decode steps, without the host's queue
+/// and compute. It includes the time of the row on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Way {
+    pub node: NodeId,
+    pub took: Duration,
+    pub row_bytes: u64,
+}
+
+impl Way {
+    pub fn new(node: NodeId, took: Duration, row_bytes: u64) -> Self {
+        Self {
+            node,
+            took,
+            row_bytes,
+        }
+    }
+}
+
 /// Count that decays exponentially.
 #[derive(Debug, Clone, Copy, Default)]
 struct DecayingCount {
@@ -233,6 +253,8 @@ struct Host {
     shards: BTreeMap<String, StepTimes>,
     /// Recent round trips without the host's queue and compute.
     ways: VecDeque<Duration>,
+    /// Bytes of the latest row that made such a round trip.
+    row_bytes: u64,
     audits: AuditCounts,
 }
 
@@ -359,21 +381,26 @@ impl ShardHealthTracker {
         self.host(host, now_ms).audits.note(result, answers);
     }
 
-    /// Records how much of a decode step's round trip the host neither queued nor computed.
-    pub fn travelled(&mut self, host: &NodeId, took: Duration, now_ms: u64) {
-        push_last(&mut self.host(host, now_ms).ways, WINDOW, took);
+    /// Records how much of a decode step's round trip the host neither queued nor computed. The row
+    /// had `row_bytes` each way.
+    pub fn travelled(&mut self, host: &NodeId, took: Duration, row_bytes: u64, now_ms: u64) {
+        let one = self.host(host, now_ms);
+        one.row_bytes = row_bytes;
+        push_last(&mut one.ways, WINDOW, took);
     }
 
-    /// Delay of one way to each host that answered recently: half of the median round trip without
-    /// queue and compute.
-    pub fn delays(&self, now_ms: u64) -> Vec<(NodeId, Duration)> {
+    /// One way to each host that answered recently.
+    pub fn ways(&self, now_ms: u64) -> Vec<Way> {
         let hosts = self.hosts.iter().filter(|(_, one)| {
             let is_recent = |at| now_ms.saturating_sub(at) < STALE_MS;
             one.ways.len() >= LEARNING && one.seen_ms.is_some_and(is_recent)
         });
-        hosts
-            .map(|(node, one)| (*node, percentile(one.ways.iter().copied(), 50) / 2))
-            .collect()
+        let way = |(node, one): (&NodeId, &Host)| Way {
+            node: *node,
+            took: percentile(one.ways.iter().copied(), 50) / 2,
+            row_bytes: one.row_bytes,
+        };
+        hosts.map(way).collect()
     }
 
     /// Records that a session with the host was opened.
@@ -605,9 +632,9 @@ impl SharedHealth {
         self.look(|all, now| all.all(now))
     }
 
-    /// [`ShardHealthTracker::delays`] at the current time.
-    pub fn delays(&self) -> Vec<(NodeId, Duration)> {
-        self.look(|all, now| all.delays(now))
+    /// [`ShardHealthTracker::ways`] at the current time.
+    pub fn ways(&self) -> Vec<Way> {
+        self.look(|all, now| all.ways(now))
     }
 
     /// Updates the metric of hosts per standing.

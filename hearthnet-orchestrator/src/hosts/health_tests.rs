@@ -41,15 +41,19 @@ fn speed_is_measured_per_layer_and_known_after_a_few_steps_until_it_is_stale() {
 fn the_delay_of_a_host_is_known_after_a_few_steps_until_it_is_stale() {
     let mut all = ShardHealthTracker::default();
     steps(&mut all, "a", LEARNING, 20, 0);
-    let mut travel = |us| all.travelled(&node("a"), Duration::from_micros(us), 0);
+    let mut travel = |us| all.travelled(&node("a"), Duration::from_micros(us), 1_152, 0);
     (1..LEARNING).for_each(|_| travel(600));
     // A single slow answer does not count.
     travel(90_000);
-    let known = vec![(node("a"), Duration::from_micros(300))];
-    assert_eq!(all.delays(0), known);
-    assert_eq!(all.delays(STALE_MS), []);
-    all.travelled(&node("b"), Duration::from_micros(10), 0);
-    assert_eq!(all.delays(0), known);
+    let known = vec![Way {
+        node: node("a"),
+        took: Duration::from_micros(300),
+        row_bytes: 1_152,
+    }];
+    assert_eq!(all.ways(0), known);
+    assert_eq!(all.ways(STALE_MS), []);
+    all.travelled(&node("b"), Duration::from_micros(10), 1_152, 0);
+    assert_eq!(all.ways(0), known);
 }
 
 #[test]

@@ -13,7 +13,6 @@ use hearthnet_files::ModelSpec;
 
 use crate::steps::batcher::{AttendanceGuard, Batcher};
 use crate::steps::chat_loop;
-use crate::times::percentile;
 
 /// Maximum rows per batch. Their logits are in memory at once, and above this number the arithmetic
 /// of a row costs more than its share of reading the matrix.
@@ -80,20 +79,23 @@ impl LogitsBatcher {
         self.head.norm(rows)
     }
 
-    /// Time to embed a token and to compute logits from one row: the median of three.
+    /// Time to embed a token and to compute logits from one row, as in a running chat: the shortest
+    /// of five, after a run that warms up.
     ///
     /// # Errors
     /// As for [`Head::embed`] and [`Head::logits`].
     pub fn measure(&self) -> Result<Duration, EngineError> {
         let (mut row, mut logits) = (Vec::new(), Vec::new());
-        let mut times = [Duration::ZERO; 3];
-        for time in &mut times {
+        let mut shortest = Duration::MAX;
+        for run in 0..=5 {
             let begin = Instant::now();
             self.head.embed(&[0], &mut row)?;
             self.head.logits(&row, &mut logits)?;
-            *time = begin.elapsed();
+            if run > 0 {
+                shortest = shortest.min(begin.elapsed());
+            }
         }
-        Ok(percentile(times, 50))
+        Ok(shortest)
     }
 
     /// Registers a chat that will need logits. `hosted`: hosts compute its rows in between.

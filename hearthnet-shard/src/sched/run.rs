@@ -104,17 +104,19 @@ impl<S: EngineSource> Scheduler<S> {
 
         let rows = batch::rows_of(&parts);
         let (short, chunk) = (rows.saturating_sub(turn.chunk), turn.chunk);
-        self.events.turn(turn.kind, (short, chunk), took);
         let layers = parts.first().map(|part| part.layers);
         let layers = layers.filter(|layers| parts.iter().all(|part| part.layers == *layers));
+        let layers = layers.map(|(lo, hi)| (hi + 1).saturating_sub(lo));
+        let all = (self.served.hi + 1).saturating_sub(self.served.lo);
+        let of_all = layers.map(|layers| (layers, all));
+        self.events.turn(turn.kind, (short, chunk), took, of_all);
         match turn.kind {
             Kind::Decode => self.prefill.note_decode(took),
             Kind::Prefill if short > 0 => {}
             Kind::Prefill if beside => self.prefill.note_between(chunk, took),
             Kind::Prefill => self.prefill.note(chunk, took),
         }
-        if let Some((lo, hi)) = layers.filter(|_| short > 0) {
-            let layers = (hi + 1).saturating_sub(lo);
+        if let Some(layers) = layers.filter(|_| short > 0) {
             self.prefill.note_turn(rows, layers, took);
         }
         let mut x = std::mem::take(&mut self.x);

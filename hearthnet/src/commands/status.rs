@@ -27,7 +27,7 @@ use crate::cli::{Failure, block_on, bytes, print, print_json, span, table};
 use crate::config::{Config, Context};
 use crate::home::{Home, KeyStatus, Paused, key_status, members, now_ms};
 use crate::models::text_disagreement;
-use crate::node::{Running, local_api, open_home, sync_or_note};
+use crate::node::{Running, SoFar, local_api, open_home, sync_or_note};
 
 pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     let home = open_home(cx)?;
@@ -113,7 +113,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
             "\ndisputes   {open_disputes} open (`hearthnet audit list`)"
         );
     }
-    given(&mut out, &state);
+    given(&mut out, &state, running.as_ref());
     peers(&mut out, &state, now, running.as_ref());
     http_keys(&mut out, running.as_ref());
     if let Some(paused) = paused.filter(|_| running.as_ref().is_none_or(|r| r.suspended.is_none()))
@@ -228,13 +228,24 @@ fn roster(out: &mut String, home: &Home, state: &Community, now: u64, running: O
     let _ = write!(out, "\n{all}");
 }
 
-/// Contributions of each home, as it announces them once a day.
-fn given(out: &mut String, state: &Community) {
+/// Contributions of each home, as it announces them once a day, and those of the running node up to
+/// now.
+fn given(out: &mut String, state: &Community, running: Option<&Running>) {
     let table = members::given(state, "gave");
     if !table.is_empty() {
         let _ = write!(
             out,
             "\n{table}  by each home's own count, once a day; a token through half of the layers counts half\n"
+        );
+    }
+    let so_far = running.and_then(|running| running.gave);
+    if let Some(gave) = so_far.filter(|gave| *gave != SoFar::default()) {
+        let _ = writeln!(
+            out,
+            "\ngave       this node up to now: {} tokens, {} of serving layers, {} of weights",
+            gave.tokens,
+            members::hours(gave.minutes),
+            bytes(gave.weights_bytes)
         );
     }
 }

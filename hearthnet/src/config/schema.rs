@@ -102,6 +102,8 @@ pub(crate) struct Metrics {
 pub(crate) struct Manners {
     pub(crate) memory_percent: Within<u64, 1, 100>,
     pub(crate) cores_percent: Within<usize, 1, 100>,
+    /// Alias: `research.distributed_inference.host.niceness`.
+    pub(crate) niceness: Within<i32, 0, 19>,
     #[serde(deserialize_with = "quiet_hours")]
     pub(crate) quiet_hours: Option<QuietHours>,
     pub(crate) only_when_idle: bool,
@@ -174,7 +176,6 @@ pub(crate) struct Host {
     pub(crate) max_streams_per_caller: Whole<u32>,
     pub(crate) max_waiting_steps_per_caller: Within<u32, 1, { u64::MAX }>,
     pub(crate) prefill_piece_ms: Within<u64, 1, 10_000>,
-    pub(crate) niceness: Within<i32, 0, 19>,
     pub(crate) drain_seconds: Within<u64, 0, 3600>,
 }
 

@@ -25,9 +25,18 @@ const MAX_BYTES: u64 = 1 << 20;
 /// suggestion only confuses.
 const ALIKE: f64 = 0.5;
 
-/// Alias of a key, and the key.
-const ALIAS: &str = "research.distributed_inference.host.shard_max_vram_mb";
-const ALIASED_KEY: &str = "research.distributed_inference.host.memory_budget_mb";
+/// Other names of keys, and the keys.
+const ALIASES: [(&str, &str); 2] = [
+    (
+        "research.distributed_inference.host.shard_max_vram_mb",
+        "research.distributed_inference.host.memory_budget_mb",
+    ),
+    // Its place in earlier versions.
+    (
+        "research.distributed_inference.host.niceness",
+        "manners.niceness",
+    ),
+];
 
 /// Setting that is a table of names that the user chooses. It is one setting, whatever it holds: such
 /// a name may have dots.
@@ -101,13 +110,14 @@ pub(super) fn over_defaults<'a>(tables: impl IntoIterator<Item = &'a Table>) -> 
     all
 }
 
-/// Checks each setting of a source, and replaces the alias by its key. Returns all invalid
+/// Checks each setting of a source, and replaces an alias by its key. Returns all invalid
 /// settings, under the names used in the source.
 fn read_source(table: &Table) -> (Table, Vec<ConfigError>) {
     let (mut read, mut wrong) = (Table::new(), Vec::new());
     let defaults = defaults();
     flatten("", table, &mut |key, value| {
-        let name = if key == ALIAS { ALIASED_KEY } else { key };
+        let alias = ALIASES.iter().find(|(alias, _)| *alias == key);
+        let name = alias.map_or(key, |(_, name)| *name);
         let twice = name != key && lookup(table, name).is_some();
         match check_setting(&defaults, key, name, value) {
             Err(error) => wrong.push(error),
@@ -293,7 +303,8 @@ impl Source {
     /// Position of a key or of its alias in a file.
     fn span(&self, key: &str) -> Option<Range<usize>> {
         self.path.as_ref()?;
-        let by_alias = || span_of(&self.text, ALIAS).filter(|_| key == ALIASED_KEY);
+        let alias = ALIASES.iter().find(|(_, name)| *name == key);
+        let by_alias = || span_of(&self.text, alias?.0);
         span_of(&self.text, key).or_else(by_alias)
     }
 }

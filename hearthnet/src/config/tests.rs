@@ -50,14 +50,14 @@ fn library_defaults_equal_the_configured_defaults() {
         assert_eq!(format!("{said:?}"), format!("{own:?}"));
     }
     let all = defaults();
-    let (listen, host) = ("[::1]:1", &all.research.distributed_inference.host);
+    let listen = "[::1]:1";
     same(all.transport(), hearthnet_transport::Config::default());
     same(
         crate::answering::chat_backends::pump_settings(&all, false),
         hearthnet_orchestrator::sharded::PumpSettings::default(),
     );
     same(
-        crate::hosting::host_config::serve_config(host, listen),
+        crate::hosting::host_config::serve_config(&all, listen),
         hearthnet_shard::ServeConfig::new(listen),
     );
     same(
@@ -304,6 +304,18 @@ fn the_published_key_names_are_accepted() {
 }
 
 #[test]
+fn the_niceness_is_found_at_its_former_place() {
+    let former = "[research.distributed_inference.host]\nniceness = 7\n";
+    let loaded = load(former, &[]).unwrap();
+    assert_eq!(loaded.config.manners.niceness.0, 7);
+    let rows = loaded.explain();
+    let row = rows.iter().find(|row| row.0 == "manners.niceness").unwrap();
+    assert!(row.2.ends_with("c.toml:2"), "{row:?}");
+    let (message, _) = refused(&format!("{former}\n[manners]\nniceness = 3"), &[]);
+    assert!(message.contains("manners.niceness"), "{message}");
+}
+
+#[test]
 fn the_module_is_on_only_where_both_switches_are() {
     let on = |text: &str| {
         let loaded = load(text, &[]).unwrap();
@@ -349,8 +361,9 @@ fn values_out_of_range_name_the_setting() {
         "engine.cpu_latency_us=-1",
         "engine.cpu_latency_us=always",
         "engine.cpu_latency_us=1000001",
+        "manners.niceness=20",
+        "manners.niceness=-1",
         "research.distributed_inference.host.niceness=20",
-        "research.distributed_inference.host.niceness=-1",
         "node.listen=somewhere:7600",
         "model.default=\"hf:nobody\"",
         "research.distributed_inference.activation_dtype=fp8",

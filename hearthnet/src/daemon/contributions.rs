@@ -1,4 +1,5 @@
-//! Counts what this node gives to other members, and announces it once a day (`node.gave`).
+//! Counts what this node gives to other members, and announces it once a day (`node.gave`). Its own
+//! status shows the counts at once.
 //!
 //! The counts are in the home, in `gave.json`: at most a minute of them is lost by a crash.
 
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::home::{Home, now_ms};
-use crate::node::DaemonNode;
+use crate::node::{DaemonNode, SoFar};
 
 const FILE: &str = "gave.json";
 /// Longest file in bytes.
@@ -186,26 +187,50 @@ impl Contributions {
             return;
         };
         let mut state = self.state.lock();
-        let millitokens = self.computed.millitokens();
-        let weights_bytes = self.node.node.weights_sent();
-        let mut now = state.counts.of(member);
-        let more = |all: &mut u64, total: u64, before: u64| {
-            *all = all.saturating_add(total.saturating_sub(before));
-        };
-        more(&mut now.millitokens, millitokens, state.millitokens);
-        more(&mut now.weights_bytes, weights_bytes, state.weights_bytes);
-        more(&mut now.minutes, minutes, 0);
-        (state.millitokens, state.weights_bytes) = (millitokens, weights_bytes);
-        if now == state.counts {
+        let mut now = self.counted(member, &state);
+        now.counts.minutes = now.counts.minutes.saturating_add(minutes);
+        let before = std::mem::replace(&mut *state, now);
+        if state.counts == before.counts {
             return;
         }
-        state.counts = now;
-        let written = serde_json::to_vec(&now)
+        let written = serde_json::to_vec(&state.counts)
             .map_err(Into::into)
             .and_then(|json| whole_file::replace(&self.path, &json, Access::Owner));
         if let Err(error) = written {
             tracing::warn!("the counts of what this node gave are not stored: {error}");
         }
+    }
+
+    /// What this node has given up to this moment; `None` if it is no member.
+    pub(super) fn so_far(&self) -> Option<SoFar> {
+        let state = self.home.state();
+        let member = state.member(&self.home.key.id())?;
+        let gave = self.counted(member, &self.state.lock()).counts.gave();
+        Some(SoFar {
+            tokens: gave.tokens,
+            minutes: gave.minutes,
+            weights_bytes: gave.weights_bytes,
+        })
+    }
+
+    /// Counts with what was given since the last count.
+    fn counted(&self, member: &Member, before: &State) -> State {
+        let mut now = State {
+            counts: before.counts.of(member),
+            millitokens: self.computed.millitokens(),
+            weights_bytes: self.node.node.weights_sent(),
+        };
+        let more = |all: &mut u64, total: u64, before: u64| {
+            *all = all.saturating_add(total.saturating_sub(before));
+        };
+        let counts = &mut now.counts;
+        more(&mut counts.millitokens, now.millitokens, before.millitokens);
+        more(
+            &mut counts.weights_bytes,
+            now.weights_bytes,
+            before.weights_bytes,
+        );
+        now
     }
 
     /// Writes the event of the day, if it is due and a member is there. Tried again at the next tick

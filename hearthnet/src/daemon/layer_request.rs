@@ -132,11 +132,10 @@ impl LayerRequest {
         let HostEngine::Exact = self.engine else {
             return Ok(());
         };
-        let host = &config.research.distributed_inference.host;
         let footprint = footprint(self.model.file.spec(), layers);
         let config = ServeConfig {
             kv_budget_bytes: kv,
-            ..serve_config(host, "")
+            ..serve_config(config, "")
         };
         check_kv_budget(&config, &footprint).map_err(|error| {
             let failure = start_failure("", &error);

@@ -7,11 +7,12 @@
 //! | time per layer | a benchmark of held layers, unless the host's steps take longer |
 //! | time of a step beside its layers | the host's steps less that benchmark, up to a limit |
 //! | time per prefill row | that benchmark |
-//! | time of the head | three rows through it |
-//! | delay of a link | this node's chats over the host, else three small requests (`links.rs`) |
-//! | bandwidth of a link | the best rate of weights from the member (`node/link_rates.rs`) |
+//! | time of the head | rows through it |
+//! | delay of a link | this node's chats over the host, else small requests (`links.rs`) |
+//! | bandwidth of a link | the best rate of weights from the member (`node/link_rates.rs`), else what a row of a chat shows |
 //!
-//! Benchmarks run while no chat is answered. The data directory keeps the results for layers.
+//! Benchmarks run while no chat is answered, in rounds of which the shortest counts: other programs may
+//! disturb one. The data directory keeps the results for layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -34,14 +35,15 @@ use tokio::task::spawn_blocking;
 
 use super::chats::are_answered;
 use super::layer_host::LayerHost;
-use super::links::Probed;
+use super::links::{Probed, chat_link, probed_link};
 use super::manners::Give;
 use super::news::is_news;
+use super::rounds::Rounds;
 use crate::cli::Stop;
 use crate::cli::args::EngineKind;
 use crate::config::Config;
 use crate::home::{Home, Online, now_ms};
-use crate::hosting::layer_times::{Times, benchmark, duration_us, sample, whole_us};
+use crate::hosting::layer_times::{Times, benchmark, duration_us, exceeds_cache, sample, whole_us};
 use crate::models::{given_bytes, share_of_free, weights_budget};
 use crate::node::{DaemonNode, wait_until_synced};
 use crate::planning::shape;
@@ -75,10 +77,10 @@ pub(super) struct Measurer {
     pub(super) chats: Option<Service>,
 }
 
-/// Results that are not measured again.
+/// Results of earlier rounds.
 struct Known {
-    heads: BTreeMap<WeightsId, u32>,
-    /// By weights, instruction set and threads.
+    heads: BTreeMap<WeightsId, Rounds>,
+    /// By weights, instruction set, threads, and whether weights come from memory or from the cache.
     layers: BTreeMap<String, Times>,
     /// Models whose benchmark failed.
     failed: Vec<WeightsId>,
@@ -224,22 +226,19 @@ impl Measurer {
     /// Links whose delay is known: first those of this node's chats.
     async fn links(&self, known: &mut Known) -> Vec<LinkSpeed> {
         let own = self.home.key.id();
-        let mut delays = self.node.health.delays();
-        delays.retain(|(node, _)| *node != own);
-        let chatted: BTreeSet<NodeId> = delays.iter().map(|(node, _)| *node).collect();
+        let mut ways = self.node.health.ways();
+        ways.retain(|way| way.node != own);
+        let chatted: BTreeSet<NodeId> = ways.iter().map(|way| way.node).collect();
         // Requests wait behind the pieces of a transfer.
         if !self.is_busy() && !self.node.is_downloading() {
             known.probed.refresh(&self.node.node, &chatted).await;
         }
+        let rate = |node: &NodeId| self.node.link_rates.kbit_s(node);
+        let chats = ways.iter().map(|way| chat_link(way, rate(&way.node)));
         let others = known.probed.delays();
-        delays.extend(others.filter(|(node, _)| !chatted.contains(node)));
-        delays.truncate(MAX_LINK_SPEEDS);
-        let link = |(node, delay): (NodeId, Duration)| LinkSpeed {
-            node,
-            kbit_s: self.node.link_rates.kbit_s(&node),
-            delay_us: duration_us(delay),
-        };
-        delays.into_iter().map(link).collect()
+        let others = others.filter(|(node, _)| !chatted.contains(node));
+        let others = others.map(|(node, delay)| probed_link(node, delay, rate(&node)));
+        chats.chain(others).take(MAX_LINK_SPEEDS).collect()
     }
 
     /// Whether a benchmark would disturb an answer, or be disturbed by one.
@@ -249,21 +248,19 @@ impl Measurer {
 
     /// Time of a caller's head; 0 if it is not known yet.
     async fn head_us(&self, known: &mut Known, model: &Arc<ServedModel>) -> u32 {
-        if let Some(us) = known.heads.get(&model.weights) {
-            return *us;
+        let before = known.heads.get(&model.weights);
+        if before.is_none_or(|rounds| rounds.is_due(Instant::now())) && !self.is_busy() {
+            let served = Arc::clone(model);
+            let measured = spawn_blocking(move || served.text.head.measure()).await;
+            let (took, now) = (measured.ok().and_then(Result::ok), Instant::now());
+            known
+                .heads
+                .entry(model.weights)
+                .and_modify(|rounds| rounds.add(took, now))
+                .or_insert_with(|| Rounds::first(took, now));
         }
-        if self.is_busy() {
-            return 0;
-        }
-        let served = Arc::clone(model);
-        match spawn_blocking(move || served.text.head.measure()).await {
-            Ok(Ok(took)) => {
-                let us = duration_us(took).max(1);
-                known.heads.insert(model.weights, us);
-                us
-            }
-            _ => 0,
-        }
+        let shortest = known.heads.get(&model.weights).and_then(Rounds::shortest);
+        shortest.map_or(0, |took| duration_us(took).max(1))
     }
 
     /// Times of a layer of the model, from the benchmark.
@@ -277,16 +274,20 @@ impl Measurer {
             .config
             .engine_options(Some(self.config.host_threads(cores)));
         let (isa, threads) = (options.isa.name(), options.threads);
-        let key = format!("{} {isa} {threads}", model.weights);
+        let source = match exceeds_cache(&model.file) {
+            true => " memory",
+            false => "",
+        };
+        let key = format!("{} {isa} {threads}{source}", model.weights);
         let before = known.layers.get(&key).copied();
         let is_known = before.is_some_and(|times| times.runs >= BENCHMARKS);
         if is_known || self.is_busy() || known.failed.contains(&model.weights) {
             return before;
         }
-        let Some(layers) = sample(&model.file, share_of_free(BENCHMARK_PERCENT)) else {
+        let Some(sample) = sample(&model.file, share_of_free(BENCHMARK_PERCENT)) else {
             return before;
         };
-        let Some(times) = benchmark(Arc::clone(&model.file), layers, options).await else {
+        let Some(times) = benchmark(Arc::clone(&model.file), sample, options).await else {
             known.failed.push(model.weights);
             return before;
         };

@@ -12,7 +12,7 @@
 //! | what this node gives to others | `contributions.rs` |
 //! | whether layers are served: decision, readings | `manners.rs`, `watch.rs` |
 //! | `hearthnet pause` and `resume` | `pause.rs` |
-//! | measurements for plans and routes, and when they are announced | `measure.rs`, `links.rs`, `news.rs` |
+//! | measurements for plans and routes, and when they are announced | `measure.rs`, `links.rs`, `rounds.rs`, `news.rs` |
 //! | changes of the community that commands request | `../node/log_writer.rs` |
 //! | use of a daemon that already runs | `attach.rs` |
 //! | sandbox | `isolation.rs` |
@@ -39,6 +39,7 @@ pub(crate) mod metrics_server;
 mod news;
 pub(crate) mod pause;
 mod ranges;
+mod rounds;
 mod watch;
 pub(crate) mod weights;
 
@@ -194,6 +195,9 @@ impl Daemon {
         let computed = Arc::<Computed>::default();
         let contributions = Contributions::new(home, &daemon_node, &computed, &served);
         let contributions = Arc::new(contributions);
+        // The node must not keep its own counter alive, which holds the node.
+        let counter = Arc::downgrade(&contributions);
+        daemon_node.show_gave(move || counter.upgrade()?.so_far());
         let layer_host = Arc::new(LayerHost {
             home: home.clone(),
             config: cx.config.clone(),

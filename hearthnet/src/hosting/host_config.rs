@@ -47,7 +47,6 @@ pub(crate) fn shard_config(
     threads: Option<usize>,
     config: &Config,
 ) -> ShardConfig {
-    let settings = &config.research.distributed_inference.host;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let most = config.host_threads(cores);
     ShardConfig {
@@ -57,14 +56,15 @@ pub(crate) fn shard_config(
         engine: config.engine_options(threads.filter(|&n| n > 0).or(Some(most))),
         serve: ServeConfig {
             transport: config.transport(),
-            ..serve_config(settings, listen)
+            ..serve_config(config, listen)
         },
         ..ShardConfig::new(&model.path, layers, listen)
     }
 }
 
 /// Serve options from the settings.
-pub(crate) fn serve_config(settings: &Host, listen: &str) -> ServeConfig {
+pub(crate) fn serve_config(config: &Config, listen: &str) -> ServeConfig {
+    let settings = &config.research.distributed_inference.host;
     ServeConfig {
         max_concurrent_streams: settings.max_concurrent_streams.0,
         max_streams_per_caller: match settings.max_streams_per_caller.0 {
@@ -75,7 +75,7 @@ pub(crate) fn serve_config(settings: &Host, listen: &str) -> ServeConfig {
         kv_budget_bytes: settings.kv_budget_mb.0 << 20,
         kv_share_per_caller: settings.kv_share_per_caller_percent.0,
         prefill_piece: Duration::from_millis(settings.prefill_piece_ms.0),
-        niceness: settings.niceness.0,
+        niceness: config.manners.niceness.0,
         evict_after: Some(settings.shard_eviction_idle_seconds)
             .filter(|&seconds| seconds > 0)
             .map(Duration::from_secs),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use hearthnet_engine::EngineOptions;
 use hearthnet_engine::bench::time_layers;
 use hearthnet_files::ModelFile;
+use hearthnet_platform::hardware::cache_bytes;
 use hearthnet_platform::machine::stand_back;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -16,7 +17,7 @@ use tokio::sync::oneshot;
 const BENCHMARK: Duration = Duration::from_millis(200);
 /// Lowest priority.
 const NICENESS: i32 = 19;
-/// Weights that a benchmark runs through, where the layers suffice: more than most caches hold.
+/// Weights that a benchmark runs through, where the layers suffice: twice what most caches hold.
 const BENCHMARK_BYTES: u64 = 64 << 20;
 
 /// Times of an average layer in microseconds.
@@ -40,8 +41,31 @@ impl Times {
     }
 }
 
-/// Half-open range of held layers for a benchmark, of at most `budget` bytes.
-pub(crate) fn sample(file: &ModelFile, budget: u64) -> Option<Range<u32>> {
+/// What a benchmark runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sample {
+    /// Half-open range of held layers.
+    layers: Range<u32>,
+    /// Bytes of other memory to read before each run.
+    swept: u64,
+}
+
+/// Whether the held layers and the head exceed the processor's cache, so that each step of a chat reads
+/// them from memory.
+pub(crate) fn exceeds_cache(file: &ModelFile) -> bool {
+    let held = file.held_layers().into_iter();
+    let held = held.flat_map(|(lo, hi)| lo..=hi);
+    let held = held.map(|layer| file.layer_bytes(layer));
+    let in_use = held.fold(file.head_bytes(), u64::saturating_add);
+    cache_bytes().is_none_or(|cache| in_use > cache)
+}
+
+/// Held layers for a benchmark that takes at most `budget` bytes of memory.
+///
+/// Few layers stay in the large cache of a server, where a chat through all held layers finds none of
+/// them. More layers would take long to load. So other memory is read between the runs, if the held
+/// layers exceed the cache.
+pub(crate) fn sample(file: &ModelFile, budget: u64) -> Option<Sample> {
     let longest = file
         .held_layers()
         .into_iter()
@@ -55,19 +79,38 @@ pub(crate) fn sample(file: &ModelFile, budget: u64) -> Option<Range<u32>> {
         }
         end += 1;
     }
-    (lo < end).then_some(lo..end)
+    let swept = match exceeds_cache(file) {
+        true => swept(cache_bytes().unwrap_or(0), taken, budget),
+        false => 0,
+    };
+    (lo < end).then_some(Sample {
+        layers: lo..end,
+        swept,
+    })
+}
+
+/// Bytes of other memory to read between runs of `taken` bytes of weights, so that the cache keeps none
+/// of them.
+fn swept(cache: u64, taken: u64, budget: u64) -> u64 {
+    // Of twice as much as it holds, the cache keeps nothing by itself.
+    let is_cached = taken < cache.saturating_mul(2);
+    let fits = taken.saturating_add(cache) <= budget;
+    match is_cached && fits {
+        true => cache,
+        false => 0,
+    }
 }
 
 /// Times layers in a thread of the lowest priority, which the engine's threads inherit.
 pub(crate) async fn benchmark(
     file: Arc<ModelFile>,
-    layers: Range<u32>,
+    Sample { layers, swept }: Sample,
     options: EngineOptions,
 ) -> Option<Times> {
     let (done, times) = oneshot::channel();
     let work = move || {
         stand_back(NICENESS);
-        let timed = time_layers(&file, layers, &options, BENCHMARK);
+        let timed = time_layers(&file, layers, &options, BENCHMARK, swept);
         let timed = timed.map_err(|error| error.to_string());
         // The daemon may have stopped.
         let _ = done.send(timed);
@@ -103,6 +146,14 @@ pub(crate) fn whole_us(us: f64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cache_is_swept_unless_the_sample_passes_through_it_or_memory_is_short() {
+        assert_eq!(swept(480, 70, 8_000), 480);
+        assert_eq!(swept(32, 70, 8_000), 0);
+        assert_eq!(swept(480, 70, 500), 0);
+        assert_eq!(swept(0, 70, 8_000), 0);
+    }
 
     #[test]
     fn microseconds_are_rounded_up_and_bounded() {

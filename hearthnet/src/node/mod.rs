@@ -56,7 +56,7 @@ pub(crate) use self::invite::NewInvite;
 pub(crate) use self::local_api::{NODE_FLIGHT, NODE_STATUS, Process};
 pub(crate) use self::log_writer::Change;
 pub(crate) use self::restore_log::{find_home, open_home};
-pub(crate) use self::status::{Download, Running, ShownDownload, ShownWait};
+pub(crate) use self::status::{Download, Running, ShownDownload, ShownWait, SoFar};
 pub(crate) use self::sync::{wait_for_neighbours, wait_until_synced};
 pub(crate) use self::transient::{
     TransientNode, in_sync, sync_log, sync_or_note, with_synced_node,
@@ -275,6 +275,12 @@ impl DaemonNode {
     pub(crate) fn show_keys(&self, keys: NamedKeys) {
         // Set once: a daemon opens one listener.
         let _ = self.told.keys.set(keys);
+    }
+
+    /// Shows what this node has given up to this moment in `node.status`.
+    pub(crate) fn show_gave(&self, so_far: impl Fn() -> Option<SoFar> + Send + Sync + 'static) {
+        // Set once: a daemon counts once.
+        let _ = self.told.gave.set(Box::new(so_far));
     }
 
     /// Closes links in order and stops the node.

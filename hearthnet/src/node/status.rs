@@ -30,6 +30,20 @@ pub(crate) struct SharedStatus {
     pub(super) running: Mutex<Running>,
     /// Named keys of the HTTP interface.
     pub(super) keys: OnceLock<NamedKeys>,
+    /// Counters of what the node gives.
+    pub(super) gave: OnceLock<CountsGiven>,
+}
+
+/// Returns what the node has given up to this moment.
+pub(super) type CountsGiven = Box<dyn Fn() -> Option<SoFar> + Send + Sync>;
+
+/// What a node has given to other members up to this moment, by its own count. It announces that once
+/// a day (`node.gave`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SoFar {
+    pub(crate) tokens: u64,
+    pub(crate) minutes: u64,
+    pub(crate) weights_bytes: u64,
 }
 
 /// Status of a running node, as its local API returns it.
@@ -50,7 +64,8 @@ pub(crate) struct Running {
     pub(crate) key_file: Option<String>,
     /// Use of the named keys of `url` since the node started.
     pub(crate) keys: Vec<ShownKey>,
-    /// Whether each host that advertises layers responds, by node id.
+    /// Whether each host that advertises layers, and each member with measurements, responds, by node
+    /// id.
     pub(crate) hosts: BTreeMap<NodeId, bool>,
     /// Health of hosts as measured by its chats.
     pub(crate) host_health: Vec<ShardHealth>,
@@ -60,6 +75,8 @@ pub(crate) struct Running {
     pub(crate) downloads: Vec<Download>,
     /// Code of the error for which a model cannot be fetched at present, by the model's name.
     pub(crate) waiting: BTreeMap<String, String>,
+    /// What this node has given to others up to this moment.
+    pub(crate) gave: Option<SoFar>,
     /// Members whose last event is dated too far ahead to be accepted, and how far, in ms.
     pub(crate) dated_ahead: BTreeMap<NodeId, u64>,
 }
@@ -190,6 +207,7 @@ impl SharedStatus {
             peers: peers(node),
             host_health: health.all(),
             keys: self.key_uses(),
+            gave: self.gave.get().and_then(|so_far| so_far()),
             ..self.running.lock().clone()
         }
     }
@@ -220,10 +238,11 @@ async fn status(
 /// LAN, and short enough for an interactive command.
 const PROBE: Duration = Duration::from_millis(1500);
 
-/// Probes every host that advertises layers.
+/// Probes every host that advertises layers, and every member on which plans count.
 async fn hosts_that_answer(node: &Node) -> BTreeMap<NodeId, bool> {
-    let state = node.log().state();
-    let hosts: BTreeSet<NodeId> = state.shards(now_ms()).map(|a| a.author).collect();
+    let (state, now) = (node.log().state(), now_ms());
+    let mut hosts: BTreeSet<NodeId> = state.shards(now).map(|a| a.author).collect();
+    hosts.extend(state.measured(now).map(|(member, _)| *member));
     let asked = hosts.into_iter().map(|host| async move {
         let answers = host == node.id() || answers(node, host).await;
         (host, answers)

@@ -62,7 +62,10 @@ async fn state(
         state::add_pause(&mut state, it.pause.state());
         state["quiet_hours"] = json!(it.pause.quiet_hours());
         state::add_changes(&mut state, &changes::may_change(it, &client).await);
-        state::add_plans(&mut state, &page.plans.look(&page.service, &it.home));
+        let connected = running.peers.iter().filter(|peer| peer.connected);
+        let connected = connected.map(|peer| peer.node).collect();
+        let plans = page.plans.look(&page.service, &it.home, connected);
+        state::add_plans(&mut state, &plans);
     }
     let mut response = json_response(StatusCode::OK, &state);
     let no_store = header::HeaderValue::from_static("no-store");

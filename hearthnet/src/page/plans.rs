@@ -1,7 +1,7 @@
 //! Plans of the models that answer here, in words. They are computed only while the page asks, on a
 //! blocking thread.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,11 +34,13 @@ struct Latest {
 }
 
 impl Plans {
-    /// Plans as last computed; none at first. Begins the next computation if it is due.
+    /// Plans as last computed; none at first. Begins the next computation if it is due, of which members
+    /// that are not `connected` are left out.
     pub(super) fn look(
         self: &Arc<Self>,
         service: &Service,
         home: &Home,
+        connected: BTreeSet<NodeId>,
     ) -> BTreeMap<WeightsId, Words> {
         let mut latest = self.0.lock();
         let age = latest.begun.map(|begun| begun.elapsed());
@@ -55,16 +57,23 @@ impl Plans {
         let (plans, home, models) = (Arc::clone(self), home.clone(), service.models());
         latest.begun = Some(Instant::now());
         latest.computing = Some(spawn_blocking(move || {
-            let words = plan_all(&home, &models);
+            let words = plan_all(&home, &models, &connected);
             plans.0.lock().words = words;
         }));
         latest.words.clone()
     }
 }
 
-fn plan_all(home: &Home, models: &[Arc<ServedModel>]) -> BTreeMap<WeightsId, Words> {
+fn plan_all(
+    home: &Home,
+    models: &[Arc<ServedModel>],
+    connected: &BTreeSet<NodeId>,
+) -> BTreeMap<WeightsId, Words> {
     let (state, now) = (home.state(), now_ms());
     let name = |node: &NodeId| state.shown_name(node, now);
+    let measured = state.measured(now).map(|(node, _)| *node);
+    let away = measured.filter(|node| *node != home.key.id() && !connected.contains(node));
+    let unreachable: BTreeSet<NodeId> = away.collect();
     let plan = |model: &Arc<ServedModel>| {
         let shape = shape(&model.file, model.hosted.clone());
         let asked = Asked {
@@ -73,9 +82,11 @@ fn plan_all(home: &Home, models: &[Arc<ServedModel>]) -> BTreeMap<WeightsId, Wor
             shape: &shape,
             own: home.key.id(),
             purpose: PlanFor::Chat,
+            unreachable: &unreachable,
         };
         let plan = Report::of(&state, &asked, now, &name);
-        (model.weights, Words::of(&plan, &name))
+        let left_out = asked.left_out(&state, now, &name);
+        (model.weights, Words::of(&plan, &left_out, &name))
     };
     models.iter().map(plan).collect()
 }

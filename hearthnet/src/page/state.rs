@@ -86,6 +86,7 @@ pub(super) fn add_node(
         "level": state.level(own),
         "serving": running.serving,
         "suspended": running.suspended,
+        "gave": running.gave,
     });
     page["community"] = json!({ "name": state.name });
     let members = state.members().map(|(node, member)| {

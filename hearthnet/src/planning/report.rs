@@ -24,6 +24,22 @@ pub(crate) struct Asked<'a> {
     /// Node whose chats the speeds are for.
     pub(crate) own: NodeId,
     pub(crate) purpose: PlanFor,
+    /// Members that cannot be reached now. Their measurements are valid for up to two minutes more.
+    pub(crate) unreachable: &'a BTreeSet<NodeId>,
+}
+
+impl Asked<'_> {
+    /// Names of the members that this plan leaves out because they cannot be reached now.
+    pub(crate) fn left_out(
+        &self,
+        state: &log::Community,
+        now_ms: u64,
+        name: &dyn Fn(&NodeId) -> String,
+    ) -> Vec<String> {
+        let announced = state.measured(now_ms).map(|(node, _)| node);
+        let left_out = announced.filter(|node| self.unreachable.contains(*node));
+        left_out.map(name).collect()
+    }
 }
 
 /// Best placement, and its predicted speed for chats of this node.
@@ -41,6 +57,8 @@ pub(crate) struct Report {
     pub(super) nodes: Vec<Row>,
     /// Names of members that may serve layers, of which no measurement is known.
     pub(super) not_counted: Vec<String>,
+    /// Names of members with measurements that cannot be reached now.
+    pub(super) unreachable: Vec<String>,
     /// Names of members that verdicts convicted, so that no plan gives them layers.
     pub(super) convicted: Vec<String>,
     /// Layers that two or more nodes hold.
@@ -139,7 +157,10 @@ impl Report {
             return Err(NoPlan::ModelNotMeasured);
         }
         let community = observed_for(Some(asked.own), state, asked.weights, now_ms);
-        let community = community.map(|machine| Some(machine.clone().with_held(asked.shape)));
+        let community = community.map(|machine| {
+            let is_there = !asked.unreachable.contains(&machine.node);
+            is_there.then(|| machine.clone().with_held(asked.shape))
+        });
         let mut report = Self::new(asked, &community, name)?;
         for row in &mut report.nodes {
             row.is_measured = of_model.contains(&row.node);
@@ -148,6 +169,7 @@ impl Report {
         let not_counted = members
             .filter(|node| state.level(node) >= Some(Level::Trusted) && !announced.contains(node));
         report.not_counted = not_counted.map(name).collect();
+        report.unreachable = asked.left_out(state, now_ms, name);
         let convicted = state.members().map(|(node, _)| node);
         let convicted = convicted.filter(|node| state.reputation(node).is_convicted());
         report.convicted = convicted.map(name).collect();
@@ -192,6 +214,7 @@ impl Report {
             private_layers: missing(model.layers(), inclusive(model.hosted()).as_slice()),
             nodes,
             not_counted: Vec::new(),
+            unreachable: Vec::new(),
             convicted: Vec::new(),
             held_twice: best.twice.iter().copied().filter_map(inclusive).collect(),
             is_optimal: best.is_optimal,
@@ -246,6 +269,10 @@ impl Report {
             ),
             twice => writeln!(out, "  held twice: layers {}", runs_text(twice)),
         };
+        if !self.unreachable.is_empty() {
+            let names = self.unreachable.join(", ");
+            let _ = writeln!(out, "  without {names}: not reachable now");
+        }
         if !self.convicted.is_empty() {
             let names = self.convicted.join(", ");
             let _ = writeln!(

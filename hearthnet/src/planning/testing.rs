@@ -1,5 +1,7 @@
 //! Community of three homes, for tests.
 
+use std::collections::BTreeSet;
+
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_files::WeightsId;
 use hearthnet_orchestrator::placement::plan::{Community, Link, Machine, Model};
@@ -74,6 +76,7 @@ pub(super) fn report(machines: Vec<Machine>) -> Result<Report, NoPlan> {
         shape: &model,
         own: node(1),
         purpose: PlanFor::Chat,
+        unreachable: &BTreeSet::new(),
     };
     Report::new(&asked, &community, &name)
 }

@@ -22,8 +22,24 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Describes a plan, or what is missing for it. `name` gives the names of nodes.
-    pub(crate) fn of(plan: &Result<Report, NoPlan>, name: &dyn Fn(&NodeId) -> String) -> Self {
+    /// Describes a plan, or what is missing for it. `unreachable`: names of the homes that it leaves out
+    /// because they cannot be reached. `name` gives the names of nodes.
+    pub(crate) fn of(
+        plan: &Result<Report, NoPlan>,
+        unreachable: &[String],
+        name: &dyn Fn(&NodeId) -> String,
+    ) -> Self {
+        let mut words = Self::of_all(plan, name);
+        if !unreachable.is_empty() {
+            let names = listed(unreachable);
+            words
+                .words
+                .push(format!("Left out, because away now: {names}."));
+        }
+        words
+    }
+
+    fn of_all(plan: &Result<Report, NoPlan>, name: &dyn Fn(&NodeId) -> String) -> Self {
         match plan {
             Ok(report) => Self {
                 words: sentences(report),
@@ -250,7 +266,7 @@ mod tests {
     use super::*;
 
     fn words(plan: &Result<Report, NoPlan>) -> String {
-        Words::of(plan, &name).words.join(" ")
+        Words::of(plan, &[], &name).words.join(" ")
     }
 
     #[test]
@@ -283,7 +299,11 @@ mod tests {
         ] {
             assert!(said.contains(part), "{part}: {said}");
         }
-        let details = Words::of(&found, &name).details;
+        let away = ["home 5".to_owned()];
+        let told = Words::of(&found, &away, &name);
+        let last = told.words.last().map(String::as_str);
+        assert_eq!(last, Some("Left out, because away now: home 5."));
+        let details = told.details;
         assert_eq!(details.len(), 3);
         assert!(
             details[2].starts_with("home 3: holds layers "),

@@ -27,6 +27,18 @@ pub fn cpu_name() -> String {
         .unwrap_or_default()
 }
 
+/// Bytes of the largest cache of the first core, which it may share with others, if the system reports
+/// it (Linux).
+pub fn cache_bytes() -> Option<u64> {
+    let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
+    let size = |cache: fs::DirEntry| {
+        let size = fs::read_to_string(cache.path().join("size")).ok()?;
+        let kib: u64 = size.trim().strip_suffix('K')?.parse().ok()?;
+        kib.checked_mul(1024)
+    };
+    caches.flatten().filter_map(size).max()
+}
+
 /// Devices of graphics cards: NVIDIA's, AMD's, and the kernel's generic interface.
 pub fn graphics_cards() -> Vec<PathBuf> {
     let is_card = |name: &str| name.starts_with("nvidia") || ["kfd", "dri"].contains(&name);

@@ -245,7 +245,7 @@ impl ShardedBackend {
         let way = round_trip.saturating_sub(Duration::from_micros(inside));
         self.health.look(|all, now| {
             all.answered(&host, (shard, weights), layers, round_trip, now);
-            all.travelled(&host, way, now);
+            all.travelled(&host, way, sent.data.len() as u64, now);
         });
         if hop.hop_timeout.record(round_trip, reference) && hop.may_move(now) {
             return Err(hop.late());

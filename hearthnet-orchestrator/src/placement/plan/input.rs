@@ -16,7 +16,8 @@ const UNMEASURED_LAYER_US: u32 = 10_000;
 const SLOWEST_TIMES_MEDIAN: u64 = 4;
 /// Link without measurements: a home network.
 const UNMEASURED_DELAY_US: u32 = 1_000;
-const UNMEASURED_KBIT_S: u32 = 100_000;
+/// Rate that plans assume of a link without measurements.
+pub const UNMEASURED_KBIT_S: u32 = 100_000;
 
 /// Half-open range of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -32,7 +32,8 @@ pub(super) mod tests;
 pub use self::best::{Plan, Unplannable, plan};
 pub use self::cost::{Prediction, Speed, predict};
 pub use self::input::{
-    Community, Layers, Link, MAX_LAYERS, MAX_MACHINES, Machine, Model, Purpose, Span, Task, slowest,
+    Community, Layers, Link, MAX_LAYERS, MAX_MACHINES, Machine, Model, Purpose, Span, Task,
+    UNMEASURED_KBIT_S, slowest,
 };
 pub use self::replan::{Move, Moved, Replanned, replan};
 pub use self::route::{Offer, Route, shortest, shortest_by_spans};

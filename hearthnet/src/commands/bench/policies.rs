@@ -259,8 +259,10 @@ impl Bench<'_> {
     async fn layer_us(&self, threads: usize) -> Result<u32, Failure> {
         let file = Arc::clone(&self.model.file);
         let options = self.config.engine_options(Some(threads));
-        let layers = sample(&file, u64::MAX).unwrap_or(0..1);
-        let times = benchmark(file, layers, options).await;
+        let times = match sample(&file, u64::MAX) {
+            Some(sample) => benchmark(file, sample, options).await,
+            None => None,
+        };
         let times = times.ok_or_else(|| failure!(Host, "the layers cannot be measured here"))?;
         Ok(times.layer_us)
     }
@@ -279,9 +281,9 @@ impl Bench<'_> {
         for n in 0..DELAY_CHATS {
             let request = self.questions.chat_of(n, DELAY_TOKENS);
             self.questions.ask(&self.service, request).await?;
-            let mut delays = choice.health.delays().into_iter();
-            if let Some((_, delay)) = delays.find(|(host, _)| *host == node) {
-                return Ok(duration_us(delay));
+            let mut ways = choice.health.ways().into_iter();
+            if let Some(way) = ways.find(|way| way.node == node) {
+                return Ok(duration_us(way.took));
             }
         }
         let what = "the delay to a host cannot be measured: the model's answers are too short, or \

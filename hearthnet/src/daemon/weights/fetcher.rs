@@ -18,6 +18,7 @@ use hearthnet_hub::parts::{
 };
 use hearthnet_hub::pull::PullOptions;
 use hearthnet_orchestrator::placement::room;
+use hearthnet_transport::background;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -389,7 +390,7 @@ impl Fetcher {
     ) -> Result<bool, Failure> {
         let (part, pieces) = (Arc::clone(part), pieces.to_vec());
         let (name, home) = (self.model.name.clone(), name_in_parts(&self.home));
-        let read = tokio::task::spawn_blocking(move || {
+        let read = background().spawn_blocking(move || {
             let unreadable = |error| Failure::file("read", &part.path(), error);
             let restored = part.restore();
             let is_restored =
@@ -439,7 +440,11 @@ impl Fetcher {
             let (work, asked) = (Arc::clone(&work), Arc::clone(&stop));
             let waits = shown.clone();
             let show = move |code| waits.iter().for_each(|shown| shown.set(code));
-            let mut done = tokio::task::spawn_blocking(move || {
+            let runtime = Handle::current();
+            // At the lowest priority, which the threads of the fetch inherit: neither a running answer
+            // nor other programs wait for downloads and hashes, on the processor or at the disk.
+            let mut done = background().spawn_blocking(move || {
+                let _entered = runtime.enter();
                 work(sources, &asked, &|progress| match progress {
                     Progress::Bytes { .. } => show(None),
                     Progress::Waiting { .. } => show(Some(NO_SOURCE)),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use hearthnet_files::ModelFile;
 use hearthnet_files::part::{Identity, Part, PartError, folder, identity_of};
+use hearthnet_transport::background;
 use tokio::time::Instant;
 
 use super::Parts;
@@ -54,8 +55,9 @@ pub(in crate::daemon) async fn offer_file(
                 Some(identity) => {
                     drop(open);
                     let (file, name) = (Arc::clone(&model.file), name_in_parts(&home));
+                    // Hashes the whole file.
                     let opened =
-                        tokio::task::spawn_blocking(move || part_of(&file, &identity, &name));
+                        background().spawn_blocking(move || part_of(&file, &identity, &name));
                     match opened.await.map_err(Failure::internal).flatten() {
                         Ok(part) => parts.add(&Arc::new(part)),
                         Err(why) => {
