@@ -105,6 +105,7 @@ struct Use {
 #[non_exhaustive]
 pub struct KeyUse {
     pub name: String,
+    pub limits: KeyLimits,
     /// Requests in progress.
     pub running: u32,
     /// Requests that were admitted.
@@ -164,6 +165,7 @@ impl NamedKeys {
             let used = uses.get(&named.name).unwrap_or(&none).lock();
             KeyUse {
                 name: named.name.clone(),
+                limits: named.limits,
                 running: used.running,
                 requests: used.requests,
                 tokens: used.tokens,

@@ -306,11 +306,16 @@ fn errors_have_the_format_of_their_api() {
                       "messages": [{"role": "user", "content": long}]});
     let said = house.post("/v1/messages", &body).json();
     let said = said["error"]["message"].as_str().unwrap();
-    assert!(said.starts_with("prompt is too long: "), "{said}");
     // A prompt that is too long still has a number of tokens.
     let counted = house.post("/v1/messages/count_tokens", &body).json();
+    let counted = counted["input_tokens"].as_u64().unwrap();
     let context = house.fixture.service.models()[0].text.context;
-    assert!(counted["input_tokens"].as_u64().unwrap() > u64::from(context));
+    assert!(counted > u64::from(context));
+    let words = format!("prompt is too long: {counted} tokens > {context} maximum");
+    assert_eq!(said, words);
+    // A response cannot be read again.
+    let kept = house.get("/v1/responses/resp_1", "").error();
+    assert_eq!(kept, (404, "response_not_found".into(), String::new()));
 }
 
 #[test]
@@ -384,6 +389,8 @@ fn the_description_lists_every_path_and_every_method() {
             };
             let expected = match (methods.contains(&method.to_owned()), method) {
                 (false, _) => 405,
+                // Responses are not kept.
+                (true, _) if path == "/v1/responses/{id}" => 404,
                 (true, "GET") => 200,
                 // A body without fields.
                 (true, _) => 400,
@@ -423,24 +430,27 @@ fn read(path: &str, body: &Value) -> Result<(), ApiError> {
         random: 1,
         created_ms: 0,
     };
+    let rules = Rules::default();
     let translated = match path {
-        "/v1/chat/completions" => return request::chat(body, Rules::default()).map(drop),
-        "/v1/completions" => return request::completion(body, Rules::default()).map(drop),
+        "/v1/chat/completions" => return request::chat(body, rules).map(drop),
+        "/v1/completions" => return request::completion(body, rules).map(drop),
         "/v1/embeddings" => return embeddings::request(body).map(drop),
-        "/api/embed" => return ollama::embed(body, VectorFormat::Ollama).map(drop),
-        "/api/embeddings" => return ollama::embed(body, VectorFormat::OlderOllama).map(drop),
-        "/api/show" => return ollama::shown(body).map(drop),
+        "/api/embed" => return ollama::embed(body, VectorFormat::Ollama, rules).map(drop),
+        "/api/embeddings" => {
+            return ollama::embed(body, VectorFormat::OlderOllama, rules).map(drop);
+        }
+        "/api/show" => return ollama::shown(body, rules).map(drop),
         "/tokenize" => return vllm::tokenize(body).map(drop),
         "/detokenize" => return vllm::detokenize(body).map(drop),
-        "/v1/messages" => anthropic::request(body, Purpose::Answer, stamp)?,
-        "/v1/messages/count_tokens" => anthropic::request(body, Purpose::Count, stamp)?,
-        "/v1/responses" => responses::request(body, stamp, &|_, _| None)?,
+        "/v1/messages" => anthropic::request(body, Purpose::Answer, stamp, rules)?,
+        "/v1/messages/count_tokens" => anthropic::request(body, Purpose::Count, stamp, rules)?,
+        "/v1/responses" => responses::request(body, stamp, rules, &|_, _| None)?,
         "/api/chat" | "/api/generate" => {
             let endpoint = match path {
                 "/api/chat" => ollama::Endpoint::Chat,
                 _ => ollama::Endpoint::Generate,
             };
-            match ollama::request(body, endpoint, stamp)? {
+            match ollama::request(body, endpoint, stamp, rules)? {
                 Asked::Answer(translated) => translated,
                 Asked::Load(..) => return Ok(()),
             }
@@ -449,8 +459,8 @@ fn read(path: &str, body: &Value) -> Result<(), ApiError> {
     };
     let body = translated.request.to_string();
     match translated.shape {
-        Shape::Chat => request::chat(body.as_bytes(), Rules::default()).map(drop),
-        Shape::Text => request::completion(body.as_bytes(), Rules::default()).map(drop),
+        Shape::Chat => request::chat(body.as_bytes(), rules).map(drop),
+        Shape::Text => request::completion(body.as_bytes(), rules).map(drop),
     }
 }
 
