@@ -371,6 +371,7 @@ mod tests {
             uses[0],
             KeyUse {
                 name: "kitchen".to_owned(),
+                limits: kitchen.limits,
                 running: 1,
                 requests: 3,
                 tokens: 7,
