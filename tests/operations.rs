@@ -210,6 +210,7 @@ fn named_keys_have_limits_are_shown_in_status_and_come_and_go_without_a_restart(
     );
     assert_eq!(shown[0]["refused"], 1);
     assert!(shown[0]["tokens"].as_u64() > Some(5), "{shown}");
+    assert_eq!(shown[0]["limits"]["tokens_per_day"], 5);
     assert_eq!(
         (&shown[1]["name"], &shown[1]["requests"]),
         (&json!("desk"), &json!(3))
@@ -235,6 +236,44 @@ fn named_keys_have_limits_are_shown_in_status_and_come_and_go_without_a_restart(
     assert_eq!(listed["keys"].as_array().map(Vec::len), Some(1));
     let again = community::run(&home, &[], &remove);
     assert_complains(&again, "there is no key");
+}
+
+#[test]
+fn status_shows_named_keys_and_their_limits_without_a_community() {
+    let home = Home::new();
+    let status = || community::run(&home, &[], &["status", "--json"]);
+    assert_fails(&status(), 10, "no_community");
+    let key = home.path().join("http.key");
+    std::fs::write(&key, "a-key+of/16=bytes").expect("a file");
+    let owner = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(&key, owner).expect("permissions");
+    let setting = format!("http.api_key_file={}", text_of(&key));
+    let mut service = Server::start(&home, &alone(&["--set", &setting]));
+    let add = "http-key add kitchen --requests 2 --tokens-per-day 50000";
+    let add: Vec<&str> = add.split(' ').collect();
+    let made = community::json(&home, &[], &add);
+    let asked = client(&["key", url(&service), made["key"].as_str().expect("a key")]);
+    assert!(asked["openai"]["text"].is_string(), "{asked}");
+
+    let shown = || community::json(&home, &[], &["status"]);
+    let limits = json!({"requests": 2, "tokens_per_minute": null, "tokens_per_day": 50000});
+    let running = shown();
+    let used = &running["http_keys"][0];
+    assert_eq!(
+        (&used["name"], &used["limits"]),
+        (&json!("kitchen"), &limits)
+    );
+    assert!(used["tokens"].as_u64() > Some(0), "{running}");
+    assert_eq!(running["node"]["running"]["url"], service.ready["url"]);
+    let text = community::says(&home, &[], &["status"]);
+    assert!(text.contains("kitchen") && text.contains("50000"), "{text}");
+
+    service.signal(Signal::TERM);
+    assert!(service.child.wait().expect("its end").success());
+    let idle = shown();
+    assert_eq!(idle["node"]["running"], Value::Null);
+    let unused = &idle["http_keys"][0];
+    assert_eq!((&unused["limits"], &unused["tokens"]), (&limits, &json!(0)));
 }
 
 #[test]

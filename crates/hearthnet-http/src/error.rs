@@ -66,6 +66,8 @@ pub struct ApiError {
     code: Code,
     param: Option<String>,
     message: String,
+    /// Message in Anthropic's format, if it has other words there.
+    anthropics_message: Option<String>,
     retry_after: Option<Duration>,
 }
 
@@ -78,6 +80,7 @@ impl ApiError {
             code: code.into(),
             param: None,
             message: sanitize(&message.into()).into_owned(),
+            anthropics_message: None,
             retry_after: None,
         }
     }
@@ -86,6 +89,13 @@ impl ApiError {
     #[must_use]
     pub fn about(mut self, param: impl Into<String>) -> Self {
         self.param = Some(sanitize(&param.into()).into_owned());
+        self
+    }
+
+    /// Sets the message for clients of Anthropic's API.
+    #[must_use]
+    pub fn in_anthropics_words(mut self, message: impl Into<String>) -> Self {
+        self.anthropics_message = Some(sanitize(&message.into()).into_owned());
         self
     }
 
@@ -135,11 +145,7 @@ impl ApiError {
                     status if status.is_server_error() => "api_error",
                     _ => "invalid_request_error",
                 };
-                // Clients look for these words before they shorten a conversation.
-                let message = match self.code.as_str() {
-                    "context_length_exceeded" => format!("prompt is too long: {}", self.message),
-                    _ => self.message.clone(),
-                };
+                let message = self.anthropics_message.as_ref().unwrap_or(&self.message);
                 let mut error = json!({"type": kind, "message": message});
                 if self.code.as_str() == THREAD_UNSUPPORTED {
                     error["details"] = json!({

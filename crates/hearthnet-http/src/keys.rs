@@ -105,6 +105,7 @@ struct Use {
 #[non_exhaustive]
 pub struct KeyUse {
     pub name: String,
+    pub limits: KeyLimits,
     /// Requests in progress.
     pub running: u32,
     /// Requests that were admitted.
@@ -164,6 +165,7 @@ impl NamedKeys {
             let used = uses.get(&named.name).unwrap_or(&none).lock();
             KeyUse {
                 name: named.name.clone(),
+                limits: named.limits,
                 running: used.running,
                 requests: used.requests,
                 tokens: used.tokens,
@@ -369,6 +371,7 @@ mod tests {
             uses[0],
             KeyUse {
                 name: "kitchen".to_owned(),
+                limits: kitchen.limits,
                 running: 1,
                 requests: 3,
                 tokens: 7,

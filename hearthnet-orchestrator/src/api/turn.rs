@@ -86,8 +86,9 @@ impl TurnFields {
     }
 
     pub(super) fn read(self) -> Result<TurnOptions, Refused> {
-        let list = self.tools.map_or(Ok(Vec::new()), tools)?;
-        let choice = self.tool_choice.map(|choice| tool_choice(choice, &list));
+        let mut list = self.tools.map_or(Ok(Vec::new()), tools)?;
+        let choice = self.tool_choice;
+        let choice = choice.map(|choice| tool_choice(choice, &mut list));
         let choice = choice.transpose()?.unwrap_or_default();
         let one_call = match self.parallel_tool_calls {
             None => false,
@@ -146,7 +147,8 @@ fn tools(value: Value) -> Result<Vec<Tool>, Refused> {
     Ok(tools)
 }
 
-fn tool(at: &str, value: Value) -> Result<Tool, Refused> {
+/// The tool at the path `at`.
+pub(super) fn tool(at: &str, value: Value) -> Result<Tool, Refused> {
     let must = "{\"type\": \"function\", \"function\": {\"name\": ...}}";
     let Value::Object(mut given) = value else {
         return Err(wrong(at, must));
@@ -207,7 +209,8 @@ fn named(choice: &Map<String, Value>) -> Option<&str> {
     choice.get("function")?.get("name")?.as_str()
 }
 
-fn tool_choice(value: Value, list: &[Tool]) -> Result<ToolChoice, Refused> {
+/// Reads `tool_choice`. Tools that it does not allow are removed from the list.
+fn tool_choice(value: Value, list: &mut Vec<Tool>) -> Result<ToolChoice, Refused> {
     let at = "tool_choice";
     let must = "none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": ...}}";
     let choice = match value {
@@ -217,11 +220,14 @@ fn tool_choice(value: Value, list: &[Tool]) -> Result<ToolChoice, Refused> {
             "required" => ToolChoice::Required,
             _ => return Err(wrong(at, must)),
         },
+        Value::Object(given) if given.get("type").is_some_and(|it| it == "allowed_tools") => {
+            return allowed_tools(given, list);
+        }
         Value::Object(given) => match (given.get("type"), named(&given)) {
             (Some(kind), Some(name)) if kind == "function" => ToolChoice::Named(name.to_owned()),
-            (Some(kind), _) if kind == "allowed_tools" || kind == "custom" => {
+            (Some(kind), _) if kind == "custom" => {
                 let at = "tool_choice.type";
-                let problem = format!("`{at}` must be function");
+                let problem = format!("`{at}` must be function or allowed_tools");
                 return Err(unsupported(at, problem));
             }
             _ => return Err(wrong(at, must)),
@@ -236,6 +242,34 @@ fn tool_choice(value: Value, list: &[Tool]) -> Result<ToolChoice, Refused> {
         ToolChoice::Named(name) if !known(name) => Err(wrong(at, "the name of one of `tools`")),
         _ => Ok(choice),
     }
+}
+
+/// Reads a choice of several tools, and removes the others from the list.
+fn allowed_tools(
+    mut given: Map<String, Value>,
+    list: &mut Vec<Tool>,
+) -> Result<ToolChoice, Refused> {
+    let at = "tool_choice.allowed_tools";
+    let Some(Value::Object(mut allowed)) = take(&mut given, "allowed_tools") else {
+        return Err(wrong(at, "an object with `mode` and `tools`"));
+    };
+    let mode = take(&mut allowed, "mode");
+    let choice = match mode.as_ref().and_then(Value::as_str) {
+        Some("auto") => ToolChoice::Auto,
+        Some("required") => ToolChoice::Required,
+        _ => return Err(wrong(&format!("{at}.mode"), "auto or required")),
+    };
+    let tools = take(&mut allowed, "tools").unwrap_or_default();
+    let tools = tools.as_array().into_iter().flatten();
+    let names = tools.map(|tool| tool.as_object().and_then(named));
+    let names: Option<Vec<&str>> = names.collect();
+    let known = |name: &&str| list.iter().any(|tool| tool.name == *name);
+    let names = names.filter(|names| !names.is_empty() && names.iter().all(known));
+    let must = "a list of functions of `tools` that is not empty";
+    let names = names.ok_or_else(|| wrong(&format!("{at}.tools"), must))?;
+    list.retain(|tool| names.contains(&tool.name.as_str()));
+    nothing_left(&allowed, at)?;
+    Ok(choice)
 }
 
 /// Sets a variable of the template.
@@ -369,6 +403,32 @@ mod tests {
     }
 
     #[test]
+    fn tools_that_the_choice_does_not_allow_are_left_out() {
+        let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+        let tools = json!([weather(), named("f"), named("g")]);
+        let read = |mode: &str, allowed: Value| {
+            let allowed = json!({"mode": mode, "tools": allowed});
+            let choice = json!({"type": "allowed_tools", "allowed_tools": allowed});
+            read(json!({"tools": tools, "tool_choice": choice}))
+        };
+        let options = read("required", json!([named("g"), named("f")])).unwrap();
+        let names: Vec<_> = options.tools.list.iter().map(|tool| &tool.name).collect();
+        assert_eq!(names, ["f", "g"]);
+        assert_eq!(options.tools.choice, ToolChoice::Required);
+        let choice = read("auto", json!([named("f")])).unwrap().tools.choice;
+        assert_eq!(choice, ToolChoice::Auto);
+        for (mode, allowed, field) in [
+            ("none", json!([named("f")]), "mode"),
+            ("auto", json!([]), "tools"),
+            ("auto", json!([named("h")]), "tools"),
+            ("auto", json!([{"type": "image_generation"}]), "tools"),
+        ] {
+            let refused = read(mode, allowed).unwrap_err();
+            assert_eq!(refused.field, format!("tool_choice.allowed_tools.{field}"));
+        }
+    }
+
+    #[test]
     fn wrong_and_unsupported_values_name_their_field() {
         let named = |name: &str| json!([{"type": "function", "function": {"name": name}}]);
         let many: Vec<Value> = (0..129)
@@ -424,9 +484,14 @@ mod tests {
                 false,
             ),
             (
-                json!({"tool_choice": {"type": "allowed_tools"}}),
+                json!({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}),
                 "tool_choice.type",
                 true,
+            ),
+            (
+                json!({"tool_choice": {"type": "allowed_tools"}}),
+                "tool_choice.allowed_tools",
+                false,
             ),
             (
                 json!({"parallel_tool_calls": 1}),

@@ -35,6 +35,7 @@ pub(crate) mod tests;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use hearthnet_files::{ModelFile, WeightsId};
@@ -256,9 +257,20 @@ impl Job {
     }
 }
 
+/// Builds the trie of a model's vocabulary on a thread of its own. The first grammar of the model
+/// would wait half a second for it. A grammar that comes meanwhile waits for this thread, so its
+/// priority is not lowered.
+fn prepare_grammars(model: &ServedModel) {
+    let tokenizer = model.text.tokenizer.clone();
+    let thread = thread::Builder::new().name("grammar-trie".into());
+    // Without a thread, the first grammar builds it. An error is that grammar's.
+    let _ = thread.spawn(move || tokenizer.grammar_vocabulary().map(drop));
+}
+
 impl Service {
     /// Creates a service. Its chats run on one step loop (`chat_loop.rs`).
     pub fn new(runtime: Handle, models: Vec<ServedModel>, settings: ServiceSettings) -> Self {
+        models.iter().for_each(prepare_grammars);
         let inner = Arc::new(Inner {
             state: Mutex::new(State {
                 turns: FairQueue::new(settings.turns),
@@ -291,6 +303,7 @@ impl Service {
 
     /// Adds a model, or replaces the one with the same id.
     pub fn add_model(&self, model: ServedModel) {
+        prepare_grammars(&model);
         self.remove_model(&model.id);
         self.0.models.write().push(Arc::new(model));
     }

@@ -248,6 +248,15 @@ impl Fixture {
 }
 
 #[test]
+fn a_model_is_ready_for_grammars_before_the_first_one() {
+    let f = fixture(settings(1, 1, 1));
+    let model = &f.service.models()[0];
+    f.until("the trie of the vocabulary", |_, _| {
+        model.text.tokenizer.has_grammar_vocabulary()
+    });
+}
+
+#[test]
 fn concurrent_chats_give_the_same_answers_as_single_ones() {
     let f = fixture(settings(3, 16, 16));
     let alone = f.say("a", "hello hello").unwrap();

@@ -19,7 +19,8 @@ use serde_json::json;
 use crate::cli::{Failure, note};
 use crate::config::Config;
 use crate::home::{Lock, refuse_open_to_others};
-use crate::node::local_api::{CALL_TIMEOUT, Offer, answer, ask_over, offer_record};
+use crate::node::local_api::{self, CALL_TIMEOUT, Offer, answer, ask_over, offer_record};
+use crate::node::{NODE_STATUS, Running, SharedStatus};
 
 /// Call that returns the model files that chats use. Local only.
 const NODE_MODELS: &str = "node.models@1.0";
@@ -33,6 +34,15 @@ const STANDALONE: &str = "service";
 pub(crate) fn running_in(data_dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let all = [data_dir.to_owned(), data_dir.join(STANDALONE)];
     all.into_iter().filter(|dir| Lock::is_held(dir))
+}
+
+/// Status of the standalone service of a data directory, if one runs.
+pub(crate) async fn standalone_status(data_dir: &Path) -> Option<Running> {
+    let dir = data_dir.join(STANDALONE);
+    match Lock::is_held(&dir) {
+        true => local_api::ask(&dir, NODE_STATUS, &json!({})).await,
+        false => None,
+    }
 }
 
 /// Result of the search for a service.
@@ -159,6 +169,8 @@ fn offered(model: &ServedModel) -> Option<Offered> {
 /// already allowed all calls.
 pub(crate) struct StandaloneApi {
     api: LocalApi,
+    /// What it tells of itself.
+    pub(crate) told: Arc<SharedStatus>,
     _lock: Lock,
 }
 
@@ -177,6 +189,14 @@ impl StandaloneApi {
         let registry = Arc::new(Registry::new());
         offer_chats(&registry, service, config)?;
         offer_record(&registry)?;
+        let told = Arc::new(SharedStatus::default());
+        let asked = Arc::clone(&told);
+        Offer::new(
+            NODE_STATUS,
+            "Returns the service's address and the use of its keys, for programs on the node's own machine.",
+            move |_, _| std::future::ready(answer(&asked.without_node())),
+        )
+        .register(&registry)?;
         // A random id is enough, because only this user calls here.
         let own = NodeKey::generate().map_err(Failure::internal)?.id();
         let this_user = OneLevel(Some(Level::Member));
@@ -184,6 +204,7 @@ impl StandaloneApi {
         let api = LocalApi::open(&dir, Arc::new(server)).await;
         Ok(Self {
             api: api.map_err(Failure::internal)?,
+            told,
             _lock: lock,
         })
     }

@@ -6,7 +6,7 @@ use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
 
 use crate::answering::chat_setup::{model_of, settings};
-use crate::answering::http::{close, count, open_http, socket};
+use crate::answering::http::{close, count, key_file, open_http, socket};
 use crate::answering::local_service::StandaloneApi;
 use crate::cli::args::{HostEngineArgs, RunArgs};
 use crate::cli::{Failure, Kind, Stop, block_on, note, print_result};
@@ -61,6 +61,11 @@ async fn standalone(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
     let listen = args.answers.http.as_deref();
     let server = open_http(&service, None, listen, &data_dir, &cx.config).await?;
     let url = format!("{}/v1", server.url());
+    if let Some(api) = &api {
+        let key = key_file(&cx.config);
+        let keys = server.named_keys();
+        api.told.show_http(Some(url.clone()), key.as_deref(), keys);
+    }
     let socket = socket(&cx.config);
     let ready = json!({
         "url": url, "socket": socket, "models": [model.id], "pid": std::process::id(),

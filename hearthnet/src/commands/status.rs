@@ -1,4 +1,5 @@
-//! `hearthnet status`: members, peers, layers, health and the log.
+//! `hearthnet status`: members, peers, layers, health and the log; without a community, the service
+//! of this machine.
 //!
 //! Everything except live connections is in the log, so the command works without a running node:
 //! it first syncs with other members. A running node reports its connected peers through the local
@@ -23,14 +24,17 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::cli::{Failure, block_on, bytes, print, print_json, span, table};
+use crate::answering::local_service::standalone_status;
+use crate::cli::{Failure, block_on, bytes, note, print, print_json, span, table};
 use crate::config::{Config, Context};
-use crate::home::{Home, KeyStatus, Paused, key_status, members, now_ms};
+use crate::home::{Home, HttpKeys, KeyStatus, Paused, key_status, members, now_ms};
 use crate::models::text_disagreement;
-use crate::node::{Running, SoFar, local_api, open_home, sync_or_note};
+use crate::node::{Running, ShownKey, SoFar, find_home, local_api, no_community, sync_or_note};
 
 pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
-    let home = open_home(cx)?;
+    let Some(home) = find_home(cx)? else {
+        return without_community(json, cx);
+    };
     let (running, hosts) = block_on(async {
         sync_or_note(&home, &cx.config).await;
         let params = json!({ "hosts": true });
@@ -57,6 +61,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
         .disputes()
         .filter(|(_, case)| state.outcome(case).is_none());
     let open_disputes = disputes.count();
+    let keys = named_keys(running.as_ref(), &home.dir);
     let (health, reason) = health(home.log.health());
     let disk = try_disk(&home.dir);
     let paused = Paused::read(&home.dir);
@@ -100,6 +105,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
             },
             "members": members::json(&state, &home.key.id(), &back),
             "open_disputes": open_disputes,
+            "http_keys": keys,
             "models": models.iter().map(|m| model_json(m, &state, now, &answers)).collect::<Vec<_>>(),
             "log": log,
         }));
@@ -115,7 +121,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     }
     given(&mut out, &state, running.as_ref());
     peers(&mut out, &state, now, running.as_ref());
-    http_keys(&mut out, running.as_ref());
+    http_keys(&mut out, &keys);
     if let Some(paused) = paused.filter(|_| running.as_ref().is_none_or(|r| r.suspended.is_none()))
     {
         let _ = writeln!(out, "layers     {paused}; `hearthnet resume` ends that");
@@ -285,12 +291,50 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
     out.push_str(&table("peer|at|found by|", rows));
 }
 
-/// Use of the named keys of the HTTP interface.
-fn http_keys(out: &mut String, running: Option<&Running>) {
-    let keys = running.map_or(&[][..], |running| &running.keys);
+/// Status without a community: the service that answers programs of this machine.
+fn without_community(json: bool, cx: &Context) -> Result<(), Failure> {
+    let dir = cx.global.dir()?;
+    let running = block_on(async { Ok(standalone_status(&dir).await) })?;
+    let keys = named_keys(running.as_ref(), &dir);
+    if running.is_none() && keys.is_empty() {
+        return Err(no_community());
+    }
+    if json {
+        return print_json(&json!({
+            "node": {"running": running}, "community": null, "http_keys": keys,
+        }));
+    }
+    let mut out = "community  none: `hearthnet community create NAME` founds one, `hearthnet community join CODE` joins one\n".to_owned();
+    let url = running.and_then(|running| running.url);
+    let service = match &url {
+        Some(url) => format!("answers at {url}"),
+        None => "none runs here; `hearthnet serve --local` starts one".to_owned(),
+    };
+    let _ = writeln!(out, "service    {service}");
+    http_keys(&mut out, &keys);
+    print(out)
+}
+
+/// Named keys of the HTTP interface, with their use if it runs.
+fn named_keys(running: Option<&Running>, dir: &Path) -> Vec<ShownKey> {
+    if let Some(running) = running {
+        return running.keys.clone();
+    }
+    let keys = HttpKeys::read(dir).unwrap_or_else(|why| {
+        note(format!("warning: {why}"));
+        HttpKeys::default()
+    });
+    let keys = keys.named().into_iter();
+    keys.map(|key| ShownKey::unused(key.name, key.limits))
+        .collect()
+}
+
+/// Limits and use of the named keys of the HTTP interface.
+fn http_keys(out: &mut String, keys: &[ShownKey]) {
     if keys.is_empty() {
         return;
     }
+    let limit = |most: Option<u64>| most.map_or_else(|| "-".to_owned(), |most| most.to_string());
     let rows = keys.iter().map(|key| {
         let counts = [
             u64::from(key.running),
@@ -298,11 +342,18 @@ fn http_keys(out: &mut String, running: Option<&Running>) {
             key.tokens,
             key.refused,
         ];
+        let limits = [
+            key.limits.requests.map(u64::from),
+            key.limits.tokens_per_minute,
+            key.limits.tokens_per_day,
+        ];
         let mut row = vec![key.name.clone()];
         row.extend(counts.map(|count| count.to_string()));
+        row.extend(limits.map(limit));
         row
     });
-    let table = table("HTTP key|running|requests|tokens|refused", rows);
+    let header = "HTTP key|running|requests|tokens|refused|most at a time|per minute|per day";
+    let table = table(header, rows);
     let _ = write!(out, "\n{table}");
 }
 

@@ -45,7 +45,6 @@ use tokio::task::JoinSet;
 use self::addresses::reachable;
 use self::link_rates::LinkRates;
 use self::local_api::offer_record;
-use self::status::SharedStatus;
 use crate::cli::{Failure, Kind};
 use crate::config::Config;
 use crate::home::{Home, Lock, Membership, display_name};
@@ -55,8 +54,10 @@ pub(crate) use self::evidence::{Came, EvidenceFetch, may_judge, to_judge};
 pub(crate) use self::invite::NewInvite;
 pub(crate) use self::local_api::{NODE_FLIGHT, NODE_STATUS, Process};
 pub(crate) use self::log_writer::Change;
-pub(crate) use self::restore_log::{find_home, open_home};
-pub(crate) use self::status::{Download, Running, ShownDownload, ShownWait, SoFar};
+pub(crate) use self::restore_log::{find_home, no_community, open_home};
+pub(crate) use self::status::{
+    Download, Running, SharedStatus, ShownDownload, ShownKey, ShownWait, SoFar,
+};
 pub(crate) use self::sync::{wait_for_neighbours, wait_until_synced};
 pub(crate) use self::transient::{
     TransientNode, in_sync, sync_log, sync_or_note, with_synced_node,
@@ -264,17 +265,14 @@ impl DaemonNode {
         }
     }
 
-    /// Sets the URL of the OpenAI API and the file with its key, for `node.status`.
-    pub(crate) fn set_url(&self, url: Option<String>, key_file: Option<&Path>) {
-        let mut running = self.told.running.lock();
-        running.url = url;
-        running.key_file = key_file.and_then(Path::to_str).map(str::to_owned);
-    }
-
-    /// Shows the use of these keys in `node.status`.
-    pub(crate) fn show_keys(&self, keys: NamedKeys) {
-        // Set once: a daemon opens one listener.
-        let _ = self.told.keys.set(keys);
+    /// Shows the HTTP interface in `node.status`: its URL, the file with its key, and its named keys.
+    pub(crate) fn show_http(
+        &self,
+        url: Option<String>,
+        key_file: Option<&Path>,
+        keys: Option<&NamedKeys>,
+    ) {
+        self.told.show_http(url, key_file, keys);
     }
 
     /// Shows what this node has given up to this moment in `node.status`.

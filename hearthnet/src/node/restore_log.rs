@@ -20,11 +20,14 @@ const WAIT: Duration = Duration::from_secs(20);
 /// # Errors
 /// Returns [`Kind::Community`] if the node is in none.
 pub(crate) fn open_home(cx: &Context) -> Result<Home, Failure> {
-    find_home(cx)?.ok_or_else(|| {
-        Failure::new(Kind::Community, "this node is not in a community")
-            .code("no_community")
-            .hint("found one with `hearthnet community create NAME`, or join one with `hearthnet community join CODE`")
-    })
+    find_home(cx)?.ok_or_else(no_community)
+}
+
+/// Error of a command that needs a community.
+pub(crate) fn no_community() -> Failure {
+    Failure::new(Kind::Community, "this node is not in a community")
+        .code("no_community")
+        .hint("found one with `hearthnet community create NAME`, or join one with `hearthnet community join CODE`")
 }
 
 /// Opens this node's community, if it is in one. First restores a log that was lost or damaged

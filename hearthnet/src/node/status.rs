@@ -1,6 +1,7 @@
 //! Status of a running node, for local programs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use hearthnet_bus::calls::{CallError, Code, Kind as ParamKind, Params, Registry}
 use hearthnet_bus::discovery::{MdnsHealth, Source};
 use hearthnet_bus::node::{Node, WeakNode};
 use hearthnet_bus::{Capability, NodeId};
-use hearthnet_http::{KeyUse, NamedKeys};
+use hearthnet_http::{KeyLimits, KeyUse, NamedKeys};
 use hearthnet_orchestrator::health::{ShardHealth, SharedHealth};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -93,6 +94,8 @@ pub(crate) struct Download {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ShownKey {
     pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) limits: ShownLimits,
     /// Requests in progress.
     pub(crate) running: u32,
     pub(crate) requests: u64,
@@ -102,14 +105,38 @@ pub(crate) struct ShownKey {
     pub(crate) refused: u64,
 }
 
+/// Limits of a named key; `None` is no limit.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ShownLimits {
+    /// Requests at a time.
+    pub(crate) requests: Option<u32>,
+    pub(crate) tokens_per_minute: Option<u64>,
+    pub(crate) tokens_per_day: Option<u64>,
+}
+
+impl ShownKey {
+    /// A key that was not used.
+    pub(crate) fn unused(name: String, limits: KeyLimits) -> Self {
+        Self {
+            name,
+            limits: ShownLimits {
+                requests: limits.requests,
+                tokens_per_minute: limits.tokens_per_minute,
+                tokens_per_day: limits.tokens_per_day,
+            },
+            ..Self::default()
+        }
+    }
+}
+
 impl From<KeyUse> for ShownKey {
     fn from(used: KeyUse) -> Self {
         Self {
-            name: used.name,
             running: used.running,
             requests: used.requests,
             tokens: used.tokens,
             refused: used.refused,
+            ..Self::unused(used.name, used.limits)
         }
     }
 }
@@ -194,6 +221,30 @@ pub(super) fn offer(
 }
 
 impl SharedStatus {
+    /// Shows the HTTP interface: its URL, the file with its key, and its named keys. A process opens
+    /// one listener.
+    pub(crate) fn show_http(
+        &self,
+        url: Option<String>,
+        key_file: Option<&Path>,
+        keys: Option<&NamedKeys>,
+    ) {
+        let mut running = self.running.lock();
+        running.url = url;
+        running.key_file = key_file.and_then(Path::to_str).map(str::to_owned);
+        if let Some(keys) = keys {
+            let _ = self.keys.set(keys.clone());
+        }
+    }
+
+    /// Status of a process without a node.
+    pub(crate) fn without_node(&self) -> Running {
+        Running {
+            keys: self.key_uses(),
+            ..self.running.lock().clone()
+        }
+    }
+
     fn key_uses(&self) -> Vec<ShownKey> {
         let uses = self.keys.get().map(NamedKeys::uses).unwrap_or_default();
         uses.into_iter().map(ShownKey::from).collect()
@@ -206,9 +257,8 @@ impl SharedStatus {
             mdns: mdns_name(node.discovery().health()).to_owned(),
             peers: peers(node),
             host_health: health.all(),
-            keys: self.key_uses(),
             gave: self.gave.get().and_then(|so_far| so_far()),
-            ..self.running.lock().clone()
+            ..self.without_node()
         }
     }
 }

@@ -176,6 +176,20 @@ def responses():
         max_output_tokens=12, include=["reasoning.encrypted_content"], store=False, **ask
     )
     assert end.output_text
+    # A function in a namespace, beside a tool that a node does not have.
+    town = {"type": "namespace", "name": "town", "description": "A town.", "tools": [tool]}
+    called = create(
+        input=USER, tools=[town, {"type": "web_search"}], tool_choice="required",
+        parallel_tool_calls=False, **ask
+    )
+    call = called.output[-1]
+    assert (call.namespace, call.name) == ("town", tool["name"]), call
+    result["call_id"] = call.call_id
+    end = create(
+        input=[*USER, *called.output, result], tools=[town], tool_choice="none",
+        max_output_tokens=12, **ask
+    )
+    assert end.output_text
 
 
 @feature("embeddings", path="/v1/embeddings")

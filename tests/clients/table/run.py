@@ -7,7 +7,7 @@ features in specs/http-api.md.
     run.py --only NAME,...     some clients, compared with their rows
     run.py --packages --only NAME,...   prints their packages, for pip
 
-Packages have the versions that the programs name, and are kept in the user's cache: 2 GB. Standard
+Packages have the versions that the programs name, and are kept in the user's cache: 2.5 GB. Standard
 library only.
 """
 
@@ -38,20 +38,27 @@ NODE = {
     "anthropic_node": "@anthropic-ai/sdk",
     "ollama_node": "ollama",
     "ai_node": "ai",
+    "codex_node": "@openai/codex",
 }
 CLIENTS = [
     "openai_python", "openai_node", "anthropic_python", "anthropic_node", "claude_agent_python",
     "ollama_python", "ollama_node", "langchain_python", "litellm_python", "pydantic_ai_python",
-    "instructor_python", "llm_python", "ai_node", "lm_eval_python",
+    "instructor_python", "llm_python", "ai_node", "codex_node", "lm_eval_python",
 ]  # fmt: skip
 # Seconds for one client.
 PATIENCE = 900
 
 
+def manifest(name):
+    """File with the packages of a client in JavaScript: its own, if they are large, or that of all."""
+    own = HERE / f"{name}.json"
+    return own if own.exists() else HERE / "package.json"
+
+
 def dependencies(name):
     """Packages of a client, as its program names them."""
     if name in NODE:
-        return json.loads((HERE / "package.json").read_text())["dependencies"]
+        return json.loads(manifest(name).read_text())["dependencies"]
     # In inline script metadata (PEP 723), as JSON so that older versions of Python read it.
     text = (HERE / f"{name}.py").read_text()
     return json.loads(re.search(r"(?m)^# dependencies = (.*)$", text)[1])
@@ -71,7 +78,7 @@ def command(name, here):
     if here and name not in NODE:
         return [sys.executable, "-B", HERE / f"{name}.py"]
     needed = json.dumps(dependencies(name))
-    kind = "node" if name in NODE else name
+    kind = "node" if name in NODE and manifest(name).name == "package.json" else name
     folder = CACHE / f"clients/{kind}-{hashlib.sha256(needed.encode()).hexdigest()[:12]}"
     # Made last.
     done = folder / "complete"
@@ -79,7 +86,7 @@ def command(name, here):
         print(f"packages of {name}", file=sys.stderr, flush=True)
         folder.mkdir(parents=True, exist_ok=True)
         if name in NODE:
-            (folder / "package.json").write_bytes((HERE / "package.json").read_bytes())
+            (folder / "package.json").write_bytes(manifest(name).read_bytes())
             words = "npm install --silent --no-audit --no-fund --ignore-scripts --prefix"
             subprocess.run([*words.split(), folder], check=True)
         else:

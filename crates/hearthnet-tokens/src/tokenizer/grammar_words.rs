@@ -26,6 +26,11 @@ impl Tokenizer {
         self.0.grammar_vocabulary.get_or_init(build).clone()
     }
 
+    /// Whether [`Self::grammar_vocabulary`] has been built.
+    pub fn has_grammar_vocabulary(&self) -> bool {
+        self.0.grammar_vocabulary.get().is_some()
+    }
+
     /// Control tokens with these texts, except those that end a generation.
     pub(crate) fn control_tokens(&self, texts: &[&str]) -> Vec<u32> {
         let ids = self.structure_in(&texts.concat()).into_iter();

@@ -9,8 +9,9 @@ use crate::grammar::close;
 
 /// Maximum number of tools of a request, as in OpenAI's API.
 pub const MAX_TOOLS: usize = 128;
-/// Maximum length of a tool's name, in bytes, as in OpenAI's API.
-pub const MAX_TOOL_NAME: usize = 64;
+/// Maximum length of a tool's name, in bytes, as in Anthropic's API. OpenAI's has half of it, but a
+/// namespace beside the name.
+pub const MAX_TOOL_NAME: usize = 128;
 /// Maximum length of the tools of a request, in bytes of JSON without white space.
 pub const MAX_TOOL_BYTES: usize = crate::grammar::MAX_GRAMMAR_BYTES;
 

@@ -14,8 +14,9 @@ use hearthnet_files::{Pooling, WeightsId};
 use hearthnet_http::ApiError;
 use serde_json::{Value, json};
 
+use super::fields::{Fields, field, unsupported};
 use super::reply::fingerprint;
-use super::request::{Fields, GivenPrompt, MAX_USER, field, unsupported};
+use super::request::{GivenPrompt, MAX_USER};
 use crate::chat::{Done, EmbedRequest, Embedding, Frame, Prompt, TextModel, tokens_of};
 use crate::error::ChatError;
 use crate::exact::{Arithmetics, Exact};

@@ -2,7 +2,7 @@
 //!
 //! | concept | where |
 //! |---|---|
-//! | request parsing, field by field | `request.rs` (pure) |
+//! | request parsing, field by field; messages | `request.rs`, `fields.rs`; `messages.rs` (pure) |
 //! | answers to several prompts of a request | `prompts.rs` |
 //! | responses, whole and in chunks | `reply.rs` (pure) |
 //! | vectors of texts, for OpenAI's and Ollama's API | `embeddings.rs` (pure) |
@@ -23,6 +23,8 @@
 
 mod body;
 mod embeddings;
+mod fields;
+mod messages;
 mod names;
 mod ollama_models;
 mod output;
@@ -64,12 +66,13 @@ use serde_json::{Value, json};
 
 use self::body::{Bodies, NotRead, Room};
 use self::embeddings::{VectorFormat, Vectors};
+use self::fields::Rules;
 use self::names::Names;
 use self::output::{Format, OtherOutput, Output};
 use self::permits::PermitPool;
 use self::prompts::Answers;
 use self::reply::{Header, Reply, Shape};
-use self::request::{ApiRequest, Rules};
+use self::request::ApiRequest;
 use self::stored::StoredResponses;
 use self::translate::anthropic::{self, Purpose};
 use self::translate::ollama::{self, Asked};
@@ -137,6 +140,10 @@ pub async fn serve(
         .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/responses", translated(Other::Responses))
         .route(
+            "/v1/responses/{id}",
+            get(stored_response).delete(stored_response),
+        )
+        .route(
             "/api/chat",
             translated(Other::Ollama(ollama::Endpoint::Chat)),
         )
@@ -197,6 +204,11 @@ async fn model(
         Ok(model) => json_response(StatusCode::OK, &api.describe(&id, &model)),
         Err(error) => error.response(),
     }
+}
+
+/// Refuses to read or delete a response.
+async fn stored_response() -> Response<Body> {
+    responses::not_kept().response()
 }
 
 async fn health(
@@ -292,7 +304,7 @@ async fn ollama_show(
 ) -> Response<Body> {
     let shown = async {
         let (body, _room) = api.body(request, &who(&client, api.has_key)).await?;
-        let model = ollama::shown(&body)?;
+        let model = ollama::shown(&body, api.rules())?;
         let model = api.names.find(&model)?;
         Ok(json_response(StatusCode::OK, &ollama_models::show(&model)))
     };
@@ -391,20 +403,21 @@ fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
         ChatError::Grammar(_) => Code::new("invalid_value"),
         _ => error.code(),
     };
-    let text = match error {
-        // OpenAI's words: LangChain, LiteLLM and others look for them.
-        ChatError::TooLong { tokens, context } => format!(
-            "This model's maximum context length is {context} tokens. However, the prompt is too \
-             long: it has {tokens} tokens. Please shorten it."
-        ),
-        error => format!("{error}; {}", error.hint()),
+    let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let made = match error {
+        // The words of each API: clients look for them before they shorten a conversation. Among
+        // those that look for OpenAI's are LangChain and LiteLLM.
+        ChatError::TooLong { tokens, context } => {
+            let text = format!(
+                "This model's maximum context length is {context} tokens. However, the prompt is \
+                 too long: it has {tokens} tokens. Please shorten it."
+            );
+            let anthropics = format!("prompt is too long: {tokens} tokens > {context} maximum");
+            ApiError::new(status, code, text).in_anthropics_words(anthropics)
+        }
+        error => ApiError::new(status, code, format!("{error}; {}", error.hint())),
     };
-    ApiError::new(
-        status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
-        code,
-        text,
-    )
-    .retry_after(match error {
+    made.retry_after(match error {
         ChatError::Busy(_) | ChatError::HostsFull(_) => after,
         ChatError::ShuttingDown => Some(BACK_AFTER),
         _ => None,
@@ -418,6 +431,14 @@ fn full(what: &str) -> ApiError {
 }
 
 impl Api {
+    /// Rules for requests of other APIs, whose translation sets the seed.
+    fn rules(&self) -> Rules {
+        Rules {
+            seed: 0,
+            strict: self.strict,
+        }
+    }
+
     /// Description of a model under one of its names.
     fn describe(&self, name: &str, model: &ServedModel) -> Value {
         let mut described = json!({
@@ -464,12 +485,13 @@ impl Api {
             created_ms: now_ms(),
         };
         let asked = match other {
-            Other::Messages => anthropic::request(&body, Purpose::Answer, stamp)?,
-            Other::Responses => responses::request(&body, stamp, &|user, id| {
+            Other::Messages => anthropic::request(&body, Purpose::Answer, stamp, self.rules())?,
+            Other::Responses => responses::request(&body, stamp, self.rules(), &|user, id| {
                 let held_by = caller(&client, self.has_key, user).held_by;
                 self.responses.lock().get(&held_by, id)
             })?,
-            Other::Ollama(endpoint) => match ollama::request(&body, endpoint, stamp)? {
+            Other::Ollama(endpoint) => match ollama::request(&body, endpoint, stamp, self.rules())?
+            {
                 Asked::Answer(asked) => asked,
                 Asked::Load(model, value) => {
                     self.names.find(&model)?;
@@ -520,7 +542,7 @@ impl Api {
             random: 0,
             created_ms: 0,
         };
-        let asked = anthropic::request(&body, Purpose::Count, stamp)?;
+        let asked = anthropic::request(&body, Purpose::Count, stamp, self.rules())?;
         let ApiRequest {
             model, mut chat, ..
         } = request::chat(asked.request.to_string().as_bytes(), Rules::default())?;
@@ -579,7 +601,9 @@ impl Api {
         let (body, room) = self.body(request, &identity).await?;
         let asked = match format {
             VectorFormat::Floats | VectorFormat::Base64 => embeddings::request(&body)?,
-            VectorFormat::Ollama | VectorFormat::OlderOllama => ollama::embed(&body, format)?,
+            VectorFormat::Ollama | VectorFormat::OlderOllama => {
+                ollama::embed(&body, format, self.rules())?
+            }
         };
         drop(body);
         let served = self.names.find(&asked.model)?;
@@ -647,7 +671,7 @@ impl Api {
         let rules = Rules {
             // JSON readers represent integers exactly up to 53 bits.
             seed: (random as u64) >> 11,
-            // A translation reads what it passes on.
+            // A translation has read what it passes on.
             strict: self.strict && other.is_none(),
         };
         let ApiRequest {

@@ -46,9 +46,13 @@ pub(super) fn show(model: &ServedModel) -> Value {
     ] {
         info[format!("{architecture}.{name}")] = json!(value);
     }
+    let template = model.text.template.as_ref();
+    let thinks = template.is_some_and(|template| template.turn_format().thinks());
+    let mut capabilities = vec!["completion", "tools"];
+    capabilities.extend(thinks.then_some("thinking"));
     json!({
         "modelfile": "", "parameters": "", "template": "", "license": "",
-        "details": details(model), "model_info": info, "capabilities": ["completion", "tools"],
+        "details": details(model), "model_info": info, "capabilities": capabilities,
         "modified_at": modified(model),
     })
 }

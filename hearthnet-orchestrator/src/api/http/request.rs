@@ -6,16 +6,14 @@
 
 use std::collections::BTreeMap;
 
-use axum::http::StatusCode;
 use hearthnet_files::sampling::{MAX_BIASES, MAX_LOGPROBS, SamplerConfig, SamplingChoice};
 use hearthnet_http::ApiError;
-use hearthnet_tokens::tools::ToolCall;
-use hearthnet_tokens::{ChatMessage, Role};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Number, Value, json};
 
-use crate::api::grammar::{GrammarFields, Refused};
+use super::fields::{Fields, NO_EFFECT, Rules, field, refused, unsupported};
+use super::messages::message;
+use crate::api::grammar::GrammarFields;
 use crate::api::turn::TurnFields;
 use crate::chat::{AnswerOptions, ChatRequest, MAX_CHOICES, Prompt, TurnOptions};
 use crate::exact::Exact;
@@ -43,9 +41,6 @@ const IGNORED: &[&str] = &[
     "prompt_cache_retention",
     "prediction",
 ];
-
-/// Fields of a message that do not change the answer.
-const IGNORED_IN_MESSAGES: &[&str] = &["name", "refusal", "annotations", "id", "status"];
 
 /// Unsupported fields, accepted only with an empty value.
 const REFUSED: &[&str] = &[
@@ -77,22 +72,6 @@ pub(super) struct ApiRequest {
     pub(super) user: Option<String>,
     /// Field with the grammar of the answer.
     pub(super) grammar_field: Option<&'static str>,
-}
-
-/// Settings that decide how a request is read.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Rules {
-    /// Seed of a request without one.
-    pub(super) seed: u64,
-    /// Whether fields without effect are refused.
-    pub(super) strict: bool,
-}
-
-impl Rules {
-    /// The fields of a list that are ignored.
-    fn ignored(self, names: &'static [&'static str]) -> &'static [&'static str] {
-        if self.strict { &[] } else { names }
-    }
 }
 
 /// Parses a request of `/v1/chat/completions`.
@@ -177,23 +156,6 @@ pub(super) fn completion(body: &[u8], rules: Rules) -> Result<ApiRequest, ApiErr
     Ok(request)
 }
 
-/// 400: invalid value of a field.
-pub(super) fn field(at: &str, message: impl Into<String>) -> ApiError {
-    ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message).about(at)
-}
-
-/// 400: unsupported field that would change the answer.
-pub(super) fn unsupported(at: &str, message: impl Into<String>) -> ApiError {
-    ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(at)
-}
-
-fn refused(refused: Refused) -> ApiError {
-    match refused.is_unsupported {
-        true => unsupported(&refused.field, refused.problem),
-        false => field(&refused.field, refused.problem),
-    }
-}
-
 /// Prompt of a completion, or input to embed: a text, tokens, or a list of either.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -237,66 +199,20 @@ impl GivenPrompt {
     }
 }
 
-/// A text, or a list.
+/// A text, or a list of texts.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum OneOrMore<T> {
+enum OneOrMore {
     One(String),
-    More(Vec<T>),
+    More(Vec<String>),
 }
 
-/// Remaining fields of an object.
-pub(super) struct Fields(Map<String, Value>);
-
 impl Fields {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let wrong = |why| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", why);
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(fields)) => Ok(Self(fields)),
-            Ok(_) => Err(wrong("the body must be a JSON object".to_owned())),
-            Err(why) => Err(wrong(format!("the body is not JSON: {why}"))),
-        }
-    }
-
-    /// Removes a field; `None` if it is missing or null.
-    fn take(&mut self, name: &str) -> Option<Value> {
-        self.0.remove(name).filter(|value| !value.is_null())
-    }
-
-    /// Removes and parses a field. `must` describes the valid values; `fits` checks them.
-    pub(super) fn read<T: DeserializeOwned>(
-        &mut self,
-        name: &str,
-        must: &str,
-        fits: impl FnOnce(&T) -> bool,
-    ) -> Result<Option<T>, ApiError> {
-        let Some(value) = self.take(name) else {
-            return Ok(None);
-        };
-        let read = serde_json::from_value(value).ok().filter(fits);
-        read.map(Some)
-            .ok_or_else(|| field(name, format!("`{name}` must be {must}")))
-    }
-
     pub(super) fn model(&mut self) -> Result<String, ApiError> {
         let model = self.take("model");
         let model = model.and_then(|model| serde_json::from_value(model).ok());
         let must = "`model` must name a model; GET /v1/models lists them";
         model.ok_or_else(|| field("model", must))
-    }
-
-    fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
-        self.read(name, "true or false", |_| true)
-    }
-
-    pub(super) fn integer(
-        &mut self,
-        name: &str,
-        min: u64,
-        max: u64,
-    ) -> Result<Option<u64>, ApiError> {
-        let must = format!("a whole number from {min} to {max}");
-        self.read(name, &must, |n| (min..=max).contains(n))
     }
 
     /// Limit of tokens; the inner `None` is -1, for what the context holds.
@@ -364,7 +280,7 @@ impl Fields {
 
     fn stop(&mut self) -> Result<Vec<String>, ApiError> {
         let must = format!("a text, or a list of at most {MAX_STOPS}, none empty");
-        let fits = |stops: &OneOrMore<String>| match stops {
+        let fits = |stops: &OneOrMore| match stops {
             OneOrMore::One(stop) => !stop.is_empty(),
             OneOrMore::More(all) => all.len() <= MAX_STOPS && !all.iter().any(String::is_empty),
         };
@@ -455,25 +371,6 @@ impl Fields {
         })
     }
 
-    /// Refuses remaining fields that are not in `ignored`; `at` is the prefix of their names.
-    pub(super) fn nothing_left(
-        self,
-        ignored: &[&str],
-        at: &str,
-        why: &str,
-    ) -> Result<(), ApiError> {
-        let mut left = self.0.into_iter();
-        let matters =
-            |(name, value): &(String, Value)| !value.is_null() && !ignored.contains(&name.as_str());
-        match left.find(matters) {
-            Some((name, _)) => {
-                let at: String = at.chars().chain(name.chars().take(100)).collect();
-                Err(unsupported(&at, format!("`{at}` {why}")))
-            }
-            None => Ok(()),
-        }
-    }
-
     fn stream_options(&mut self, stream: bool, rules: Rules) -> Result<bool, ApiError> {
         let name = "stream_options";
         let Some(options) = self.read(name, "an object", |_: &Map<String, Value>| true)? else {
@@ -485,128 +382,17 @@ impl Fields {
         let mut options = Self(options);
         let usage = options.bool("include_usage")?.unwrap_or(false);
         // Padding against traffic analysis, which does not change the answer.
-        if !rules.strict {
-            options.bool("include_obfuscation")?;
+        let padding = "include_obfuscation";
+        let padded = options.bool(padding)?.is_some();
+        if padded && rules.strict {
+            let at = format!("{name}.{padding}");
+            return Err(unsupported(&at, format!("`{at}` {NO_EFFECT}")));
         }
         match options.0.is_empty() {
             true => Ok(usage),
             false => Err(field(name, "`stream_options` knows `include_usage` only")),
         }
     }
-}
-
-fn message(at: &str, value: Value, rules: Rules) -> Result<ChatMessage, ApiError> {
-    let Value::Object(fields) = value else {
-        return Err(field(at, format!("`{at}` must be an object")));
-    };
-    let mut fields = Fields(fields);
-    let role = match fields.take("role").as_ref().and_then(Value::as_str) {
-        // OpenAI's newer models call the system role `developer`.
-        Some("system" | "developer") => Role::System,
-        Some("user") => Role::User,
-        Some("assistant") => Role::Assistant,
-        Some("tool") => Role::Tool,
-        Some("function") => {
-            let at = format!("{at}.role");
-            return Err(unsupported(
-                &at,
-                "`function` is not supported here: use `tool`",
-            ));
-        }
-        _ => {
-            let at = format!("{at}.role");
-            let message = format!("`{at}` must be system, developer, user, assistant or tool");
-            return Err(field(&at, message));
-        }
-    };
-    let mut message = ChatMessage::new(role, "");
-    if role == Role::Assistant {
-        let calls = fields.take("tool_calls").unwrap_or_else(|| json!([]));
-        message.tool_calls = tool_calls(&format!("{at}.tool_calls"), calls)?;
-        // The newer name is that of OpenRouter and vLLM.
-        for name in ["reasoning_content", "reasoning"] {
-            if let Some(thought) = fields.take(name) {
-                let at = format!("{at}.{name}");
-                let thought = thought.as_str();
-                let thought =
-                    thought.ok_or_else(|| field(&at, format!("`{at}` must be a text")))?;
-                message.reasoning_content = Some(thought.to_owned());
-            }
-        }
-    }
-    if role == Role::Tool {
-        let at = format!("{at}.tool_call_id");
-        let id = fields.take("tool_call_id");
-        let id = id.as_ref().and_then(Value::as_str);
-        let must = || {
-            field(
-                &at,
-                format!("`{at}` must be the id of the call with this result"),
-            )
-        };
-        message.tool_call_id = Some(id.ok_or_else(must)?.to_owned());
-    }
-    message.content = match fields.take("content") {
-        // Such as a message that has calls only.
-        None if role == Role::Assistant => String::new(),
-        given => content(&format!("{at}.content"), given)?,
-    };
-    // An empty list, for example of tool calls, has no effect.
-    fields.0.retain(|_, value| *value != json!([]));
-    fields.nothing_left(
-        rules.ignored(IGNORED_IN_MESSAGES),
-        &format!("{at}."),
-        "is not supported here",
-    )?;
-    Ok(message)
-}
-
-/// Calls of an earlier message.
-fn tool_calls(at: &str, value: Value) -> Result<Vec<ToolCall>, ApiError> {
-    let Value::Array(given) = value else {
-        return Err(field(at, format!("`{at}` must be a list of calls")));
-    };
-    let calls = given.into_iter().enumerate().map(|(index, mut call)| {
-        // Some clients send the arguments as an object.
-        if let Some(arguments) = call.pointer_mut("/function/arguments")
-            && !arguments.is_string()
-        {
-            *arguments = arguments.to_string().into();
-        }
-        let read = serde_json::from_value(call);
-        let at = format!("{at}[{index}]");
-        let must = "{\"id\": ..., \"type\": \"function\", \"function\": {\"name\": ..., \"arguments\": ...}}";
-        read.map_err(|_| field(&at, format!("`{at}` must be {must}")))
-    });
-    calls.collect()
-}
-
-/// Text of a message, given as one text or in parts.
-fn content(at: &str, value: Option<Value>) -> Result<String, ApiError> {
-    let parts = match serde_json::from_value(value.unwrap_or_default()) {
-        Ok(OneOrMore::One(text)) => return Ok(text),
-        Ok(OneOrMore::<Value>::More(parts)) => parts,
-        Err(_) => {
-            let message = format!("`{at}` must be a text, or a list of text parts");
-            return Err(field(at, message));
-        }
-    };
-    let mut text = String::new();
-    for (index, part) in parts.iter().enumerate() {
-        match (part["type"].as_str(), part["text"].as_str()) {
-            (Some("text"), Some(part)) => text.push_str(part),
-            (Some("text") | None, _) => {
-                let at = format!("{at}[{index}]");
-                let message = format!("`{at}` must be {{\"type\": \"text\", \"text\": ...}}");
-                return Err(field(&at, message));
-            }
-            (Some(_), _) => {
-                let at = format!("{at}[{index}].type");
-                return Err(unsupported(&at, "this server reads text only"));
-            }
-        }
-    }
-    Ok(text)
 }
 
 #[cfg(test)]

@@ -1,3 +1,4 @@
+use hearthnet_tokens::Role;
 use proptest::prelude::*;
 
 use super::*;
@@ -306,10 +307,45 @@ fn a_strict_server_names_the_field_that_it_would_ignore() {
     let (_, param) = refusal(asked("messages", named));
     assert_eq!(param, "messages[0].name");
     let padding = json!({"include_obfuscation": true});
-    assert_eq!(
-        refusal(asked("stream_options", padding)).1,
-        "stream_options"
-    );
+    let refused = refusal(asked("stream_options", padding));
+    let at = "stream_options.include_obfuscation";
+    assert_eq!(refused, ("unsupported_parameter".into(), at.into()));
+    let call = |call: Value, function: Value| {
+        let mut made = json!({"id": "c", "type": "function"});
+        made["function"] = json!({"name": "f", "arguments": "{}"});
+        for (at, more) in [("/function", function), ("", call)] {
+            let members = more.as_object().unwrap().clone();
+            made.pointer_mut(at)
+                .unwrap()
+                .as_object_mut()
+                .unwrap()
+                .extend(members);
+        }
+        json!({"role": "assistant", "tool_calls": [made]})
+    };
+    let part = json!({"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}});
+    for (message, param) in [
+        (
+            json!({"role": "user", "content": "hi", "tools": []}),
+            "tools",
+        ),
+        (
+            json!({"role": "user", "content": [part]}),
+            "content[0].cache_control",
+        ),
+        (call(json!({"index": 0}), json!({})), "tool_calls[0].index"),
+        (
+            call(json!({}), json!({"parsed": {}})),
+            "tool_calls[0].function.parsed",
+        ),
+    ] {
+        let messages = json!([message]);
+        with(json!({"messages": messages})).unwrap();
+        let (_, at) = refusal(asked("messages", messages));
+        assert_eq!(at, format!("messages[0].{param}"));
+    }
+    let plain = json!([call(json!({}), json!({})), {"role": "user", "content": "hi"}]);
+    asked("messages", plain).unwrap();
 }
 
 #[test]

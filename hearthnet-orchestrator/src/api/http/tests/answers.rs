@@ -476,5 +476,49 @@ fn a_strict_server_refuses_what_others_ignore() {
         (400, "unsupported_parameter".into(), "store".into())
     );
     assert_eq!(strict.chat(json!({"user": "u"})).status, 200);
-    assert_eq!(open().chat(json!({"store": true})).status, 200);
+    let other = open();
+    assert_eq!(other.chat(json!({"store": true})).status, 200);
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    for (path, body, ignored) in [
+        (
+            "/v1/messages",
+            json!({"messages": messages, "max_tokens": 2}),
+            json!({"service_tier": "auto"}),
+        ),
+        (
+            "/v1/messages/count_tokens",
+            json!({"messages": messages}),
+            json!({"service_tier": "auto"}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "hello", "max_output_tokens": 2}),
+            json!({"tools": [{"type": "web_search"}]}),
+        ),
+        (
+            "/api/chat",
+            json!({"messages": messages, "options": {"num_predict": 2}}),
+            json!({"options": {"num_predict": 2, "num_ctx": 64}}),
+        ),
+        (
+            "/api/generate",
+            json!({"prompt": "hello", "options": {"num_predict": 2}}),
+            json!({"options": {"num_predict": 2, "num_ctx": 64}}),
+        ),
+        (
+            "/api/embed",
+            json!({"input": "hello"}),
+            json!({"options": {"num_ctx": 64}}),
+        ),
+        ("/api/show", json!({}), json!({"verbose": true})),
+    ] {
+        let mut body = body;
+        body["model"] = json!("tiny");
+        assert_eq!(strict.post(path, &body).status, 200, "{path}");
+        for (name, value) in ignored.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        assert_eq!(strict.post(path, &body).status, 400, "{path}");
+        assert_eq!(other.post(path, &body).status, 200, "{path}");
+    }
 }

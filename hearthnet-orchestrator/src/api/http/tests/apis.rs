@@ -306,11 +306,16 @@ fn errors_have_the_format_of_their_api() {
                       "messages": [{"role": "user", "content": long}]});
     let said = house.post("/v1/messages", &body).json();
     let said = said["error"]["message"].as_str().unwrap();
-    assert!(said.starts_with("prompt is too long: "), "{said}");
     // A prompt that is too long still has a number of tokens.
     let counted = house.post("/v1/messages/count_tokens", &body).json();
+    let counted = counted["input_tokens"].as_u64().unwrap();
     let context = house.fixture.service.models()[0].text.context;
-    assert!(counted["input_tokens"].as_u64().unwrap() > u64::from(context));
+    assert!(counted > u64::from(context));
+    let words = format!("prompt is too long: {counted} tokens > {context} maximum");
+    assert_eq!(said, words);
+    // A response cannot be read again.
+    let kept = house.get("/v1/responses/resp_1", "").error();
+    assert_eq!(kept, (404, "response_not_found".into(), String::new()));
 }
 
 #[test]
@@ -384,6 +389,8 @@ fn the_description_lists_every_path_and_every_method() {
             };
             let expected = match (methods.contains(&method.to_owned()), method) {
                 (false, _) => 405,
+                // Responses are not kept.
+                (true, _) if path == "/v1/responses/{id}" => 404,
                 (true, "GET") => 200,
                 // A body without fields.
                 (true, _) => 400,
@@ -423,24 +430,27 @@ fn read(path: &str, body: &Value) -> Result<(), ApiError> {
         random: 1,
         created_ms: 0,
     };
+    let rules = Rules::default();
     let translated = match path {
-        "/v1/chat/completions" => return request::chat(body, Rules::default()).map(drop),
-        "/v1/completions" => return request::completion(body, Rules::default()).map(drop),
+        "/v1/chat/completions" => return request::chat(body, rules).map(drop),
+        "/v1/completions" => return request::completion(body, rules).map(drop),
         "/v1/embeddings" => return embeddings::request(body).map(drop),
-        "/api/embed" => return ollama::embed(body, VectorFormat::Ollama).map(drop),
-        "/api/embeddings" => return ollama::embed(body, VectorFormat::OlderOllama).map(drop),
-        "/api/show" => return ollama::shown(body).map(drop),
+        "/api/embed" => return ollama::embed(body, VectorFormat::Ollama, rules).map(drop),
+        "/api/embeddings" => {
+            return ollama::embed(body, VectorFormat::OlderOllama, rules).map(drop);
+        }
+        "/api/show" => return ollama::shown(body, rules).map(drop),
         "/tokenize" => return vllm::tokenize(body).map(drop),
         "/detokenize" => return vllm::detokenize(body).map(drop),
-        "/v1/messages" => anthropic::request(body, Purpose::Answer, stamp)?,
-        "/v1/messages/count_tokens" => anthropic::request(body, Purpose::Count, stamp)?,
-        "/v1/responses" => responses::request(body, stamp, &|_, _| None)?,
+        "/v1/messages" => anthropic::request(body, Purpose::Answer, stamp, rules)?,
+        "/v1/messages/count_tokens" => anthropic::request(body, Purpose::Count, stamp, rules)?,
+        "/v1/responses" => responses::request(body, stamp, rules, &|_, _| None)?,
         "/api/chat" | "/api/generate" => {
             let endpoint = match path {
                 "/api/chat" => ollama::Endpoint::Chat,
                 _ => ollama::Endpoint::Generate,
             };
-            match ollama::request(body, endpoint, stamp)? {
+            match ollama::request(body, endpoint, stamp, rules)? {
                 Asked::Answer(translated) => translated,
                 Asked::Load(..) => return Ok(()),
             }
@@ -449,8 +459,8 @@ fn read(path: &str, body: &Value) -> Result<(), ApiError> {
     };
     let body = translated.request.to_string();
     match translated.shape {
-        Shape::Chat => request::chat(body.as_bytes(), Rules::default()).map(drop),
-        Shape::Text => request::completion(body.as_bytes(), Rules::default()).map(drop),
+        Shape::Chat => request::chat(body.as_bytes(), rules).map(drop),
+        Shape::Text => request::completion(body.as_bytes(), rules).map(drop),
     }
 }
 
@@ -490,6 +500,124 @@ fn every_example_of_the_description_is_read() {
         assert!(read(&path, &body).is_err(), "{path}");
     }
     assert!(read_fields > 60, "{read_fields}");
+}
+
+/// Requests in the shapes that programs send which `tests/clients/table` does not run, as their sources
+/// write them (specs/http-api.md 14).
+#[test]
+fn requests_of_programs_that_are_not_run_are_read() {
+    let schema = json!({"type": "object", "properties": {"area": {"type": "string"}}});
+    let function = json!({"name": "turn_on", "description": "d", "parameters": schema});
+    let tool = json!({"type": "function", "function": function});
+    let call = json!({"id": "c1", "type": "function",
+                      "function": {"name": "turn_on", "arguments": "{}"}});
+    let text = json!([{"type": "text", "text": "t"}]);
+    let ollamas = |assistant: Value, result: Value| {
+        json!([{"role": "system", "content": "t"}, {"role": "user", "content": "t"},
+               assistant, result])
+    };
+    let called = json!([{"function": {"name": "turn_on", "arguments": {"area": "hall"}}}]);
+    for (program, path, body) in [
+        (
+            "Zed, OpenAI's API",
+            "/v1/chat/completions",
+            json!({
+                "messages": [
+                    {"role": "system", "content": text}, {"role": "user", "content": text},
+                    {"role": "assistant", "content": null, "tool_calls": [call],
+                     "reasoning_content": "t"},
+                    {"role": "tool", "content": text, "tool_call_id": "c1"},
+                ],
+                "stream": true, "stream_options": {"include_usage": true}, "stop": [],
+                "temperature": 1.0, "max_completion_tokens": 8192, "parallel_tool_calls": false,
+                "prompt_cache_key": "k", "tools": [tool], "tool_choice": "auto",
+                "reasoning_effort": "medium",
+            }),
+        ),
+        (
+            "Zed, Responses",
+            "/v1/responses",
+            json!({
+                "input": [
+                    {"type": "message", "role": "user",
+                     "content": [{"type": "input_text", "text": "t"}]},
+                    {"type": "message", "role": "assistant",
+                     "content": [{"type": "output_text", "text": "t", "annotations": []}]},
+                    {"type": "function_call", "call_id": "c1", "name": "turn_on",
+                     "arguments": "{}"},
+                    {"type": "function_call_output", "call_id": "c1", "output": "t"},
+                ],
+                "stream": true, "temperature": 1.0, "parallel_tool_calls": false,
+                "tools": [{"type": "function", "name": "turn_on", "description": "d",
+                           "parameters": schema}],
+                "prompt_cache_key": "k", "reasoning": {"effort": "medium", "summary": "auto"},
+            }),
+        ),
+        (
+            "Zed, Ollama's API",
+            "/api/chat",
+            json!({
+                "messages": ollamas(
+                    json!({"role": "assistant", "content": "", "tool_calls": called,
+                           "thinking": null}),
+                    json!({"role": "tool", "tool_name": "turn_on", "content": "t"}),
+                ),
+                "stream": true, "keep_alive": -1, "tools": [], "think": false,
+                "options": {"num_ctx": 8192, "num_predict": null, "stop": [], "temperature": 1.0,
+                            "top_p": null},
+            }),
+        ),
+        (
+            "Home Assistant",
+            "/api/chat",
+            json!({
+                "messages": ollamas(
+                    json!({"role": "assistant", "content": "", "tool_calls": called,
+                           "thinking": "t"}),
+                    json!({"role": "tool", "content": "{}"}),
+                ),
+                "stream": true, "keep_alive": "-1s", "tools": [tool], "think": false,
+                "options": {"num_ctx": 8192}, "format": schema,
+            }),
+        ),
+        (
+            "Open WebUI, OpenAI's API",
+            "/v1/chat/completions",
+            json!({
+                "messages": [
+                    {"role": "system", "content": "t"}, {"role": "user", "content": text},
+                    {"role": "assistant", "content": "", "tool_calls": [call]},
+                    {"role": "tool", "tool_call_id": "c1", "content": "t"},
+                ],
+                "stream": true, "stream_options": {"include_usage": true}, "tools": [tool],
+                "temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "max_tokens": 100, "seed": 1,
+                "frequency_penalty": 0.1, "presence_penalty": 0.1, "stop": ["x"],
+                "reasoning_effort": "low", "logit_bias": {"5": -100},
+                "response_format": {"type": "json_object"},
+            }),
+        ),
+        (
+            "Open WebUI, Ollama's API",
+            "/api/chat",
+            json!({
+                "messages": ollamas(
+                    json!({"role": "assistant", "content": "t", "thinking": "t"}),
+                    json!({"role": "user", "content": "t"}),
+                ),
+                "stream": true, "keep_alive": "5m", "think": true,
+                "options": {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 1,
+                            "num_ctx": 4096, "num_predict": 100, "num_keep": 5, "num_batch": 512,
+                            "num_gpu": 1, "num_thread": 4, "use_mmap": true, "use_mlock": false,
+                            "repeat_last_n": 64, "repeat_penalty": 1.1, "mirostat": 0,
+                            "mirostat_eta": 0.1, "mirostat_tau": 5.0, "stop": ["x"]},
+            }),
+        ),
+    ] {
+        let mut body = body;
+        body["model"] = json!("m");
+        let refused = read(path, &body).err().map(|error| error.body());
+        assert_eq!(refused, None, "{program}");
+    }
 }
 
 proptest! {

@@ -4,10 +4,11 @@ use axum::http::StatusCode;
 use hearthnet_http::{ApiError, ErrorFormat, THREAD_UNSUPPORTED};
 use serde_json::{Value, json};
 
+use super::super::fields::Rules;
 use super::super::reply::Shape;
 use super::common::{
-    End, Fields, Part, Piece, Stamp, Translated, Translation, function, set_stream, unsupported,
-    wrong,
+    End, Fields, Part, Piece, Stamp, Translated, Translation, add_text, function, set_stream,
+    unsupported, wrong,
 };
 
 /// Fields that do not change the answer.
@@ -16,12 +17,19 @@ const IGNORED: &[&str] = &[
     "container",
     "context_management",
     "inference_geo",
-    "mcp_servers",
     "service_tier",
 ];
 
 /// Fields of a block of content that do not change the answer.
 const IGNORED_IN_BLOCKS: &[&str] = &["cache_control", "citations"];
+
+/// Fields of a tool that do not change the answer.
+const IGNORED_IN_TOOLS: &[&str] = &[
+    "cache_control",
+    "input_examples",
+    "eager_input_streaming",
+    "allowed_callers",
+];
 
 /// Fields with another name in OpenAI's API: that name, and Anthropic's.
 const NAMES: &[(&str, &str)] = &[
@@ -44,6 +52,7 @@ pub(in crate::api::http) fn request(
     body: &[u8],
     purpose: Purpose,
     stamp: Stamp,
+    rules: Rules,
 ) -> Result<Translated, ApiError> {
     let mut fields = Fields::parse(body)?;
     let mut request = json!({});
@@ -51,6 +60,14 @@ pub(in crate::api::http) fn request(
         let problem = "threads of messages are not kept here: send the whole conversation";
         let status = StatusCode::BAD_REQUEST;
         return Err(ApiError::new(status, THREAD_UNSUPPORTED, problem).about("thread"));
+    }
+    if fields
+        .take("mcp_servers")
+        .is_some_and(|servers| servers != json!([]))
+    {
+        let problem = "`mcp_servers` is not supported here: this server connects to no others; \
+                       connect the client, and describe their tools in `tools`";
+        return Err(unsupported("mcp_servers", problem));
     }
     fields.move_to(
         &mut request,
@@ -71,12 +88,12 @@ pub(in crate::api::http) fn request(
     }
     let mut conversation = Conversation::default();
     if let Some(system) = fields.take("system") {
-        let content = text("system", system, None)?;
-        let system = json!({"role": "system", "content": content});
-        conversation.messages.push(system);
+        let content = text("system", system, None, rules)?;
+        add_text(&mut conversation.messages, "system", &content);
     }
     for (index, value) in fields.list("messages")?.into_iter().enumerate() {
-        message(&format!("messages[{index}]"), value, &mut conversation)?;
+        let at = format!("messages[{index}]");
+        message(&at, value, &mut conversation, rules)?;
     }
     let Conversation { messages, offers } = conversation;
     match messages.last().map(|last| last["role"].as_str()) {
@@ -90,8 +107,8 @@ pub(in crate::api::http) fn request(
         Some(_) => {}
     }
     request["messages"] = json!(messages);
-    tools(&mut fields, &mut request, &offers)?;
-    thinking(&mut fields, &mut request)?;
+    tools(&mut fields, &mut request, &offers, rules)?;
+    thinking(&mut fields, &mut request, rules)?;
     if let Some(config) = fields.take("output_config") {
         let mut config = Fields::object("output_config", config)?;
         if let Some(format) = config.take("format") {
@@ -109,7 +126,7 @@ pub(in crate::api::http) fn request(
     }
     let stream = fields.bool("stream")?.unwrap_or(false);
     set_stream(&mut request, stream);
-    fields.nothing_left(IGNORED)?;
+    fields.nothing_left(rules.ignored(IGNORED))?;
     let stops = request["stop"].as_array().into_iter().flatten();
     let stops = stops.filter_map(|stop| stop.as_str().map(str::to_owned));
     let model = request["model"].as_str().unwrap_or_default().to_owned();
@@ -134,29 +151,17 @@ struct Conversation {
     offers: Offers,
 }
 
-impl Conversation {
-    /// Adds a message, or continues the last one: Anthropic's API combines consecutive messages of
-    /// the user, and many chat templates refuse them.
-    fn user(&mut self, text: &str) {
-        match self.messages.last_mut() {
-            Some(last) if last["role"] == "user" => {
-                let before = last["content"].as_str().unwrap_or_default();
-                last["content"] = json!(format!("{before}\n{text}"));
-            }
-            _ => {
-                let message = json!({"role": "user", "content": text});
-                self.messages.push(message);
-            }
-        }
-    }
-}
-
 /// Names of tools that messages offer (true) or withdraw (false), in order.
 type Offers = Vec<(String, bool)>;
 
 /// Text given as one text, or in blocks. Blocks are separated by a line feed, as Anthropic's models
 /// read them apart. With `offers`, blocks may name tools.
-fn text(at: &str, value: Value, mut offers: Option<&mut Offers>) -> Result<String, ApiError> {
+fn text(
+    at: &str,
+    value: Value,
+    mut offers: Option<&mut Offers>,
+    rules: Rules,
+) -> Result<String, ApiError> {
     let blocks = match value {
         Value::String(text) => return Ok(text),
         Value::Array(blocks) => blocks,
@@ -174,7 +179,7 @@ fn text(at: &str, value: Value, mut offers: Option<&mut Offers>) -> Result<Strin
             }
             (kind, _) => return Err(unread(&block, kind)),
         };
-        block.nothing_left(IGNORED_IN_BLOCKS)?;
+        block.nothing_left(rules.ignored(IGNORED_IN_BLOCKS))?;
         Ok(text)
     });
     Ok(texts.collect::<Result<Vec<String>, _>>()?.join("\n"))
@@ -195,7 +200,12 @@ fn unread(block: &Fields, kind: &str) -> ApiError {
 
 /// Translates a message into one or several. A system message becomes text of the user: few chat
 /// templates take one behind others.
-fn message(at: &str, value: Value, conversation: &mut Conversation) -> Result<(), ApiError> {
+fn message(
+    at: &str,
+    value: Value,
+    conversation: &mut Conversation,
+    rules: Rules,
+) -> Result<(), ApiError> {
     let mut fields = Fields::object(at, value)?;
     let role = fields.needed("role")?;
     if !["user", "assistant", "system"].contains(&role.as_str()) {
@@ -229,7 +239,7 @@ fn message(at: &str, value: Value, conversation: &mut Conversation) -> Result<()
             ("user", "tool_result") => {
                 let at = block.path("content");
                 let content = match block.take("content") {
-                    Some(content) => text(&at, content, Some(offers))?,
+                    Some(content) => text(&at, content, Some(offers), rules)?,
                     None => String::new(),
                 };
                 // Whether a tool failed is in its words.
@@ -249,7 +259,7 @@ fn message(at: &str, value: Value, conversation: &mut Conversation) -> Result<()
             }
             (_, kind) => return Err(unread(&block, kind)),
         }
-        block.nothing_left(IGNORED_IN_BLOCKS)?;
+        block.nothing_left(rules.ignored(IGNORED_IN_BLOCKS))?;
     }
     let (text, has_text) = (texts.join("\n"), !texts.is_empty());
     if role == "assistant" && (has_text || !calls.is_empty()) {
@@ -259,14 +269,20 @@ fn message(at: &str, value: Value, conversation: &mut Conversation) -> Result<()
         }
         messages.push(message);
     } else if has_text {
-        conversation.user(&text);
+        // Anthropic's API combines consecutive messages of the user.
+        add_text(messages, "user", &text);
     }
     Ok(())
 }
 
 /// Translates `tools` and `tool_choice`. A tool with `defer_loading` is left out until a message
 /// offers it.
-fn tools(fields: &mut Fields, request: &mut Value, offers: &Offers) -> Result<(), ApiError> {
+fn tools(
+    fields: &mut Fields,
+    request: &mut Value,
+    offers: &Offers,
+    rules: Rules,
+) -> Result<(), ApiError> {
     let mut tools = Vec::new();
     for (index, tool) in fields.list("tools")?.into_iter().enumerate() {
         let mut tool = Fields::object(&format!("tools[{index}]"), tool)?;
@@ -284,12 +300,7 @@ fn tools(fields: &mut Fields, request: &mut Value, offers: &Offers) -> Result<()
         if let Some(strict) = tool.bool("strict")? {
             function["function"]["strict"] = json!(strict);
         }
-        tool.nothing_left(&[
-            "cache_control",
-            "input_examples",
-            "eager_input_streaming",
-            "allowed_callers",
-        ])?;
+        tool.nothing_left(rules.ignored(IGNORED_IN_TOOLS))?;
         if is_offered {
             tools.push(function);
         }
@@ -316,7 +327,7 @@ fn tools(fields: &mut Fields, request: &mut Value, offers: &Offers) -> Result<()
 }
 
 /// Translates `thinking`. Models that reason do so by default, and `adaptive` changes nothing.
-fn thinking(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
+fn thinking(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(), ApiError> {
     let Some(thinking) = fields.take("thinking") else {
         return Ok(());
     };
@@ -327,7 +338,7 @@ fn thinking(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
         "adaptive" => {}
         _ => return Err(wrong("thinking.type", "enabled, adaptive or disabled")),
     }
-    thinking.nothing_left(&["budget_tokens", "display"])
+    thinking.nothing_left(rules.ignored(&["budget_tokens", "display"]))
 }
 
 /// Translates the format of an answer.
@@ -497,12 +508,16 @@ mod tests {
     use super::super::common::tests::{end, stream, text_and_call};
     use super::*;
 
-    fn read(body: Value) -> Result<Translated, ApiError> {
+    fn read_by(rules: Rules, body: &Value) -> Result<Translated, ApiError> {
         let stamp = Stamp {
             random: 1,
             created_ms: 0,
         };
-        request(body.to_string().as_bytes(), Purpose::Answer, stamp)
+        request(body.to_string().as_bytes(), Purpose::Answer, stamp, rules)
+    }
+
+    fn read(body: Value) -> Result<Translated, ApiError> {
+        read_by(Rules::default(), &body)
     }
 
     fn base(extra: Value) -> Value {
@@ -647,10 +662,46 @@ mod tests {
             (json!({"thinking": {"type": "deep"}}), "thinking.type"),
             (json!({"temprature": 1}), "temprature"),
             (json!({"thread": {"type": "create"}}), "thread"),
+            (
+                json!({"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}),
+                "mcp_servers",
+            ),
         ] {
             let refused = read(base(extra)).err().unwrap().body();
             assert_eq!(refused["error"]["param"], param);
         }
+    }
+
+    #[test]
+    fn a_strict_server_refuses_what_others_ignore() {
+        let cached = json!({"type": "ephemeral"});
+        let block = json!({"type": "text", "text": "hi", "cache_control": cached});
+        let tool = json!({"name": "f", "cache_control": cached});
+        let strict = Rules {
+            strict: true,
+            ..Rules::default()
+        };
+        for (extra, param) in [
+            (json!({"service_tier": "auto"}), "service_tier"),
+            (json!({"cache_control": cached}), "cache_control"),
+            (json!({"system": [block]}), "system[0].cache_control"),
+            (
+                json!({"messages": [{"role": "user", "content": [block]}]}),
+                "messages[0].content[0].cache_control",
+            ),
+            (json!({"tools": [tool]}), "tools[0].cache_control"),
+            (
+                json!({"thinking": {"type": "adaptive", "display": "omitted"}}),
+                "thinking.display",
+            ),
+        ] {
+            let body = base(extra);
+            let refused = read_by(strict, &body).err().unwrap().body();
+            assert_eq!(refused["error"]["code"], "unsupported_parameter");
+            assert_eq!(refused["error"]["param"], param);
+            read(body).unwrap();
+        }
+        read_by(strict, &base(json!({"mcp_servers": []}))).unwrap();
     }
 
     #[test]

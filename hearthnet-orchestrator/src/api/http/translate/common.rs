@@ -337,6 +337,18 @@ pub(super) fn function(
     json!({"type": "function", "function": function})
 }
 
+/// Adds a message of the user or the system. It continues the last one, behind a line feed, if that
+/// has the same role: many chat templates refuse consecutive ones.
+pub(super) fn add_text(messages: &mut Vec<Value>, role: &str, text: &str) {
+    match messages.last_mut() {
+        Some(last) if last["role"] == role => {
+            let before = last["content"].as_str().unwrap_or_default();
+            last["content"] = json!(format!("{before}\n{text}"));
+        }
+        _ => messages.push(json!({"role": role, "content": text})),
+    }
+}
+
 /// Asks for a stream that ends with token counts.
 pub(super) fn set_stream(request: &mut Value, stream: bool) {
     if stream {

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | Anthropic's messages | `anthropic.rs` |
 //! | Ollama's chat and generate | `ollama.rs` |
-//! | OpenAI's responses | `responses.rs` |
+//! | OpenAI's responses; items and tools of their requests | `responses.rs`; `response_input.rs`, `response_tools.rs` |
 //! | fields, pieces and ends, for all of them | `common.rs` |
 //! | dates | `date.rs` |
 //! | an answer on its way through a translation | here |
@@ -17,6 +17,8 @@ pub(super) mod anthropic;
 mod common;
 pub(super) mod date;
 pub(super) mod ollama;
+mod response_input;
+mod response_tools;
 pub(super) mod responses;
 pub(super) mod vllm;
 

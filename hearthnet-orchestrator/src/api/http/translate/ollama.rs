@@ -7,6 +7,7 @@ use hearthnet_http::{ApiError, ErrorFormat};
 use serde_json::{Value, json};
 
 use super::super::embeddings::{EmbeddingsRequest, MAX_INPUTS, VectorFormat};
+use super::super::fields::Rules;
 use super::super::reply::Shape;
 use super::common::{
     End, Fields, Part, Piece, Stamp, ToolCall, Translated, Translation, set_stream, unsupported,
@@ -72,6 +73,7 @@ pub(in crate::api::http) fn request(
     body: &[u8],
     endpoint: Endpoint,
     stamp: Stamp,
+    rules: Rules,
 ) -> Result<Asked, ApiError> {
     let mut fields = Fields::parse(body)?;
     let mut request = json!({});
@@ -79,7 +81,7 @@ pub(in crate::api::http) fn request(
     request["model"] = json!(model);
     let stream = fields.bool("stream")?.unwrap_or(true);
     set_stream(&mut request, stream);
-    options(&mut fields, &mut request)?;
+    options(&mut fields, &mut request, rules)?;
     format(&mut fields, &mut request)?;
     match fields.take("think") {
         None => {}
@@ -100,7 +102,7 @@ pub(in crate::api::http) fn request(
         call: None,
     };
     let (shape, is_empty) = match endpoint {
-        Endpoint::Chat => (Shape::Chat, chat(&mut fields, &mut request)?),
+        Endpoint::Chat => (Shape::Chat, chat(&mut fields, &mut request, rules)?),
         Endpoint::Generate => generate(&mut fields, &mut request)?,
     };
     fields.nothing_left(&[])?;
@@ -125,11 +127,12 @@ pub(in crate::api::http) fn request(
 pub(in crate::api::http) fn embed(
     body: &[u8],
     format: VectorFormat,
+    rules: Rules,
 ) -> Result<EmbeddingsRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
     let model = without_tag(fields.needed("model")?);
     // Options of the sampler are read, and have no effect on a vector.
-    options(&mut fields, &mut json!({}))?;
+    options(&mut fields, &mut json!({}), rules)?;
     fields.take("keep_alive");
     let (mut truncate, mut dimensions) = (true, None);
     let (field, given) = match format {
@@ -177,11 +180,10 @@ pub(in crate::api::http) fn embed(
 }
 
 /// Id of the model that a request of `/api/show` names.
-pub(in crate::api::http) fn shown(body: &[u8]) -> Result<String, ApiError> {
+pub(in crate::api::http) fn shown(body: &[u8], rules: Rules) -> Result<String, ApiError> {
     let mut fields = Fields::parse(body)?;
     let (model, older) = (fields.text("model")?, fields.text("name")?);
-    fields.bool("verbose")?;
-    fields.nothing_left(&["system", "template", "options"])?;
+    fields.nothing_left(rules.ignored(&["verbose", "system", "template", "options"]))?;
     let model = model.or(older);
     Ok(without_tag(model.ok_or_else(|| wrong("model", "a text"))?))
 }
@@ -195,11 +197,12 @@ fn without_tag(model: String) -> String {
 }
 
 /// Reads the fields of `/api/chat`. True if there are no messages.
-fn chat(fields: &mut Fields, request: &mut Value) -> Result<bool, ApiError> {
+fn chat(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<bool, ApiError> {
     fields.move_to(request, &[("tools", "tools")]);
     let (mut messages, mut calls) = (Vec::new(), Calls::default());
     for (index, value) in fields.list("messages")?.into_iter().enumerate() {
-        messages.push(message(&format!("messages[{index}]"), value, &mut calls)?);
+        let at = format!("messages[{index}]");
+        messages.push(message(&at, value, &mut calls, rules)?);
     }
     let is_empty = messages.is_empty();
     request["messages"] = json!(messages);
@@ -214,7 +217,7 @@ struct Calls {
     open: VecDeque<String>,
 }
 
-fn message(at: &str, value: Value, calls: &mut Calls) -> Result<Value, ApiError> {
+fn message(at: &str, value: Value, calls: &mut Calls, rules: Rules) -> Result<Value, ApiError> {
     let mut fields = Fields::object(at, value)?;
     let role = fields.needed("role")?;
     let content = fields.text("content")?.unwrap_or_default();
@@ -249,7 +252,10 @@ fn message(at: &str, value: Value, calls: &mut Calls) -> Result<Value, ApiError>
         message["tool_call_id"] = json!(id);
     }
     // Reasoning of earlier turns is not part of the prompt, and a result's call names its tool.
-    fields.nothing_left(&["thinking", "tool_name", "name"])?;
+    for name in ["thinking", "tool_name"] {
+        fields.take(name);
+    }
+    fields.nothing_left(rules.ignored(&["name"]))?;
     Ok(message)
 }
 
@@ -304,7 +310,7 @@ fn generate(fields: &mut Fields, request: &mut Value) -> Result<(Shape, bool), A
 }
 
 /// Reads `options`.
-fn options(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
+fn options(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(), ApiError> {
     let Some(options) = fields.take("options") else {
         return Ok(());
     };
@@ -351,7 +357,7 @@ fn options(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
             ));
         }
     }
-    options.nothing_left(IGNORED_OPTIONS)
+    options.nothing_left(rules.ignored(IGNORED_OPTIONS))
 }
 
 /// Reads `format`.
@@ -494,12 +500,16 @@ mod tests {
     use super::super::common::tests::{end, stream, text_and_call};
     use super::*;
 
-    fn read(endpoint: Endpoint, body: Value) -> Result<Asked, ApiError> {
+    fn read_by(rules: Rules, endpoint: Endpoint, body: &Value) -> Result<Asked, ApiError> {
         let stamp = Stamp {
             random: 1,
             created_ms: 0,
         };
-        request(body.to_string().as_bytes(), endpoint, stamp)
+        request(body.to_string().as_bytes(), endpoint, stamp, rules)
+    }
+
+    fn read(endpoint: Endpoint, body: Value) -> Result<Asked, ApiError> {
+        read_by(Rules::default(), endpoint, &body)
     }
 
     fn asked(endpoint: Endpoint, body: Value) -> Translated {
@@ -533,6 +543,41 @@ mod tests {
                 "repetition_penalty": 1.1,
             })
         );
+    }
+
+    #[test]
+    fn a_strict_server_refuses_what_others_ignore() {
+        let strict = Rules {
+            strict: true,
+            ..Rules::default()
+        };
+        let named = json!([{"role": "user", "content": "hi", "name": "n"}]);
+        for (body, param) in [
+            (json!({"options": {"num_ctx": 4096}}), "options.num_ctx"),
+            (json!({"messages": named}), "messages[0].name"),
+        ] {
+            let mut asked = json!({"model": "m", "messages": hi()});
+            for (name, value) in body.as_object().unwrap() {
+                asked[name] = value.clone();
+            }
+            let refused = read_by(strict, Endpoint::Chat, &asked).err().unwrap();
+            assert_eq!(refused.body()["error"]["param"], param);
+            read(Endpoint::Chat, asked).unwrap();
+        }
+        // Results of tools name their tool, and turns their reasoning.
+        let turns = json!([{"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "", "thinking": "t",
+             "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+            {"role": "tool", "content": "r", "tool_name": "f"}]);
+        let asked = json!({"model": "m", "messages": turns, "options": {"temperature": 0}});
+        read_by(strict, Endpoint::Chat, &asked).unwrap();
+        let embed = |options: Value| {
+            let body = json!({"model": "m", "input": "t", "options": options}).to_string();
+            embed(body.as_bytes(), VectorFormat::Ollama, strict)
+        };
+        assert!(embed(json!({"num_ctx": 4096})).is_err());
+        embed(json!({"temperature": 0})).unwrap();
+        assert!(shown(br#"{"model": "m", "verbose": true}"#, strict).is_err());
     }
 
     #[test]
@@ -620,7 +665,7 @@ mod tests {
     fn texts_to_embed_are_read_and_none_loads_a_model() {
         let read = |format: VectorFormat, mut body: Value| {
             body["model"] = json!("m:latest");
-            embed(body.to_string().as_bytes(), format)
+            embed(body.to_string().as_bytes(), format, Rules::default())
         };
         let new = |body: Value| read(VectorFormat::Ollama, body);
         let asked = new(

@@ -4,11 +4,13 @@ use axum::http::StatusCode;
 use hearthnet_http::ApiError;
 use serde_json::{Value, json};
 
+use super::super::fields::Rules;
 use super::super::reply::Shape;
 use super::common::{
-    End, Fields, Part, Piece, Stamp, Translated, Translation, function, set_stream, unsupported,
-    wrong,
+    End, Fields, Part, Piece, Stamp, Translated, Translation, set_stream, unsupported,
 };
+use super::response_input::input;
+use super::response_tools::{Namespaces, tools};
 
 /// Fields that do not change the answer.
 const IGNORED: &[&str] = &[
@@ -29,6 +31,8 @@ const NAMES: &[(&str, &str)] = &[
     ("messages", "input"),
     ("response_format", "text.format"),
     ("reasoning_effort", "reasoning.effort"),
+    ("tool_choice.allowed_tools.mode", "tool_choice.mode"),
+    ("tool_choice.allowed_tools.tools", "tool_choice.tools"),
 ];
 
 /// Prefix of the ids of responses.
@@ -39,6 +43,7 @@ const PREFIX: &str = "resp_";
 pub(in crate::api::http) fn request(
     body: &[u8],
     stamp: Stamp,
+    rules: Rules,
     earlier: &dyn Fn(&str, &str) -> Option<Vec<Value>>,
 ) -> Result<Translated, ApiError> {
     let mut fields = Fields::parse(body)?;
@@ -68,25 +73,31 @@ pub(in crate::api::http) fn request(
         None => Vec::new(),
         Some(id) => earlier(user, &id).ok_or_else(|| unknown(&id))?,
     };
-    input(&mut fields, &mut conversation)?;
-    let mut messages = Vec::new();
+    let added = input(&mut fields, &mut conversation)?;
+    let mut messages = conversation.clone();
     if let Some(instructions) = fields.text("instructions")? {
-        messages.push(json!({"role": "system", "content": instructions}));
+        match messages.first_mut() {
+            Some(first) if first["role"] == "system" => {
+                let rest = first["content"].as_str().unwrap_or_default();
+                first["content"] = json!(format!("{instructions}\n{rest}"));
+            }
+            _ => messages.insert(0, json!({"role": "system", "content": instructions})),
+        }
     }
-    messages.extend(conversation.iter().cloned());
     request["messages"] = json!(messages);
-    tools(&mut fields, &mut request)?;
+    let namespaces = tools(&mut fields, added, &mut request, rules)?;
     if let Some(text) = fields.take("text") {
         let mut text = Fields::object("text", text)?;
         if let Some(format) = text.take("format") {
             request["response_format"] = response_format(format)?;
         }
-        text.nothing_left(&["verbosity"])?;
+        text.nothing_left(rules.ignored(&["verbosity"]))?;
     }
     if let Some(reasoning) = fields.take("reasoning") {
         let mut reasoning = Fields::object("reasoning", reasoning)?;
         reasoning.move_to(&mut request, &[("effort", "reasoning_effort")]);
-        reasoning.nothing_left(&["summary", "generate_summary", "context"])?;
+        let ignored = &["summary", "generate_summary", "context"];
+        reasoning.nothing_left(rules.ignored(ignored))?;
     }
     for (name, value) in [("background", json!(false)), ("top_logprobs", json!(0))] {
         if fields.take(name).is_some_and(|given| given != value) {
@@ -99,7 +110,7 @@ pub(in crate::api::http) fn request(
     echo["store"] = json!(store);
     let stream = fields.bool("stream")?.unwrap_or(false);
     set_stream(&mut request, stream);
-    fields.nothing_left(IGNORED)?;
+    fields.nothing_left(rules.ignored(IGNORED))?;
     let stored = store.then_some(conversation);
     Ok(Translated {
         shape: Shape::Chat,
@@ -110,6 +121,7 @@ pub(in crate::api::http) fn request(
             stamp,
             echo,
             conversation: stored,
+            namespaces,
             open: None,
             output: Vec::new(),
             events: 0,
@@ -133,6 +145,13 @@ fn unknown(id: &str) -> ApiError {
         .about("previous_response_id")
 }
 
+/// 404: a response that a client reads or deletes.
+pub(in crate::api::http) fn not_kept() -> ApiError {
+    let text = "responses cannot be read or deleted here: only their conversations are kept, in \
+                memory, for `previous_response_id`; keep the answer to the request";
+    ApiError::new(StatusCode::NOT_FOUND, "response_not_found", text)
+}
+
 /// Fields of the request that the response repeats.
 fn echo(fields: &Fields) -> Value {
     let mut echo = json!({
@@ -150,132 +169,6 @@ fn echo(fields: &Fields) -> Value {
         }
     }
     echo
-}
-
-/// Reads `input` behind the messages of earlier responses.
-fn input(fields: &mut Fields, messages: &mut Vec<Value>) -> Result<(), ApiError> {
-    let items = match fields.take("input") {
-        Some(Value::String(text)) => {
-            messages.push(json!({"role": "user", "content": text}));
-            return Ok(());
-        }
-        Some(Value::Array(items)) if !items.is_empty() => items,
-        _ => {
-            return Err(wrong(
-                "input",
-                "a text, or a list of items that is not empty",
-            ));
-        }
-    };
-    for (index, value) in items.into_iter().enumerate() {
-        item(&format!("input[{index}]"), value, messages)?;
-    }
-    Ok(())
-}
-
-fn item(at: &str, value: Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
-    let mut item = Fields::object(at, value)?;
-    let kind = item.text("type")?;
-    match kind.as_deref() {
-        None | Some("message") => {
-            let role = item.needed("role")?;
-            let at = item.path("content");
-            let content = text(&at, item.take("content").unwrap_or_default())?;
-            messages.push(json!({"role": role, "content": content}));
-        }
-        Some("function_call") => {
-            let function =
-                json!({"name": item.needed("name")?, "arguments": item.needed("arguments")?});
-            let call = json!({
-                "id": item.needed("call_id")?, "type": "function", "function": function,
-            });
-            // Calls of one turn are one message, with the text before them.
-            match messages.last_mut() {
-                Some(last) if last["role"] == "assistant" => match &mut last["tool_calls"] {
-                    Value::Array(calls) => calls.push(call),
-                    none => *none = json!([call]),
-                },
-                _ => messages.push(json!({
-                    "role": "assistant", "content": "", "tool_calls": [call],
-                })),
-            }
-        }
-        Some("function_call_output") => {
-            let at = item.path("output");
-            let content = text(&at, item.take("output").unwrap_or_default())?;
-            let id = item.needed("call_id")?;
-            messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
-        }
-        // Reasoning of earlier turns is not part of the prompt.
-        Some("reasoning") => return Ok(()),
-        Some(_) => {
-            let problem = "this server reads messages, and calls of functions and their results";
-            return Err(unsupported(&item.path("type"), problem));
-        }
-    }
-    item.nothing_left(&["id", "status", "phase", "namespace"])
-}
-
-/// Text given as one text or in parts.
-fn text(at: &str, value: Value) -> Result<String, ApiError> {
-    let parts = match value {
-        Value::String(text) => return Ok(text),
-        Value::Array(parts) => parts,
-        _ => return Err(wrong(at, "a text, or a list of text parts")),
-    };
-    let mut whole = String::new();
-    for (index, part) in parts.into_iter().enumerate() {
-        let mut part = Fields::object(&format!("{at}[{index}]"), part)?;
-        match part.needed("type")?.as_str() {
-            "input_text" | "output_text" | "text" => {}
-            _ => {
-                return Err(unsupported(
-                    &part.path("type"),
-                    "this server reads text only",
-                ));
-            }
-        }
-        whole.push_str(&part.needed("text")?);
-        part.nothing_left(&["annotations", "logprobs"])?;
-    }
-    Ok(whole)
-}
-
-/// Translates `tools` and `tool_choice`.
-fn tools(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
-    let mut tools = Vec::new();
-    for (index, tool) in fields.list("tools")?.into_iter().enumerate() {
-        let mut tool = Fields::object(&format!("tools[{index}]"), tool)?;
-        if tool.needed("type")? != "function" {
-            let problem = "this server has no tools of its own: describe functions";
-            return Err(unsupported(&tool.path("type"), problem));
-        }
-        let (name, description) = (tool.needed("name")?, tool.take("description"));
-        let mut function = function(name, description, tool.take("parameters"));
-        if let Some(strict) = tool.bool("strict")? {
-            function["function"]["strict"] = json!(strict);
-        }
-        tool.nothing_left(&[])?;
-        tools.push(function);
-    }
-    let has_tools = !tools.is_empty();
-    if has_tools {
-        request["tools"] = json!(tools);
-    }
-    match fields.take("tool_choice") {
-        None => {}
-        Some(choice @ Value::String(_)) => request["tool_choice"] = choice,
-        Some(choice) => {
-            let mut choice = Fields::object("tool_choice", choice)?;
-            if choice.needed("type")? != "function" {
-                let problem = "`tool_choice` can name a function only";
-                return Err(unsupported("tool_choice.type", problem));
-            }
-            let function = json!({"name": choice.needed("name")?});
-            request["tool_choice"] = json!({"type": "function", "function": function});
-        }
-    }
-    Ok(())
 }
 
 /// Translates `text.format`: members of a schema stand beside its type.
@@ -299,6 +192,7 @@ enum Item {
     Message(String),
     Call {
         id: String,
+        namespace: Option<String>,
         name: String,
         arguments: String,
     },
@@ -326,12 +220,19 @@ impl Item {
             }),
             Self::Call {
                 id: call,
+                namespace,
                 name,
                 arguments,
-            } => json!({
-                "id": id, "type": "function_call", "status": status, "call_id": call,
-                "name": name, "arguments": arguments,
-            }),
+            } => {
+                let mut item = json!({
+                    "id": id, "type": "function_call", "status": status, "call_id": call,
+                    "name": name, "arguments": arguments,
+                });
+                if let Some(namespace) = namespace {
+                    item["namespace"] = json!(namespace);
+                }
+                item
+            }
         }
     }
 
@@ -363,6 +264,7 @@ struct Responses {
     echo: Value,
     /// Messages before the answer, if it is to be stored.
     conversation: Option<Vec<Value>>,
+    namespaces: Namespaces,
     open: Option<Item>,
     /// Complete items.
     output: Vec<Value>,
@@ -512,11 +414,15 @@ impl Translation for Responses {
             | (Piece::Arguments(_), _) => None,
             (Piece::Reasoning(_), _) => Some(Item::Reasoning(String::new())),
             (Piece::Text(_), _) => Some(Item::Message(String::new())),
-            (Piece::Call { id, name }, _) => Some(Item::Call {
-                id: id.clone(),
-                name: name.clone(),
-                arguments: String::new(),
-            }),
+            (Piece::Call { id, name }, _) => {
+                let (namespace, name) = self.namespaces.names(name);
+                Some(Item::Call {
+                    id: id.clone(),
+                    namespace,
+                    name,
+                    arguments: String::new(),
+                })
+            }
         };
         let mut parts = match begin {
             Some(item) => self.begin_item(item),
@@ -590,11 +496,16 @@ impl Translation for Responses {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::request::chat;
     use super::super::common::Answered;
     use super::super::common::tests::{end, stream, text_and_call};
     use super::*;
 
     fn read(body: Value) -> Result<Translated, ApiError> {
+        read_by(Rules::default(), &body)
+    }
+
+    fn read_by(rules: Rules, body: &Value) -> Result<Translated, ApiError> {
         let stamp = Stamp {
             random: 1,
             created_ms: 5000,
@@ -606,7 +517,12 @@ mod tests {
             ];
             (user == "u" && id == "resp_known").then_some(messages)
         };
-        request(body.to_string().as_bytes(), stamp, &earlier)
+        request(body.to_string().as_bytes(), stamp, rules, &earlier)
+    }
+
+    /// The request with which Codex 0.171.0 begins, without its texts and most of its tools.
+    fn codex() -> Value {
+        serde_json::from_str(include_str!("../tests/codex_request.json")).unwrap()
     }
 
     fn translation() -> Box<dyn Translation> {
@@ -698,6 +614,143 @@ mod tests {
     }
 
     #[test]
+    fn codex_begins_and_goes_on_behind_a_call_of_a_function_in_a_namespace() {
+        let begun = read(codex()).unwrap();
+        let names = |request: &Value| -> Vec<String> {
+            let tools = request["tools"].as_array().unwrap().iter();
+            let names = tools.map(|tool| tool["function"]["name"].as_str().unwrap().to_owned());
+            names.collect()
+        };
+        assert_eq!(
+            names(&begun.request),
+            [
+                "exec_command",
+                "multi_agent_v1__close_agent",
+                "multi_agent_v1__send_input",
+                "mcp__town__get_weather",
+                "update_goal",
+            ]
+        );
+        // One message of each role, as most chat templates want them.
+        let messages = json!([
+            {"role": "system", "content": "t\ntt"}, {"role": "user", "content": "t\nt"},
+        ]);
+        assert_eq!(begun.request["messages"], messages);
+        let body = begun.request.to_string();
+        chat(body.as_bytes(), Rules::default()).unwrap();
+
+        let call = [
+            Piece::Call {
+                id: "c1".into(),
+                name: "mcp__town__get_weather".into(),
+            },
+            Piece::Arguments("{\"town\": \"Oslo\"}".into()),
+        ];
+        let mut translation = begun.translation;
+        let events = stream(&mut *translation, &call, "tool_calls");
+        let (name, event) = &events[events.len() - 2];
+        assert_eq!(*name, Some("response.output_item.done"));
+        let called = event["item"].clone();
+        assert_eq!(called["name"], "get_weather");
+        assert_eq!(called["namespace"], "mcp__town");
+        // Clients read from here that a turn is over, and what it cost.
+        let (name, event) = &events[events.len() - 1];
+        assert_eq!(*name, Some("response.completed"));
+        assert!(event["response"]["id"].is_string());
+        assert_eq!(event["response"]["usage"]["total_tokens"], 27);
+
+        let mut next = codex();
+        let items = next["input"].as_array_mut().unwrap();
+        items.push(
+            json!({"type": "reasoning", "id": "rs_1", "summary": [], "content": [],
+                          "encrypted_content": null}),
+        );
+        items.push(
+            json!({"type": "web_search_call", "id": "ws_1", "status": "completed",
+                          "action": {"type": "search", "query": "t"}}),
+        );
+        items.push(called);
+        let output = json!([{"type": "input_text", "text": "20 "},
+                            {"type": "input_text", "text": "degrees"}]);
+        items.push(
+            json!({"type": "function_call_output", "id": "fco_1", "call_id": "c1",
+                          "output": output}),
+        );
+        items.push(
+            json!({"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch",
+                          "input": "t", "status": "completed"}),
+        );
+        items.push(json!({"type": "custom_tool_call_output", "call_id": "c2", "output": "done"}));
+        items.push(json!({"type": "additional_tools", "role": "developer",
+                          "tools": [{"type": "function", "name": "more"}]}));
+        let next = read(next).unwrap().request;
+        assert_eq!(names(&next).last().unwrap(), "more");
+        let messages = next["messages"].as_array().unwrap();
+        let function = &messages[2]["tool_calls"][0]["function"];
+        let named = json!({"name": "mcp__town__get_weather", "arguments": "{\"town\": \"Oslo\"}"});
+        assert_eq!(*function, named);
+        let result = json!({"role": "tool", "tool_call_id": "c1", "content": "20 degrees"});
+        assert_eq!(messages[3], result);
+        let patch = &messages[4]["tool_calls"][0]["function"];
+        assert_eq!(patch["arguments"], "{\"input\":\"t\"}");
+        assert_eq!(messages[5]["content"], "done");
+        chat(next.to_string().as_bytes(), Rules::default()).unwrap();
+    }
+
+    #[test]
+    fn a_strict_server_refuses_what_others_ignore() {
+        let strict = Rules {
+            strict: true,
+            ..Rules::default()
+        };
+        for (extra, param) in [
+            (json!({"include": []}), "include"),
+            (
+                json!({"reasoning": {"summary": "auto"}}),
+                "reasoning.summary",
+            ),
+            (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
+            (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        ] {
+            let mut body = json!({"model": "m", "input": "hi"});
+            for (name, value) in extra.as_object().unwrap() {
+                body[name] = value.clone();
+            }
+            let refused = read_by(strict, &body).err().unwrap().body();
+            assert_eq!(refused["error"]["code"], "unsupported_parameter");
+            assert_eq!(refused["error"]["param"], param);
+            read(body).unwrap();
+        }
+        // What an answer has comes back.
+        let answered = json!([
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [], "status": "completed"},
+            {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
+             "content": [{"type": "output_text", "text": "t", "annotations": [], "logprobs": []}]},
+            {"role": "user", "content": "hi"},
+        ]);
+        read_by(strict, &json!({"model": "m", "input": answered})).unwrap();
+    }
+
+    #[test]
+    fn system_messages_stand_at_the_beginning() {
+        let asked = read(json!({
+            "model": "m", "instructions": "a",
+            "input": [
+                {"role": "developer", "content": "b"}, {"role": "system", "content": "c"},
+                {"role": "user", "content": "d"}, {"role": "developer", "content": "e"},
+                {"role": "assistant", "content": "f"}, {"role": "developer", "content": "g"},
+            ],
+        }));
+        assert_eq!(
+            asked.unwrap().request["messages"],
+            json!([
+                {"role": "system", "content": "a\nb\nc"}, {"role": "user", "content": "d\ne"},
+                {"role": "assistant", "content": "f"}, {"role": "user", "content": "g"},
+            ])
+        );
+    }
+
+    #[test]
     fn what_is_not_supported_is_refused_by_name() {
         for (extra, param) in [
             (json!({"input": null}), "input"),
@@ -709,7 +762,10 @@ mod tests {
                 json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
                 "input[0].content[0].type",
             ),
-            (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+            (
+                json!({"input": [{"type": "compaction", "encrypted_content": "x"}]}),
+                "input[0].type",
+            ),
             (json!({"background": true}), "background"),
             (json!({"conversation": "c"}), "conversation"),
             (
