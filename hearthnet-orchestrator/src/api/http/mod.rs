@@ -23,6 +23,8 @@
 
 mod body;
 mod embeddings;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod names;
 mod ollama_models;
 mod output;
