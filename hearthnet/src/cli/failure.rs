@@ -345,6 +345,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_refused_thread_names_the_limits_to_raise() {
+        let why = no_thread(&io::Error::from(io::ErrorKind::WouldBlock));
+        assert!(why.has_code("no_threads") && why.kind == Kind::Host);
+        assert!(why.with_hint().contains("`ulimit -u`"));
+    }
+
+    #[test]
     fn a_line_of_text_has_the_hint_behind_the_message() {
         let failure = Failure::new(Kind::Host, "the disk is full");
         assert_eq!(failure.with_hint(), "the disk is full");
