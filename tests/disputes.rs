@@ -36,7 +36,7 @@ fn nodes_with(home: &Home, what: &str) -> Vec<String> {
     ids.collect()
 }
 
-/// What `hearthnet status` says of a member.
+/// The line of `hearthnet status` about a member.
 fn member(home: &Home, id: &str) -> Value {
     let status = home.json(&[&QUIET[..], &["status", "--json"]].concat());
     let members = status["members"].as_array().expect("members").iter();
@@ -99,7 +99,7 @@ fn a_host_that_lies_is_convicted_by_the_daemons_and_then_avoided_by_all() {
     };
     assert_eq!(dispute["accuser"], asks.node_id());
     assert_eq!(dispute["verdicts"][0]["judge"], founder.node_id());
-    // Nothing of the liar's sessions is left, and no further answer reaches it.
+    // The liar's sessions are closed, and no further answer reaches it.
     until("its sessions end", || liar.host.stats().sessions == 0);
     let steps = liar.steps();
     assert!(steps > 0);

@@ -94,7 +94,7 @@ fn action(entry: &Entry) -> &'static str {
     Case::find(entry.case).map_or("", |case| case.attack)
 }
 
-/// What an attack does, why it matters, and under which conditions it runs.
+/// Explains what an attack does, why it matters, and under which conditions it runs.
 pub fn explain(entry: &Entry) -> String {
     let Entry {
         name, case, budget, ..

@@ -381,7 +381,7 @@ mod tests {
             assert!(!outside.contains(elsewhere), "{elsewhere}");
         }
         assert!(page.contains("a &lt;try&gt;") && !page.contains("<try>"));
-        // One overview and three plots of the two attacks that were carried out.
+        // The page has one overview and three plots of the two attacks that were carried out.
         assert_eq!(page.matches("<svg").count(), 4);
         assert_eq!(page.matches("</svg>").count(), 4);
         for part in ["NOT CARRIED OUT", "no route", "64.0 MiB (+1.5)", "1.23 ms"] {

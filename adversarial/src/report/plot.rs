@@ -146,7 +146,7 @@ pub(crate) fn rows(title: &str, axis: Axis, rows: &[Row]) -> String {
     svg + "</svg>\n"
 }
 
-/// One square per attack, with its class and its title; a line of squares per group.
+/// Draws one square per attack, with its class and its title; a line of squares per group.
 pub(crate) fn squares(title: &str, groups: &[(&str, Vec<(&'static str, String, u8)>)]) -> String {
     let (left, side) = (250.0, 16.0);
     let mut svg = begin(title, ROW * groups.len() as f64 + 8.0);

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// What a host does to a row.
+/// A change that a host makes to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lie {

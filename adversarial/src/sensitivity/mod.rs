@@ -99,7 +99,7 @@ struct Subject<'a> {
     bands: &'a [Band],
 }
 
-/// What happens to a text.
+/// The course of one text under a lie.
 #[derive(Clone, Default)]
 struct Outcome {
     /// Rows after the latest layer. `None` if a row was not finite, or made a block overflow: such a

@@ -200,7 +200,7 @@ fn word_piece_vocabularies_of_another_form_are_refused() {
     ] {
         let directory = copy("text-bert");
         edit(directory.path(), "tokenizer.json", |json| {
-            json[key][inner] = value
+            json[key][inner] = value;
         });
         let error = imported(directory.path()).unwrap_err();
         assert!(error.contains(said), "{error}");

@@ -268,7 +268,10 @@ fn convolutions_that_cannot_be_are_refused_by_name() {
         assert!(error.contains(told), "{key} = {value}: {error}");
     }
     for (heads, told) in [
-        (&[0, 2, 0, 0, 4][..], "equal in all blocks where it is not 0"),
+        (
+            &[0, 2, 0, 0, 4][..],
+            "equal in all blocks where it is not 0",
+        ),
         (&[0, 2, 0, 0], "for each block"),
         (&[0, 0, 0, 0, 0], "some blocks attention"),
         (&[0, -2, 0, 0, 2], "for each block"),

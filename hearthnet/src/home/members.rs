@@ -46,7 +46,7 @@ pub(crate) fn json(
     members.collect()
 }
 
-/// What the verdicts on disputes say against a member.
+/// The verdicts on disputes against a member.
 pub(crate) fn judged(state: &Community, node: &NodeId) -> Option<&'static str> {
     let reputation = state.reputation(node);
     match (reputation.is_convicted(), reputation.is_false_accuser()) {

@@ -69,7 +69,7 @@ pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenMode
     open_as(cx, resolved, Use::Texts)
 }
 
-/// What a model is opened for.
+/// The use that a model is opened for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     /// Texts that the model continues, or layers for them.

@@ -95,7 +95,7 @@ impl LayerRun<'_> {
                 }
                 let (keys, values) = values[q..].split_at(kv);
                 let page = &self.pages[segment.span][position / PAGE];
-                // None in a layer that uses those of another one.
+                // A layer that uses those of another one has none.
                 for head in 0..kv / d {
                     let slab = place.slab(head);
                     let cells = head * d..(head + 1) * d;

@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::check::{SpecError, ensure, is_default, size};
-use super::{Activation, ModelSpec};
+use super::check::{SpecError, is_default, size};
 
 /// Encoder: each row attends to all rows of its text, also to later ones. With a window, it attends
 /// to as many positions after its own as before it. The final hidden states make the vector of the
@@ -30,31 +29,11 @@ pub struct EncoderSpec {
     pub projection: Option<u32>,
 }
 
-impl ModelSpec {
-    /// Encoders have plain blocks.
-    pub(super) fn check_encoder(&self) -> Result<(), SpecError> {
-        let exact = self.activation == Activation::GeluErf;
-        let plain = self.encoder.is_some_and(|encoder| encoder.plain_ffn);
-        let reason = "must be the activation of feed-forward layers without gate, and only of them";
-        ensure(exact == plain, "activation", reason)?;
-        let Some(encoder) = self.encoder else {
-            return Ok(());
-        };
-        if encoder.token_types > 0 {
-            size("encoder.token_types", encoder.token_types)?;
+impl EncoderSpec {
+    pub(super) fn check(&self) -> Result<(), SpecError> {
+        if self.token_types > 0 {
+            size("encoder.token_types", self.token_types)?;
         }
-        size("encoder.projection", encoder.projection.unwrap_or(1))?;
-        let plain = self.experts.is_none()
-            && !self.is_recurrent()
-            && self.shared_keys.is_none()
-            && self.per_layer.is_none()
-            && self.prediction == 0
-            && self.attention.latent.is_none();
-        let reason = "must not be combined with experts, recurrences, latent attention, shared keys or \
-                      per-layer inputs";
-        ensure(plain, "encoder", reason)?;
-        let normed_twice = encoder.layer_norm && (self.post_norms || self.block_scale);
-        let reason = "must not be combined with norms of branches";
-        ensure(!normed_twice, "encoder.layer_norm", reason)
+        size("encoder.projection", self.projection.unwrap_or(1))
     }
 }

@@ -300,6 +300,30 @@ impl ModelSpec {
         ensure(valid, "attention.window.heads.rope_dims", reason)
     }
 
+    /// Encoders have plain blocks.
+    fn check_encoder(&self) -> Result<(), SpecError> {
+        let exact = self.activation == Activation::GeluErf;
+        let plain = self.encoder.is_some_and(|encoder| encoder.plain_ffn);
+        let reason = "must be the activation of feed-forward layers without gate, and only of them";
+        ensure(exact == plain, "activation", reason)?;
+        let Some(encoder) = self.encoder else {
+            return Ok(());
+        };
+        encoder.check()?;
+        let plain = self.experts.is_none()
+            && !self.is_recurrent()
+            && self.shared_keys.is_none()
+            && self.per_layer.is_none()
+            && self.prediction == 0
+            && self.attention.latent.is_none();
+        let reason = "must not be combined with experts, recurrences, latent attention, shared keys or \
+                      per-layer inputs";
+        ensure(plain, "encoder", reason)?;
+        let normed_twice = encoder.layer_norm && (self.post_norms || self.block_scale);
+        let reason = "must not be combined with norms of branches";
+        ensure(!normed_twice, "encoder.layer_norm", reason)
+    }
+
     /// Blocks that use keys of an earlier block need one, with or without a window as they.
     fn check_shared_keys(&self) -> Result<(), SpecError> {
         let Some(shared) = self.shared_keys else {

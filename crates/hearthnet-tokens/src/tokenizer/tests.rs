@@ -331,9 +331,9 @@ fn broken_files_are_refused_with_the_reason() {
         assert!(error.contains(says), "{error}");
     }
     let mut other = file.parts();
-    other.model = "bert";
+    other.model = "t5";
     let error = Tokenizer::new(&other).unwrap_err();
-    assert_matches!(error, E::Unsupported(why) if why.contains("of kind \"bert\""));
+    assert_matches!(error, E::Unsupported(why) if why.contains("of kind \"t5\""));
 }
 
 #[test]

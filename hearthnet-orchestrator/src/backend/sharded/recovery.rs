@@ -405,7 +405,7 @@ impl ShardedBackend {
     /// Replaces the host of a span whose rows may be wrong. The hosts behind it have computed keys
     /// and values from these rows, so they run all rows again in new streams.
     fn redo(&mut self, span: usize, route: Vec<RoutedSpan>) {
-        // What hosts behind it returned for these rows can still be audited.
+        // The rows that hosts behind it returned can still be audited.
         for index in span.saturating_add(1)..self.hops.len() {
             let before = self.audit_span(index);
             if self.replaced.len() < MAX_REPLACED {

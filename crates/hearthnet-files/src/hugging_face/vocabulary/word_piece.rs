@@ -64,7 +64,7 @@ pub(super) fn write(files: &Files, vocab: u32, writer: &mut Writer) -> Result<()
             None => format!("{BEGIN}{}", token.text),
         };
     }
-    // Nothing depends on the name of the pre-tokeniser.
+    // The name of the pre-tokeniser changes nothing.
     write_tokens(&tokens, "bert", "bert-bge", writer)?;
     write_normaliser(&files.tokenizer, writer)
 }
