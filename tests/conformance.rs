@@ -143,6 +143,7 @@ fn a_host_that_breaks_rules_fails_the_checks_of_these_rules_alone() {
     for name in ["credit-grant", "frame-unknown", "step-order"] {
         assert_eq!(verdicts.get(name), Some(&"passed"), "{report:#}");
     }
+    assert_eq!(report["error"]["code"], "not_conforming");
     let said = report["error"]["message"].as_str().expect("a message");
     assert!(rules.iter().all(|name| said.contains(name)), "{said}");
     let checks = report["checks"].as_array().expect("checks");

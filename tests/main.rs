@@ -47,6 +47,7 @@ mod openai_http;
 mod operations;
 mod page;
 mod python_client;
+mod refusals;
 mod running_service;
 mod same_answer;
 mod second_opinion;

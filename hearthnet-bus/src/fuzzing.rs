@@ -3,6 +3,8 @@
 
 use crate::community::log::{Event, EventHash, Heads};
 use crate::evidence::Evidence;
+use crate::invite::{Invite, InviteError, JoinRequest};
+use crate::receipt::{Claim, Inputs, Statement};
 use crate::{NodeKey, SIGNATURE_BYTES, sealed};
 
 /// Decodes one event and checks that an accepted event has exactly one encoding.
@@ -47,5 +49,96 @@ pub fn evidence(bytes: &[u8]) {
             // The rows stand for those that a judge computed.
             evidence.finding(&evidence.rows);
         }
+    }
+}
+
+/// Reads text as an invite code, bytes as the content of one, and JSON as a request to join. Random
+/// text passes no checksum, so the content is read without one too.
+///
+/// # Panics
+/// If an accepted code has a second spelling, or an accepted content a second encoding.
+pub fn invite(bytes: &[u8]) {
+    let refused = |error: InviteError| {
+        assert!(!error.to_string().contains(char::is_control));
+    };
+    let text = String::from_utf8_lossy(bytes);
+    match text.parse::<Invite>() {
+        Ok(invite) => {
+            let typed: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+            assert!(invite.to_string().eq_ignore_ascii_case(&typed));
+        }
+        Err(error) => refused(error),
+    }
+    match Invite::from_content(bytes) {
+        Ok(invite) => {
+            assert_eq!(invite.bytes().as_slice(), bytes);
+            let again = invite.to_string().parse::<Invite>();
+            assert!(again.is_ok_and(|again| again.bytes().as_slice() == bytes));
+        }
+        Err(error) => refused(error),
+    }
+    if let Ok(request) = serde_json::from_slice::<JoinRequest>(bytes) {
+        let _ = request.verify();
+    }
+}
+
+/// Bytes of a row of the target [`receipt`].
+const ROW: usize = 4;
+
+/// Reads bytes as the statement of a receipt, and as a script for the hashes of a stream's input rows.
+/// Each move is a byte for the kind and one for the argument:
+///
+/// | first byte modulo 4 | move |
+/// |---|---|
+/// | 0, 1 | rows are appended: 1 to 8, filled with the second byte |
+/// | 2 | the stream is shortened to the position in the second byte |
+/// | 3 | rows from the position in the second byte on are replaced by one |
+///
+/// # Panics
+/// If an accepted statement has a second encoding; if the hashes differ from those of the rows, or a
+/// claim about other rows holds.
+pub fn receipt(bytes: &[u8]) {
+    if let Some(statement) = Statement::decode(bytes) {
+        assert_eq!(statement.encode(), bytes);
+        assert!(statement.verify(&[0; SIGNATURE_BYTES]).is_err());
+    }
+    let (mut inputs, mut rows) = (Inputs::default(), Vec::<u8>::new());
+    for (index, step) in bytes.chunks_exact(2).take(256).enumerate() {
+        let [kind, argument] = [step[0], step[1]];
+        let length = rows.len() / ROW;
+        let at = match kind % 4 {
+            0 | 1 => length,
+            _ => usize::from(argument),
+        };
+        let added = match kind % 4 {
+            0 | 1 => 1 + usize::from(argument % 8),
+            2 => 0,
+            _ => 1,
+        };
+        let position = u32::try_from(at).unwrap_or(u32::MAX);
+        if kind % 4 == 2 {
+            inputs.truncate(position);
+            rows.truncate(at * ROW);
+        } else {
+            let new = [argument, kind, index as u8, 1].repeat(added);
+            let fits = at <= length;
+            assert_eq!(inputs.extend(position, &new, ROW), fits);
+            if fits {
+                rows.truncate(at * ROW);
+                rows.extend_from_slice(&new);
+            }
+        }
+        assert_eq!(inputs.length() as usize, rows.len() / ROW);
+    }
+    let mut whole = Inputs::default();
+    assert!(whole.extend(0, &rows, ROW) && whole == inputs);
+    let last = rows.rchunks(ROW).next().unwrap_or_default();
+    if let Some(claim) = Claim::new(&inputs, u32::from(!rows.is_empty()), last) {
+        assert!(claim.is_true(&rows, ROW));
+        let mut other = rows.clone();
+        if let Some(byte) = other.last_mut() {
+            *byte ^= 1;
+        }
+        assert!(!claim.is_true(&other, ROW));
     }
 }

@@ -21,6 +21,13 @@ pub mod chat;
 pub mod error;
 pub mod exact;
 mod frames;
+/// Bodies of the fuzz targets. Not a public interface.
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::api::http::fuzzing::http_request;
+    pub use crate::backend::fuzzing::conversation as pipeline;
+}
 pub mod hosts;
 pub mod placement;
 pub mod service;

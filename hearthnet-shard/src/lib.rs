@@ -54,7 +54,12 @@ mod compute;
 mod config;
 mod engine;
 mod events;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fake;
 mod fault;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod host;
 mod memory;
 mod model;

@@ -76,7 +76,7 @@ impl Notary {
     }
 
     /// Signs on the calling thread.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn here(host: NodeId, sign: Sign) -> Self {
         let pass_on = Box::new(move |draft: Draft| draft.send(&sign));
         Self { host, pass_on }

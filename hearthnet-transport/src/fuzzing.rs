@@ -249,7 +249,7 @@ fn send(session: &mut Session, message: &Message) {
 fn check_invariants(session: &Session, config: &Config) {
     let stats = session.stats();
     assert!(stats.buffered_bytes <= u64::from(config.recv_buffer_bytes));
-    assert!(stats.credit_available <= 1024);
+    assert!(stats.credit_available <= stats.credit_granted && stats.credit_granted <= 1024);
     assert!(stats.steps_in_flight <= config.max_steps_in_flight);
     if session.closed().is_some() {
         assert_eq!(session.poll_timeout(), Time::NEVER);

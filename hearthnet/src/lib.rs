@@ -26,6 +26,12 @@ mod cli;
 mod commands;
 mod config;
 mod daemon;
+/// Bodies of the fuzz targets. Not a public interface.
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::config::fuzzing::configuration;
+}
 mod home;
 mod hosting;
 mod models;

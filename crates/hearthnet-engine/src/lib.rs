@@ -36,6 +36,13 @@ mod encoder_head;
 mod engine;
 mod error;
 mod forward;
+/// Bodies of the fuzz targets. Not a public interface.
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::kernels::fuzzing::weight_blocks;
+    pub use crate::kv::fuzzing::pages as kv_pages;
+}
 mod head;
 pub mod kernels;
 mod kv;

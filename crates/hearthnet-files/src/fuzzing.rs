@@ -108,8 +108,16 @@ pub fn manifest(bytes: &[u8]) {
     }
 }
 
+/// Reads bytes as a safetensors file.
+///
+/// # Panics
+/// If an accepted tensor does not lie in the file.
+pub fn safetensors(bytes: &[u8]) {
+    assert!(hugging_face::check_weights(bytes));
+}
+
 /// Reads bytes as each file of a Hugging Face directory that has its own format: `config.json`, the
-/// header of the weights, the tokenizer, the pieces of the vocabulary.
+/// weights, the tokenizer, the pieces of the vocabulary.
 ///
 /// # Panics
 /// If a promise is broken.
@@ -119,5 +127,6 @@ pub fn hugging_face(bytes: &[u8]) {
             assert!(!error.to_string().contains(char::is_control));
         }
     }
-    assert!(hugging_face::check_binary(bytes));
+    assert!(hugging_face::check_pieces(bytes));
+    safetensors(bytes);
 }

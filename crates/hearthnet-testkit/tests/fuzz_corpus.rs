@@ -1,12 +1,16 @@
-//! Replays the corpus of every fuzz target, and runs wire and log targets on random mutations.
+//! Replays the corpus of every fuzz target, and runs those that are fast on random mutations.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use hearthnet::fuzzing as program;
 use hearthnet_bus::{calls, discovery, fuzzing as log, node, sync};
+use hearthnet_engine::fuzzing as engine;
 use hearthnet_files::fuzzing as files;
+use hearthnet_orchestrator::fuzzing as caller;
+use hearthnet_shard::fuzzing as host;
 use hearthnet_tokens::fuzzing as tokens;
 use hearthnet_transport::fuzzing as wire;
 use proptest::prelude::*;
@@ -15,21 +19,30 @@ use proptest::test_runner::TestRunner;
 type Target = fn(&[u8]);
 
 /// Targets, with the minimum number of inputs in their corpus.
-const TARGETS: [(&str, Target, usize); 20] = [
+const TARGETS: [(&str, Target, usize); 29] = [
     ("bus_frames", calls::fuzzing::frames, 12),
+    ("configuration", program::configuration, 13),
     ("discovery", discovery::fuzzing::announcement, 5),
     ("evidence", log::evidence, 2),
     ("gguf", tokens::gguf, 90),
+    ("host_streams", host::host_streams, 9),
+    ("http_request", caller::http_request, 26),
     ("hugging_face", files::hugging_face, 10),
+    ("invite", log::invite, 15),
+    ("kv_pages", engine::kv_pages, 7),
     ("log_event", log::log_event, 23),
     ("log_heads", log::log_heads, 10),
     ("manifest", files::manifest, 1),
+    ("pipeline", caller::pipeline, 6),
+    ("receipt", log::receipt, 7),
+    ("safetensors", files::safetensors, 13),
     ("split", |data| drop(files::split(data)), 2),
     ("stop", tokens::stop, 3),
     ("sync_session", sync::fuzzing::session, 8),
     ("template", tokens::template, 3),
     ("template_source", tokens::template_source, 40),
     ("tokenizer", tokens::tokenizer, 10),
+    ("weight_blocks", engine::weight_blocks, 20),
     ("weights_session", node::weights::fuzzing::session, 9),
     ("wire_certificate", wire::certificate, 10),
     ("wire_decompress", wire::decompress, 10),
@@ -110,13 +123,24 @@ fn mutant(target: &str) -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn damaged_inputs_of_wire_and_log_pass() {
+fn damaged_inputs_of_fast_targets_pass() {
     let config = ProptestConfig {
         cases: 500,
         failure_persistence: None,
         ..ProptestConfig::default()
     };
-    let damaged = |name: &str| name.starts_with("wire_") || name.starts_with("log_");
+    // Other targets have tests of this kind in their crates, or take long for some inputs.
+    let fast = [
+        "host_streams",
+        "http_request",
+        "invite",
+        "kv_pages",
+        "pipeline",
+        "receipt",
+        "safetensors",
+    ];
+    let damaged =
+        |name: &str| name.starts_with("wire_") || name.starts_with("log_") || fast.contains(&name);
     for (name, target, _) in TARGETS.into_iter().filter(|(name, ..)| damaged(name)) {
         let run = TestRunner::new(config.clone()).run(&mutant(name), |input| {
             target(&input);

@@ -76,7 +76,25 @@ impl FlightDiff {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::NodeKey;
+    use crate::community::log::Body;
+    use crate::{NodeKey, now_ms, testing};
+
+    #[test]
+    fn an_advertisement_that_is_not_renewed_ends_as_expired() {
+        let home = testing::Home::founded(testing::key(1), true);
+        home.append(Body::ShardAdvertised(Box::new(testing::descriptor(
+            testing::id(1),
+        ))));
+        let mut flight_diff = FlightDiff::default();
+        let (state, now) = (home.log.state(), now_ms());
+        let seen = flight_diff.look(&state, now);
+        assert!(matches!(seen[..], [Event::AdvertSeen { .. }]), "{seen:?}");
+        let day = 24 * 3_600_000;
+        match &flight_diff.look(&state, now + day)[..] {
+            [Event::AdvertGone { code, .. }] => assert_eq!(*code, "expired"),
+            other => unreachable!("{other:?}"),
+        }
+    }
 
     #[test]
     fn a_node_that_stays_away_is_news_once() {

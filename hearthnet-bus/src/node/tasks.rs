@@ -353,10 +353,8 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
         Target::Node(node) => match inner.reach(node, &rule).await {
             Ok(socket) => socket,
             Err(failed) => {
-                let code = match failed.first() {
-                    None => Code::new("no_address"),
-                    Some((_, error)) => error.code().map_or(Code::UNREACHABLE, Code::from),
-                };
+                let code = failed.first().and_then(|(_, error)| error.code());
+                let code = code.map_or(Code::UNREACHABLE, Code::from);
                 let event = inner.flight_diff.lock().unreachable(node, code);
                 event.into_iter().for_each(flight::record);
                 for code in failed.iter().filter_map(|(_, error)| error.code()) {

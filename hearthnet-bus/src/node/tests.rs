@@ -580,6 +580,18 @@ async fn a_node_at_a_static_address_must_be_a_member() {
     assert_eq!(other.links(), []);
 }
 
+#[tokio::test]
+async fn a_node_that_no_neighbour_would_accept_an_announcement_of_does_not_start() {
+    let community = testing::Home::founded(key(1), true);
+    let mut settings = NodeSettings::new("node 1");
+    settings.listen = Some("127.0.0.1:0".into());
+    settings.discovery.mdns = false;
+    settings.caps = vec!["\u{1b}[2J".into()];
+    let (log, registry) = (community.log.clone(), Arc::new(Registry::new()));
+    let node = Node::start(Arc::new(key(1)), log, settings, registry).await;
+    assert_eq!(node.err().unwrap().code(), "discovery");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_ends_says_so_and_frees_its_port() {
     let first = founder_of(&[2]).await;

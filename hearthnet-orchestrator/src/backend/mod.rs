@@ -19,6 +19,8 @@ pub(crate) mod events;
 pub mod fallback;
 pub mod local;
 mod pipeline;
+#[cfg(feature = "fuzzing")]
+pub(crate) use pipeline::fuzzing;
 pub mod private_layers;
 pub mod sharded;
 

@@ -6,10 +6,10 @@ use hearthnet_bus::{Grant, NodeKey};
 use hearthnet_files::BoundaryDtype;
 use hearthnet_transport::{DType, Message, Step, StreamOpen, Want};
 
+pub(crate) use crate::fake;
 use fake::{WEIGHTS, WIDTH};
 
 mod community;
-pub(crate) mod fake;
 mod net;
 mod protocol;
 

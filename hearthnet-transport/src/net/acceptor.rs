@@ -188,7 +188,7 @@ impl Acceptor {
         };
         give_way();
         let peer = peer_of(stream.get_ref().1)
-            .ok_or_else(|| failed(Phase::Tls, "the peer has no certificate".to_owned()))?;
+            .ok_or_else(|| broken("no_certificate", "the peer has no certificate"))?;
         let belongs = self.admission.belongs(&peer);
         if let (true, Some(pending_peer)) = (belongs, pending_peer) {
             pending_peer.mark_member(peer);
@@ -226,7 +226,10 @@ impl Acceptor {
         }
         let mut socket = match upgraded {
             Err(_) => return Err(RefusedConnection::Timeout(Phase::Upgrade)),
-            Ok(Err(error)) => return Err(failed(Phase::Upgrade, error.to_string())),
+            Ok(Err(error)) => {
+                let reason = error.to_string();
+                return Err(RefusedConnection::Upgrade { reason });
+            }
             Ok(Ok(socket)) => socket,
         };
         let Choice::Socket(path, place) = choice else {
@@ -326,8 +329,10 @@ impl Acceptor {
     }
 }
 
-pub(super) fn failed(phase: Phase, reason: String) -> RefusedConnection {
-    RefusedConnection::Handshake { phase, reason }
+/// The connection has failed before it carried HTTP.
+pub(super) fn broken(cause: &'static str, reason: impl ToString) -> RefusedConnection {
+    let reason = reason.to_string();
+    RefusedConnection::Tls { cause, reason }
 }
 
 fn unix_now() -> u64 {

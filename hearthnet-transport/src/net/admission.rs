@@ -86,9 +86,9 @@ pub enum RefusedConnection {
         cause: &'static str,
         reason: String,
     },
-    /// Another phase failed.
-    #[error("{phase} failed: {reason}")]
-    Handshake { phase: Phase, reason: String },
+    /// The WebSocket upgrade failed.
+    #[error("{} failed: {reason}", Phase::Upgrade)]
+    Upgrade { reason: String },
     /// The peer may not use the path, or not now.
     #[error("the path {path} was refused: {code}")]
     Path {
@@ -107,12 +107,7 @@ impl RefusedConnection {
         Code::new(match self {
             RefusedConnection::Timeout(_) => "timeout",
             RefusedConnection::Tls { cause, .. } => cause,
-            RefusedConnection::Handshake { phase, .. } => match phase {
-                Phase::Connect => "connect_failed",
-                Phase::Tls => "tls_failed",
-                Phase::Upgrade => "upgrade_failed",
-                Phase::Hello => "hello_failed",
-            },
+            RefusedConnection::Upgrade { .. } => "upgrade_failed",
             RefusedConnection::Path { code, .. } => code.as_str(),
             RefusedConnection::Closed(closed) => closed.code.as_str(),
         })

@@ -14,10 +14,9 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
-use super::acceptor::{Acceptor, Arrival, failed};
+use super::acceptor::{Acceptor, Arrival, broken};
 use super::admission::{Admission, BindError, RefusedConnection};
 use super::connection::Connection;
-use super::handshake::Phase;
 use super::pending_peers::{PendingLimits, PendingPeer, PendingPeers};
 use crate::background::{background, give_way};
 use crate::code::{CloseCode, SessionClosed};
@@ -184,7 +183,7 @@ async fn handshake(
     pending_peer: &PendingPeer,
 ) -> Result<Arrival, RefusedConnection> {
     let no_delay = stream.set_nodelay(true);
-    no_delay.map_err(|error| failed(Phase::Connect, error.to_string()))?;
+    no_delay.map_err(|error| broken("broken_off", error))?;
     acceptor
         .arrive_as(Box::new(stream), Some(pending_peer))
         .await

@@ -196,3 +196,51 @@ impl SessionMetrics {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls::{InvalidMessage, PeerIncompatible, PeerMisbehaved};
+
+    use super::*;
+    use crate::{CloseCode, NodeId};
+
+    #[test]
+    fn a_failed_handshake_is_counted_by_its_cause() {
+        let found = NodeId::from_checked([1; 32]);
+        let unusable = CloseCode::InvalidSignature.violation("a chain");
+        let refused = Error::InvalidCertificate;
+        for (error, cause) in [
+            (Refusal::Mismatch { found }.into(), "wrong_key"),
+            (Refusal::Unusable(unusable).into(), "bad_certificate"),
+            (refused(CertificateError::BadEncoding), "bad_certificate"),
+            (refused(CertificateError::BadSignature), "bad_signature"),
+            (
+                refused(CertificateError::ApplicationVerificationFailure),
+                "not_admitted",
+            ),
+            (
+                Error::AlertReceived(AlertDescription::AccessDenied),
+                "not_admitted",
+            ),
+            (Error::AlertReceived(AlertDescription::DecodeError), "alert"),
+            (Error::NoCertificatesPresented, "no_certificate"),
+            (
+                Error::InvalidMessage(InvalidMessage::InvalidContentType),
+                "not_tls",
+            ),
+            (
+                Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon),
+                "incompatible",
+            ),
+            (
+                Error::PeerMisbehaved(PeerMisbehaved::TooMuchEarlyDataReceived),
+                "misbehaved",
+            ),
+        ] {
+            let error = io::Error::new(io::ErrorKind::InvalidData, error);
+            assert_eq!(tls_cause(&error), cause, "{error}");
+        }
+        let ended = io::ErrorKind::UnexpectedEof.into();
+        assert_eq!(tls_cause(&ended), "broken_off");
+    }
+}

@@ -20,7 +20,7 @@ use hearthnet_transport::{
 use parking_lot::Mutex;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::ServerName;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::{ended, next_step, noise, open_stream, result, row, serve_echo, step, tensor};
@@ -417,6 +417,27 @@ async fn half_open_connections_beyond_the_limit_make_room_for_new_ones() {
         .await
         .unwrap();
     assert_eq!(*net.refused.lock(), vec![Code::new("connection_limit"); 8]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upgrade_that_is_no_http_is_refused_as_such() {
+    let net = net(Config::default()).await;
+    let tcp = TcpStream::connect(&net.addr).await.unwrap();
+    let name = ServerName::try_from("any.example").unwrap();
+    let connector = connector(&Credentials::of(&net.caller_secret)).unwrap();
+    let mut stream = connector.connect(name, tcp).await.unwrap();
+    stream.write_all(b"no http\r\n\r\n").await.unwrap();
+    // The host closes the connection.
+    while let Ok(1..) = stream.read(&mut [0; 64]).await {}
+    let counted = async {
+        while net.refused.lock().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), counted)
+        .await
+        .unwrap();
+    assert_eq!(*net.refused.lock(), [Code::new("upgrade_failed")]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

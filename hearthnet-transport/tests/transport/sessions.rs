@@ -401,6 +401,10 @@ fn a_large_result_for_a_closed_stream_is_refused_and_its_sender_stops() {
     pair.deliver(Side::Caller);
     pair.deliver(Side::Caller);
     say(&mut pair.caller, &Message::StreamClose(closing(1, 0)));
+    while pair.transmit(Side::Caller) {}
+    let code = "stream_closed".as_bytes();
+    let refuses = |frame: &&Bytes| frame.windows(code.len()).any(|part| part == code);
+    assert_eq!(pair.wire(Side::Host).filter(refuses).count(), 1);
     pair.run();
     assert_eq!(messages(&mut pair.caller), []);
     let sent = pair.host.stats().frames_sent - before;

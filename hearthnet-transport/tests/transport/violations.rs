@@ -479,7 +479,10 @@ fn announced_rows_that_never_arrive_end_the_session() {
 
 #[test]
 fn small_chunks_are_chunk_too_small() {
-    all_end(violations::small_chunks());
+    let broken = violations::small_chunks();
+    let code = CloseCode::ChunkTooSmall;
+    assert!(broken.iter().all(|violation| violation.code == code));
+    all_end(broken);
 }
 
 #[test]

@@ -345,6 +345,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_failure_without_a_code_of_its_own_has_that_of_its_kind() {
+        let refused = Failure::new(Kind::Community, "no member answers");
+        assert_eq!(refused.to_json()["error"]["code"], "community");
+        assert!(refused.code("unreachable").has_code("unreachable"));
+    }
+
+    #[test]
+    fn a_stop_and_a_closed_output_end_with_the_status_of_their_signal() {
+        let stopped = Failure::from(ChatError::Cancelled);
+        assert!(stopped.has_code("interrupted") && stopped.kind.exit_code() == 130);
+        let closed = Failure::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert!(closed.has_code("output_closed") && closed.kind.exit_code() == 141);
+    }
+
+    #[test]
+    fn a_refused_thread_names_the_limits_to_raise() {
+        let why = no_thread(&io::Error::from(io::ErrorKind::WouldBlock));
+        assert!(why.has_code("no_threads") && why.kind == Kind::Host);
+        assert!(why.with_hint().contains("`ulimit -u`"));
+    }
+
+    #[test]
     fn a_line_of_text_has_the_hint_behind_the_message() {
         let failure = Failure::new(Kind::Host, "the disk is full");
         assert_eq!(failure.with_hint(), "the disk is full");

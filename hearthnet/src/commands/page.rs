@@ -62,9 +62,9 @@ async fn find(global: &Global, wait: bool) -> Result<(Listener, Running), Failur
             }
         }
         if Instant::now() >= until {
-            return Err(failure!(Host, "no node with a page runs here")
-                .code("no_page")
-                .hint("`hearthnet up` starts it"));
+            return Err(
+                failure!(Host, "no node with a page runs here").hint("`hearthnet up` starts it")
+            );
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }

@@ -6,6 +6,8 @@
 
 mod context;
 mod files;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod loaded;
 mod rules;
 mod schema;

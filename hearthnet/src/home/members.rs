@@ -171,7 +171,9 @@ mod tests {
         assert_eq!(find_in("ATTIC"), Ok(id(1)));
         let members = [(id(1), "Küche"), (id(2), "KÜCHE"), (id(3), "Bad")];
         assert_eq!(among("bAD", &members).map_err(drop), Ok(id(3)));
-        let error = among("küche", &members).unwrap_err().to_string();
+        let error = among("küche", &members).unwrap_err();
+        assert!(error.has_code("ambiguous_node"), "{error}");
+        let error = error.to_string();
         assert!(error.contains(&id(1).to_string()) && error.contains(&id(2).to_string()));
     }
 

@@ -474,6 +474,24 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_that_cannot_be_made_says_what_is_missing() {
+        let impossible = |why| NoPlan::Impossible {
+            why,
+            callers_part: 0,
+        };
+        for (why, code) in [
+            (NoPlan::NodeNotMeasured, "not_measured"),
+            (NoPlan::ModelNotMeasured, "model_not_measured"),
+            (NoPlan::NotIncluded, "plan_no_node"),
+            (impossible(Unplannable::NoMachine), "plan_no_node"),
+            (impossible(Unplannable::Layers), "plan_layers"),
+        ] {
+            let why = why.failure("a model", &name);
+            assert!(why.has_code(code), "{code}: {why}");
+        }
+    }
+
+    #[test]
     fn a_member_that_may_not_serve_is_not_listed() {
         let member = Machine {
             serves: false,

@@ -49,6 +49,8 @@ mod arena;
 mod attention;
 mod delta;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod instantiate;
 mod isa;
 mod kv;

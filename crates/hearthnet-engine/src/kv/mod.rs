@@ -246,5 +246,7 @@ fn is_partial(len: u32) -> bool {
     !(len as usize).is_multiple_of(PAGE)
 }
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 #[cfg(test)]
 mod tests;

@@ -299,7 +299,7 @@ fn header(
     Ok((header, tensors.collect()))
 }
 
-/// Fuzzing: reads bytes as a safetensors header. Returns whether accepted tensors lie in the file.
+/// Fuzzing: reads bytes as a safetensors file. Returns whether accepted tensors lie in the file.
 #[cfg(feature = "fuzzing")]
 pub(super) fn check(bytes: &[u8]) -> bool {
     use std::io::Read as _;
@@ -311,8 +311,15 @@ pub(super) fn check(bytes: &[u8]) -> bool {
         rest.read_exact(out)
             .map_err(|source| FileError::new("read", Path::new(SINGLE), source).into())
     };
+    let lies_within = |stored: &Stored| {
+        let mut lengths = stored.shape.iter();
+        let values = lengths.try_fold(1u64, |values, length| values.checked_mul(*length));
+        let bits = values.and_then(|values| values.checked_mul(stored.dtype.bitsize() as u64));
+        let end = bits.and_then(|bits| stored.offset.checked_add(bits.div_ceil(8)));
+        end.is_some_and(|end| end <= len)
+    };
     match header(&read, len, SINGLE, 0) {
-        Ok((_, tensors)) => tensors.values().all(|stored| stored.offset <= len),
+        Ok((_, tensors)) => tensors.values().all(lies_within),
         Err(_) => true,
     }
 }

@@ -187,7 +187,7 @@ impl Invite {
         JoinRequest::sign(&self.key(), self.community, node, name)
     }
 
-    fn bytes(&self) -> Zeroizing<Vec<u8>> {
+    pub(crate) fn bytes(&self) -> Zeroizing<Vec<u8>> {
         let mut out = Vec::with_capacity(FIXED_BYTES + MAX_HINTS * 19);
         out.push(VERSION);
         out.extend_from_slice(self.community.as_bytes());
@@ -209,7 +209,7 @@ impl Invite {
         Zeroizing::new(out)
     }
 
-    fn from_content(content: &[u8]) -> Result<Self, InviteError> {
+    pub(crate) fn from_content(content: &[u8]) -> Result<Self, InviteError> {
         let malformed = |what| InviteError::Malformed { what };
         let mut rest = Reader(content);
         match rest.array::<1>() {

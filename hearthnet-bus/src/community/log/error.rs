@@ -234,3 +234,25 @@ pub enum LogHealth {
         since_ms: u64,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rusqlite::Connection;
+
+    use super::*;
+
+    #[test]
+    fn a_log_that_another_process_writes_is_busy() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log.sqlite");
+        let [writes, waits] = [(); 2].map(|()| Connection::open(&path).unwrap());
+        waits.busy_timeout(Duration::ZERO).unwrap();
+        writes.execute_batch("begin exclusive").unwrap();
+        let refused = waits.execute_batch("create table t (a)").unwrap_err();
+        assert_eq!(LogError::from(refused).code(), "log_busy");
+        writes.execute_batch("rollback").unwrap();
+        waits.execute_batch("create table t (a)").unwrap();
+    }
+}

@@ -24,6 +24,8 @@
 mod body;
 mod embeddings;
 mod fields;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod messages;
 mod names;
 mod ollama_models;

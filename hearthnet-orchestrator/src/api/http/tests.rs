@@ -482,7 +482,10 @@ fn a_request_that_does_not_arrive_ends_with_its_connection() {
     let house = house_with(settings(1, 1, 1), |http| http.client_deadline = deadline);
     let half_a_body = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\
                        Content-Type: application/json\r\nContent-Length: 10\r\n\r\n{";
-    assert_eq!(house.raw(half_a_body).error().0, 408);
+    assert_eq!(
+        house.raw(half_a_body).error(),
+        (408, "request_timeout".into(), String::new())
+    );
     // An incomplete head gets no response: the connection closes.
     let mut stream = house.connect();
     stream.write_all(b"GET / HTTP/1.1\r\nHo").unwrap();

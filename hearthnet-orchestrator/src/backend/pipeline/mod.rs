@@ -615,5 +615,7 @@ impl Pipeline {
     }
 }
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
+use super::fuzzing::{Conversation, LAYERS};
 use super::*;
-use crate::tests::layer;
 
 const LIMITS: Limits = Limits {
     depth: 2,
@@ -267,178 +267,6 @@ fn a_host_that_kept_less_is_replaced_if_the_rows_in_between_were_dropped() {
     assert_eq!(sends(&mut p), [(0, 0, Want::All)]);
 }
 
-/// Stream of a host: layers with their state, and unanswered steps.
-struct Stream {
-    lo: u32,
-    states: Vec<Vec<u32>>,
-    epoch: u32,
-    steps: VecDeque<(Chunk, Want)>,
-}
-
-impl Stream {
-    fn new(layers: Range<u32>, epoch: u32) -> Self {
-        Self {
-            lo: layers.start,
-            states: layers.map(|_| Vec::new()).collect(),
-            epoch,
-            steps: VecDeque::new(),
-        }
-    }
-
-    fn layers(&self) -> Range<u32> {
-        self.lo..self.lo + self.states.len() as u32
-    }
-
-    fn run(&mut self, position: u32, data: &[u8]) -> Vec<u32> {
-        let values = data
-            .chunks_exact(4)
-            .map(|b| u32::from_be_bytes(b.try_into().unwrap()));
-        (position..)
-            .zip(values)
-            .map(|(position, mut row)| {
-                for (number, state) in (self.lo..).zip(&mut self.states) {
-                    row = layer(number, state, position, row);
-                }
-                row
-            })
-            .collect()
-    }
-
-    fn answer(&mut self) -> (u32, u32, Bytes) {
-        let (chunk, want) = self.steps.pop_front().unwrap();
-        let out = self.run(chunk.position, &chunk.data);
-        let back = match want {
-            Want::None => &[],
-            Want::Last => &out[out.len() - 1..],
-            Want::All => &out[..],
-        };
-        (chunk.position, back.len() as u32, rows(back))
-    }
-}
-
-const LAYERS: u32 = 6;
-
-/// Runs a script of (go back by, submit) turns through hosts that fail as `chaos` says. Rows are
-/// submitted `part` at a time; `back` selects the rows returned per turn. With `checkpoints`, hosts
-/// tell how far they went back: to where they were asked to, or to a multiple of that number.
-fn converse(
-    cuts: &[u32],
-    turns: &[(u32, Vec<u32>)],
-    limits: Limits,
-    (part, back): (usize, Want),
-    checkpoints: Option<u32>,
-    chaos: &mut dyn FnMut(u32) -> u32,
-) -> Vec<u32> {
-    let mut streams: Vec<Stream> = Vec::new();
-    let mut lo = 0;
-    for &cut in cuts.iter().chain([&LAYERS]) {
-        if cut > lo {
-            streams.push(Stream::new(lo..cut, 1));
-            lo = cut;
-        }
-    }
-    let mut p = Pipeline::new(streams.len(), 4, back, limits);
-    // Otherwise earlier rows come back.
-    let may_redo = back == Want::Last;
-    let (mut length, mut outputs) = (0u32, Vec::new());
-    for (back, values) in turns {
-        let mut position = length - back.min(&length);
-        let mut rest = values.as_slice();
-        let mut done = false;
-        while !done {
-            if !rest.is_empty() && (position == length || p.is_idle()) {
-                let (now, later) = rest.split_at(part.min(rest.len()));
-                let goes_back = position < length;
-                p.submit(position, rows(now), later.len() as u32);
-                if goes_back && checkpoints.is_some() {
-                    (0..streams.len()).for_each(|span| p.hold(span, position));
-                }
-                position += now.len() as u32;
-                (length, rest) = (position, later);
-            }
-            let submitted = rest.is_empty();
-            while let Some(action) = p.poll() {
-                match action {
-                    Action::Send {
-                        span,
-                        epoch,
-                        chunk,
-                        want,
-                    } => {
-                        assert_eq!(
-                            epoch, streams[span].epoch,
-                            "sent to a stream that is not open"
-                        );
-                        streams[span].steps.push_back((chunk, want));
-                        assert!(streams[span].steps.len() <= limits.depth);
-                        assert_eq!(p.returns_to(span), None, "sent to a held span");
-                    }
-                    Action::Output { row } => {
-                        let values = row.chunks_exact(4);
-                        outputs.extend(values.map(|v| u32::from_be_bytes(v.try_into().unwrap())));
-                        done = p.is_through();
-                        assert!(done <= submitted, "through before all was there");
-                    }
-                }
-            }
-            if chaos(5) == 1 {
-                let dead = chaos(streams.len() as u32) as usize;
-                let layers = streams[dead].layers();
-                let count = 1 + chaos(2.min(layers.len() as u32)) as usize;
-                let reopened = match may_redo && chaos(3) == 1 {
-                    true => p.redo(dead, count),
-                    false => p.replace(dead, count),
-                };
-                let epoch = p.epoch(dead);
-                let fresh: Vec<Stream> = if count == 2 {
-                    let cut = layers.start + 1 + chaos(layers.len() as u32 - 1);
-                    vec![
-                        Stream::new(layers.start..cut, epoch),
-                        Stream::new(cut..layers.end, epoch),
-                    ]
-                } else {
-                    vec![Stream::new(layers, epoch)]
-                };
-                streams.splice(dead..=dead, fresh);
-                for index in reopened {
-                    streams[index] = Stream::new(streams[index].layers(), p.epoch(index));
-                }
-                continue;
-            }
-            let held = (0..streams.len()).filter_map(|i| Some((i, p.returns_to(i)?)));
-            let held: Vec<(usize, u32)> = held.collect();
-            if let Some(&(span, asked)) = held.get(chaos(held.len() as u32 + 1) as usize) {
-                let every = checkpoints.unwrap();
-                let kept = [asked, asked - asked % every, 0][chaos(3) as usize];
-                for state in &mut streams[span].states {
-                    state.truncate(kept as usize);
-                }
-                if !p.kept(span, kept) {
-                    for index in p.replace(span, 1) {
-                        streams[index] = Stream::new(streams[index].layers(), p.epoch(index));
-                    }
-                }
-                continue;
-            }
-            let busy: Vec<usize> = (0..streams.len())
-                .filter(|&i| !streams[i].steps.is_empty())
-                .collect();
-            if busy.is_empty() {
-                assert!(
-                    done || !submitted || !held.is_empty(),
-                    "nothing is under way, and nothing came out"
-                );
-                continue;
-            }
-            let span = busy[chaos(busy.len() as u32) as usize];
-            let epoch = streams[span].epoch;
-            let (position, rows, data) = streams[span].answer();
-            p.on_result(span, epoch, position, rows, data).unwrap();
-        }
-    }
-    outputs
-}
-
 #[test]
 fn a_prompt_is_cut_into_about_equal_chunks() {
     assert_eq!(
@@ -477,23 +305,10 @@ proptest! {
         checkpoints in proptest::option::of(1u32..5),
         script in proptest::collection::vec(any::<u32>(), 0..300),
     ) {
-        let mut cuts = cuts;
-        cuts.sort_unstable();
-        let undisturbed = {
-            let mut all = Stream::new(0..LAYERS, 1);
-            let mut length = 0u32;
-            turns.iter().flat_map(|(by, values)| {
-                let position = length - by.min(&length);
-                length = position + values.len() as u32;
-                let mut out = all.run(position, &rows(values));
-                out.split_off(if back == Want::All { 0 } else { out.len() - 1 })
-            }).collect::<Vec<_>>()
-        };
         let mut script = script.into_iter();
         let limits = Limits { depth, chunk_rows, history_bytes };
+        let conversation = Conversation { cuts, turns, limits, part, back, checkpoints };
         // After the end of the script, no host fails.
-        let mut chaos = |n: u32| script.next().map_or(0, |x| x % n.max(1));
-        let rows = converse(&cuts, &turns, limits, (part, back), checkpoints, &mut chaos);
-        prop_assert_eq!(rows, undisturbed);
+        conversation.check(&mut |n| script.next().map_or(0, |x| x % n.max(1)));
     }
 }

@@ -85,6 +85,22 @@ fn no_stream_opens_without_a_free_page() {
 }
 
 #[test]
+fn a_caller_that_holds_its_share_of_kv_opens_no_further_stream_and_others_do() {
+    let mut host = host_with(8, 50);
+    let (mut caller, mut other) = (host.caller(1), host.caller(2));
+    for stream in 1..=2 {
+        caller.ask(&mut host, open_up_to(stream, 1, 4 * PAGE));
+        fill(&mut caller, &mut host, stream, 2);
+    }
+    let third = || open_up_to(3, 1, PAGE);
+    assert_eq!(caller.refusal(&mut host, third()), "kv_quota");
+    assert_eq!(other.ask(&mut host, third()), [opened(3, 1)]);
+    caller.ask(&mut host, close(1, 1));
+    let again = open_up_to(3, 2, PAGE);
+    assert_eq!(caller.ask(&mut host, again), [opened(3, 2)]);
+}
+
+#[test]
 fn the_least_progressed_stream_is_preempted_without_affecting_others() {
     let mut host = host_with(4, 100);
     let mut caller = host.caller(1);

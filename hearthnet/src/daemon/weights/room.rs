@@ -461,6 +461,7 @@ mod tests {
             kept: vec![(WeightsId([7; 32]), 5 << 20)],
         };
         let said = full.failure(&model, &log.state());
+        assert!(said.has_code("disk_budget"), "{said}");
         let text = said.to_string();
         for part in [
             "tiny needs 30.0 MiB on the disk, 15.0 MiB more than there is room for",

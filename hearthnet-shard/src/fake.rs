@@ -1,5 +1,7 @@
-//! Fakes for tests of scheduling and protocol: an engine of plain arithmetic, a clock that is set
-//! by hand, and a sink that records.
+//! Fakes for tests and fuzzing of scheduling and protocol: an engine of plain arithmetic, a clock that
+//! is set by hand, and a sink that records.
+
+#![cfg_attr(not(test), allow(dead_code))]
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -218,7 +220,7 @@ impl LayerEngine for FakeEngine {
                 self.len(span.seq),
                 "the scheduler checks positions"
             );
-            let history = self.sequences.get_mut(&span.seq).expect("an open sequence");
+            let history = self.sequences.entry(span.seq).or_default();
             for row in rows.by_ref().take(span.rows as usize) {
                 let first = row[0];
                 assert_ne!(first, PANICS, "a defect of the engine");
