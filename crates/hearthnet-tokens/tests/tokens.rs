@@ -6,6 +6,7 @@
 //! ```
 // Not named `main.rs`: proptest would then look for its seeds outside of this folder.
 
+mod call_forms;
 mod chat_template;
 mod grammars;
 mod inspect;

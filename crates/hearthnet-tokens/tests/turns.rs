@@ -80,6 +80,40 @@ const FAMILIES: &[(&str, &str, bool, &str)] = &[
         false,
         "<tool_call>",
     ),
+    ("google-gemma-4-31B-it", "gemma-4", true, "<|tool_call>"),
+    (
+        "google-gemma-4-31B-it-interleaved",
+        "gemma-4",
+        true,
+        "<|tool_call>",
+    ),
+    ("ByteDance-Seed-OSS", "llama-bpe", true, "<seed:tool_call>"),
+    ("Qwen3-Coder", "qwen2", true, "<tool_call>"),
+    ("Qwen3.5-4B", "qwen35", true, "<tool_call>"),
+    ("StepFun3.5-Flash", "qwen2", true, "<tool_call>"),
+    (
+        "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        "llama-bpe",
+        true,
+        "<tool_call>",
+    ),
+    ("GLM-4.6", "llama-bpe", true, "<tool_call>"),
+    ("GLM-4.7-Flash", "llama-bpe", true, "<tool_call>"),
+    ("poolside-Laguna-S-2.1", "llama-bpe", true, "<tool_call>"),
+    (
+        "inclusionai-ling-3.0-flash",
+        "llama-bpe",
+        true,
+        "<tool_call>",
+    ),
+    ("Spark2.5", "llama-bpe", true, "<tool_call>"),
+    ("MiniMax-M2", "llama-bpe", true, "<minimax:tool_call>"),
+    ("LFM2-8B-A1B", "llama-bpe", true, "<|tool_call_start|>"),
+    ("LFM2.5-Instruct", "llama-bpe", true, "<|tool_call_start|>"),
+    ("LFM2.5-8B-A1B", "llama-bpe", true, "<|tool_call_start|>"),
+    ("NVIDIA-Nemotron-Nano-v2", "llama-bpe", true, "<TOOLCALL>"),
+    ("Apertus-8B-Instruct", "llama-bpe", true, "<|tools_prefix|>"),
+    ("unsloth-Apriel-1.5", "llama-bpe", true, "<tool_calls>"),
 ];
 
 /// Conversations of each family: a few, or as many as the environment says.
@@ -88,18 +122,18 @@ fn conversations() -> u64 {
     asked.map_or(24, |asked| asked.parse().unwrap())
 }
 
-fn vocabulary(name: &str) -> Tokenizer {
+pub(crate) fn vocabulary(name: &str) -> Tokenizer {
     let name = format!("ggml-vocab-{name}.gguf");
     let gguf = Gguf::open(&hearthnet_testkit::vocabularies().join(name)).unwrap();
     Tokenizer::from_gguf(&gguf).unwrap()
 }
 
-fn source(name: &str) -> String {
+pub(crate) fn source(name: &str) -> String {
     let file = hearthnet_testkit::chat_templates().join(format!("{name}.jinja"));
     fs::read_to_string(file).unwrap()
 }
 
-fn template(name: &str) -> ChatTemplate {
+pub(crate) fn template(name: &str) -> ChatTemplate {
     let template = ChatTemplate::new(&source(name), "<s>", "</s>").unwrap();
     template.with_clock(|| TemplateTime::from_unix(1_753_000_000))
 }
@@ -233,7 +267,7 @@ fn random_turn(
 }
 
 /// What a reader makes of a text in pieces of `cut` characters.
-fn read(
+pub(crate) fn read(
     format: TurnFormat,
     thought: Thought,
     tools: &Tools,
@@ -373,6 +407,26 @@ fn each_family_writes_calls_in_its_own_way() {
             "{template}"
         );
         assert_eq!(calls.len(), text.matches("Oslo").count(), "{template}");
+    }
+}
+
+#[test]
+fn reasoning_between_other_marks_is_separated_as_well() {
+    for (name, begin, end) in [
+        ("google-gemma-4-31B-it", "<|channel>thought\n", "<channel|>"),
+        ("ByteDance-Seed-OSS", "<seed:think>", "</seed:think>"),
+        ("MiniMax-M3", "<mm:think>", "</mm:think>"),
+    ] {
+        let format = TurnFormat::of(&source(name));
+        for (thought, text) in [
+            (Thought::May, format!("\n{begin}a b\n{end}\n\nYes.")),
+            (Thought::Begun, format!("a b{end}Yes.")),
+        ] {
+            for cut in [1, 3, 100] {
+                let read = read(format, thought, &Tools::default(), &text, cut);
+                assert_eq!((&*read.0, &*read.1), ("Yes.", "a b"), "{name}");
+            }
+        }
     }
 }
 

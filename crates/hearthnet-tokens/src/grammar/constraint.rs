@@ -1,11 +1,13 @@
 //! State of one answer within its grammar.
 
+use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use llguidance::Matcher;
 use llguidance::api::GrammarWithLexer;
 use llguidance::toktrie::SimpleVob;
+use serde_json::json;
 
 use super::error::GrammarError;
 use super::vocabulary::Vocabulary;
@@ -76,16 +78,19 @@ fn is_lenient(grammar: &Grammar) -> bool {
     matches!(grammar, Grammar::LenientJsonSchema(_))
 }
 
-/// Any object.
-static ANY_OBJECT: LazyLock<Grammar> = LazyLock::new(Grammar::json_object);
-
-/// The grammar, or any object instead of a lenient schema that cannot be compiled.
-fn compilable<'a>(vocabulary: &Vocabulary, grammar: &'a Grammar) -> &'a Grammar {
-    let compiles = || vocabulary.compile(vec![named("answer", grammar)?]);
-    match is_lenient(grammar) && compiles().is_err() {
-        true => LazyLock::force(&ANY_OBJECT),
-        false => grammar,
+/// The grammar, or any value of its type instead of a lenient schema that cannot be compiled.
+fn compilable<'a>(vocabulary: &Vocabulary, grammar: &'a Grammar) -> Cow<'a, Grammar> {
+    let compiles = |grammar| vocabulary.compile(vec![named("answer", grammar)?]);
+    let Grammar::LenientJsonSchema(schema) = grammar else {
+        return Cow::Borrowed(grammar);
+    };
+    if compiles(grammar).is_ok() {
+        return Cow::Borrowed(grammar);
     }
+    let kind = schema.get("type").map(|kind| json!({"type": kind}));
+    let typed = kind.map(Grammar::JsonSchema);
+    let typed = typed.filter(|typed| compiles(typed).is_ok());
+    Cow::Owned(typed.unwrap_or_else(|| Grammar::JsonSchema(json!({}))))
 }
 
 /// A grammar under a name, for the library.
@@ -141,7 +146,7 @@ impl Constraint {
             });
         }
         grammars.push(named("answer", grammar)?);
-        let Grammar::Turn { parts, .. } = grammar else {
+        let Grammar::Turn { parts, refused, .. } = grammar else {
             let matcher = vocabulary.compile(grammars)?;
             return Ok(Self {
                 matcher,
@@ -149,11 +154,14 @@ impl Constraint {
                 marks: false,
             });
         };
+        if !refused.is_empty() {
+            return Err(GrammarError::keywords(refused));
+        }
         let all = |lenient: bool| -> Result<Vec<GrammarWithLexer>, GrammarError> {
             let mut all = grammars.clone();
             for part in parts {
                 all.push(match lenient {
-                    true => named(&part.name, compilable(&vocabulary, &part.grammar))?,
+                    true => named(&part.name, &compilable(&vocabulary, &part.grammar))?,
                     false => named(&part.name, &part.grammar)?,
                 });
             }

@@ -58,8 +58,13 @@ pub enum Grammar {
     /// Grammar in llguidance's form of Lark; its rule `start` is the answer.
     Lark(String),
     /// Turn of a chat: a Lark grammar that refers to its parts by `@name`. Marks of reasoning and
-    /// calls that are control tokens are text in it.
-    Turn { lark: String, parts: Vec<Part> },
+    /// calls that are control tokens are text in it. `refused`: keywords of strict schemas that the
+    /// rules do not enforce.
+    Turn {
+        lark: String,
+        parts: Vec<Part>,
+        refused: Vec<String>,
+    },
 }
 
 /// Part of a turn's grammar. It has no parts itself.

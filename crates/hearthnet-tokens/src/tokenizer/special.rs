@@ -46,9 +46,10 @@ impl TokenKind {
 }
 
 /// Texts of tokens that end a generation, which llama.cpp recognises without metadata.
+/// `<|tool_response>` ends a turn of Gemma 4 with calls.
 pub(super) const END_TEXTS: &str = "
     <|eot_id|> <|im_end|> <|end|> <|eom_id|> <|endoftext|> <|end_of_text|> <end_of_turn> <turn|>
-    <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] </s> <｜end▁of▁sentence｜>
+    <|tool_response> <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] </s> <｜end▁of▁sentence｜>
 ";
 
 /// Texts of tokens with which a code model ends the file that it completes. They end a generation

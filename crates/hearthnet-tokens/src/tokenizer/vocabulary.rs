@@ -188,7 +188,11 @@ pub(super) fn ends(
         let ids = texts.split_whitespace().map(move |text| ids.get(text));
         ids.flatten().copied()
     };
-    for id in named(END_TEXTS) {
+    // In Gemma 4, `</s>` is a tag of HTML.
+    let tag = ids
+        .get("</s>")
+        .filter(|_| ids.contains_key("<|tool_response>"));
+    for id in named(END_TEXTS).filter(|id| Some(id) != tag) {
         if make_control(id) {
             ends.push(id);
         }

@@ -1,9 +1,11 @@
 //! Families, by the texts with which they mark reasoning and calls.
 
+use super::arguments::{Arguments, Listed};
+
 /// How a family writes calls. Between two texts of a list may be white space.
 ///
 /// ```text
-/// mark open NAME arguments {...} close  next NAME arguments {...} close  end
+/// mark open NAME behind_name arguments close  next NAME behind_name arguments close  end
 /// ```
 #[derive(Debug)]
 pub(super) struct CallFormat {
@@ -15,8 +17,9 @@ pub(super) struct CallFormat {
     pub(super) first_only: bool,
     /// Texts between the mark and the name.
     pub(super) open: &'static [&'static str],
-    /// Text between the name and the arguments, a JSON object.
-    pub(super) arguments: &'static str,
+    /// Text between the name and the arguments.
+    pub(super) behind_name: &'static str,
+    pub(super) arguments: Arguments,
     /// Texts behind the arguments.
     pub(super) close: &'static [&'static str],
     /// Texts between a call and the name of the next one. Empty if a turn has one call.
@@ -38,7 +41,8 @@ const HERMES: CallFormat = CallFormat {
     mark: "<tool_call>",
     first_only: false,
     open: &[NAME_BELOW],
-    arguments: ARGUMENTS,
+    behind_name: ARGUMENTS,
+    arguments: Arguments::Json,
     close: &["}", "\n</tool_call>"],
     next: &["\n<tool_call>", NAME_BELOW],
     end: &[],
@@ -47,13 +51,182 @@ const HERMES: CallFormat = CallFormat {
 
 /// Families, the more special ones first.
 const FAMILIES: &[CallFormat] = &[
+    // Gemma 4: `<|tool_call>call:f{town:<|"|>Oslo<|"|>}<tool_call|>`.
+    CallFormat {
+        known_by: &["<|tool_call>call:"],
+        mark: "<|tool_call>",
+        first_only: false,
+        open: &["call:"],
+        behind_name: "",
+        arguments: Arguments::Gemma,
+        close: &["<tool_call|>"],
+        next: &["<|tool_call>", "call:"],
+        end: &[],
+        marks: &[
+            "<|tool_call>",
+            "<tool_call|>",
+            "<|tool_response>",
+            "<tool_response|>",
+            "<|\"|>",
+            "<|channel>",
+            "<channel|>",
+        ],
+    },
+    // Seed-OSS: `<seed:tool_call><function=f><parameter=town>Oslo</parameter>...`.
+    CallFormat {
+        known_by: &["<seed:tool_call>", "<function=", "<parameter="],
+        mark: "<seed:tool_call>",
+        first_only: false,
+        open: &["\n<function="],
+        behind_name: ">",
+        arguments: Arguments::Listed(Listed {
+            name: "<parameter=",
+            value: &[">"],
+            behind: "</parameter>",
+            between: "",
+            end: "</function>",
+            raw: true,
+        }),
+        close: &["\n</seed:tool_call>"],
+        next: &["\n<seed:tool_call>", "\n<function="],
+        end: &[],
+        marks: &["<seed:tool_call>", "</seed:tool_call>"],
+    },
+    // Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5: as Seed-OSS, but a value has its own lines.
+    CallFormat {
+        known_by: &["<tool_call>", "<function=", "<parameter="],
+        mark: "<tool_call>",
+        first_only: false,
+        open: &["\n<function="],
+        behind_name: ">",
+        arguments: Arguments::Listed(Listed {
+            name: "<parameter=",
+            value: &[">\n"],
+            behind: "\n</parameter>",
+            between: "",
+            end: "</function>",
+            raw: true,
+        }),
+        close: &["\n</tool_call>"],
+        next: &["\n<tool_call>", "\n<function="],
+        end: &[],
+        marks: &["<tool_call>", "</tool_call>"],
+    },
+    // GLM 4.5 and later, Ling 3, Laguna: `<tool_call>f<arg_key>town</arg_key><arg_value>Oslo...`.
+    CallFormat {
+        known_by: &["<tool_call>", "<arg_key>", "<arg_value>"],
+        mark: "<tool_call>",
+        first_only: false,
+        open: &[],
+        behind_name: "",
+        arguments: Arguments::Listed(Listed {
+            name: "<arg_key>",
+            value: &["</arg_key>", "<arg_value>"],
+            behind: "</arg_value>",
+            between: "",
+            end: "</tool_call>",
+            raw: true,
+        }),
+        close: &[],
+        next: &["<tool_call>"],
+        end: &[],
+        marks: &[
+            "<tool_call>",
+            "</tool_call>",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+        ],
+    },
+    // MiniMax M2: `<minimax:tool_call><invoke name="f"><parameter name="town">Oslo...`.
+    CallFormat {
+        known_by: &["<minimax:tool_call>", "<invoke name=", "<parameter name="],
+        mark: "<minimax:tool_call>",
+        first_only: false,
+        open: &["\n<invoke name=\""],
+        behind_name: "\">",
+        arguments: Arguments::Listed(Listed {
+            name: "<parameter name=\"",
+            value: &["\">"],
+            behind: "</parameter>",
+            between: "",
+            end: "</invoke>",
+            raw: true,
+        }),
+        close: &[],
+        next: &["\n<invoke name=\""],
+        end: &["\n</minimax:tool_call>"],
+        marks: &["<minimax:tool_call>", "</minimax:tool_call>"],
+    },
+    // LFM2 and LFM2.5: `<|tool_call_start|>[f(town='Oslo', days=2)]<|tool_call_end|>`. Most of
+    // their templates show the tools, and no call.
+    CallFormat {
+        known_by: &["List of tools: "],
+        mark: "<|tool_call_start|>",
+        first_only: false,
+        open: &["["],
+        behind_name: "(",
+        arguments: Arguments::Listed(Listed {
+            name: "",
+            value: &["="],
+            behind: "",
+            between: ", ",
+            end: ")",
+            raw: false,
+        }),
+        close: &[],
+        next: &[", "],
+        end: &["]", "<|tool_call_end|>"],
+        marks: &["<|tool_call_start|>", "<|tool_call_end|>"],
+    },
+    // Nemotron Nano 2.
+    CallFormat {
+        known_by: &["<TOOLCALL>[", "]</TOOLCALL>"],
+        mark: "<TOOLCALL>",
+        first_only: false,
+        open: &["[", NAME],
+        behind_name: ARGUMENTS,
+        arguments: Arguments::Json,
+        close: &["}"],
+        next: &[",", " {\"name\": \""],
+        end: &["]", "</TOOLCALL>"],
+        marks: &["<TOOLCALL>", "</TOOLCALL>"],
+    },
+    // Apriel.
+    CallFormat {
+        known_by: &["<tool_calls>[", "]</tool_calls>"],
+        mark: "<tool_calls>",
+        first_only: false,
+        open: &["[", NAME],
+        behind_name: ARGUMENTS,
+        arguments: Arguments::Json,
+        close: &["}"],
+        next: &[",", " {\"name\": \""],
+        end: &["]", "</tool_calls>"],
+        marks: &["<tool_calls>", "</tool_calls>"],
+    },
+    // Apertus: `<|tools_prefix|>[{"f": {...}}]<|tools_suffix|>`.
+    CallFormat {
+        known_by: &["<|tools_prefix|>", "<|tools_suffix|>"],
+        mark: "<|tools_prefix|>",
+        first_only: false,
+        open: &["[", "{\""],
+        behind_name: "\": ",
+        arguments: Arguments::Json,
+        close: &["}"],
+        next: &[",", " {\""],
+        end: &["]", "<|tools_suffix|>"],
+        marks: &["<|tools_prefix|>", "<|tools_suffix|>"],
+    },
     // Mistral since 2025-06: `[TOOL_CALLS]f[ARGS]{...}`.
     CallFormat {
         known_by: &["[TOOL_CALLS]", "[ARGS]"],
         mark: "[TOOL_CALLS]",
         first_only: false,
         open: &[],
-        arguments: "[ARGS]",
+        behind_name: "[ARGS]",
+        arguments: Arguments::Json,
         close: &[],
         next: &["[TOOL_CALLS]"],
         end: &[],
@@ -65,7 +238,8 @@ const FAMILIES: &[CallFormat] = &[
         mark: "[TOOL_CALLS]",
         first_only: false,
         open: &["[", NAME],
-        arguments: ARGUMENTS,
+        behind_name: ARGUMENTS,
+        arguments: Arguments::Json,
         close: &["}"],
         next: &[",", " {\"name\": \""],
         end: &["]"],
@@ -77,7 +251,8 @@ const FAMILIES: &[CallFormat] = &[
         mark: "<|tool_call|>",
         first_only: false,
         open: &["[", NAME],
-        arguments: ARGUMENTS,
+        behind_name: ARGUMENTS,
+        arguments: Arguments::Json,
         close: &["}"],
         next: &[",", " {\"name\": \""],
         end: &["]"],
@@ -89,7 +264,8 @@ const FAMILIES: &[CallFormat] = &[
         mark: "<|START_ACTION|>",
         first_only: false,
         open: &["[", "{\"tool_call_id\": \"0\", \"tool_name\": \""],
-        arguments: "\", \"parameters\": ",
+        behind_name: "\", \"parameters\": ",
+        arguments: Arguments::Json,
         close: &["}"],
         next: &[],
         end: &["]", "<|END_ACTION|>"],
@@ -101,7 +277,8 @@ const FAMILIES: &[CallFormat] = &[
         mark: "<|channel|>commentary to=functions.",
         first_only: true,
         open: &[],
-        arguments: " <|constrain|>json<|message|>",
+        behind_name: " <|constrain|>json<|message|>",
+        arguments: Arguments::Json,
         close: &[],
         next: &[],
         end: &[],
@@ -119,7 +296,8 @@ const FAMILIES: &[CallFormat] = &[
         mark: NAME,
         first_only: true,
         open: &[],
-        arguments: "\", \"parameters\": ",
+        behind_name: "\", \"parameters\": ",
+        arguments: Arguments::Json,
         close: &["}"],
         next: &[],
         end: &[],
@@ -127,12 +305,15 @@ const FAMILIES: &[CallFormat] = &[
     },
 ];
 
-/// Texts in the `<tool_call>` of families whose arguments are not JSON.
-const NOT_JSON: &[&str] = &["<arg_key>", "<function=", "<parameter="];
+/// Texts in the `<tool_call>` of families whose arguments are not JSON, and in no known form.
+const NOT_JSON: &[&str] = &["<arg_key>", "<function=", "<parameter=", "<invoke name="];
 
 /// Beginning and end of reasoning, behind the text by which a template is known.
 const THOUGHTS: &[(&str, (&str, &str))] = &[
     (ANALYSIS, (ANALYSIS, "<|end|>")),
+    ("<|channel>thought", ("<|channel>thought\n", "<channel|>")),
+    ("</seed:think>", ("<seed:think>", "</seed:think>")),
+    ("</mm:think>", ("<mm:think>", "</mm:think>")),
     ("</think>", ("<think>", "</think>")),
     ("[/THINK]", ("[THINK]", "[/THINK]")),
 ];
@@ -153,6 +334,31 @@ pub(crate) const MARKS: &[&str] = &[
     "<|START_ACTION|>",
     "<|END_ACTION|>",
     "<|python_tag|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<TOOLCALL>",
+    "</TOOLCALL>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "<|tools_prefix|>",
+    "<|tools_suffix|>",
+    "<|channel>",
+    "<channel|>",
+    "<seed:think>",
+    "</seed:think>",
+    "<mm:think>",
+    "</mm:think>",
     "<think>",
     "</think>",
     "[THINK]",
@@ -201,7 +407,8 @@ impl TurnFormat {
     pub(crate) fn written(&self, name: &str, arguments: &str) -> String {
         let calls = self.calls;
         let before = std::iter::once(calls.mark).chain(calls.open.iter().copied());
-        let called = [name, calls.arguments, arguments];
+        let arguments = calls.arguments.written(arguments);
+        let called = [name, calls.behind_name, &arguments];
         let behind = calls.close.iter().chain(calls.end).copied();
         before.chain(called).chain(behind).collect()
     }
@@ -219,7 +426,7 @@ impl TurnFormat {
     pub fn is_thinking(&self, prompt: &str) -> bool {
         let prompt = prompt.trim_end();
         self.thought
-            .is_some_and(|(begin, _)| prompt.ends_with(begin))
+            .is_some_and(|(begin, _)| prompt.ends_with(begin.trim_end()))
     }
 
     /// Whether the model reasons before it answers.

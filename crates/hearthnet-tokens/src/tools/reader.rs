@@ -4,8 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::arguments::{ArgumentReader, Read};
 use super::format::TurnFormat;
-use super::tool::{ToolCall, Tools, call_id};
+use super::tool::{Tool, ToolCall, Tools, call_id};
 use super::turn_grammar::Thought;
 
 /// New part of a call.
@@ -95,16 +96,15 @@ enum State {
 #[derive(Clone)]
 pub struct TurnReader {
     format: TurnFormat,
-    names: Vec<String>,
+    tools: Vec<Tool>,
     /// Number that the ids of calls are made of.
     turn: u64,
     state: State,
     held: String,
     calls: Vec<ToolCall>,
     reasoning: String,
-    depth: usize,
-    in_string: bool,
-    escaped: bool,
+    /// Arguments of the last call.
+    arguments: Option<ArgumentReader>,
 }
 
 /// Omits the text, so that it cannot enter a log.
@@ -137,7 +137,6 @@ fn is_space(c: char) -> bool {
 impl TurnReader {
     /// Reader of a turn. `turn` identifies it; equal turns have equal ids of calls.
     pub fn new(format: TurnFormat, thought: Thought, tools: &Tools, turn: u64) -> Self {
-        let names = tools.callable().iter().map(|tool| tool.name.clone());
         Self {
             state: match (thought, format.thought) {
                 (Thought::Begun, Some(_)) => State::Thought,
@@ -145,14 +144,12 @@ impl TurnReader {
                 _ => State::First,
             },
             format,
-            names: names.collect(),
+            tools: tools.callable().to_vec(),
             turn,
             held: String::new(),
             calls: Vec::new(),
             reasoning: String::new(),
-            depth: 0,
-            in_string: false,
-            escaped: false,
+            arguments: None,
         }
     }
 
@@ -301,7 +298,7 @@ impl TurnReader {
     /// At the beginning of the text, where the calls of some families begin.
     fn first(&mut self) -> bool {
         let calls = self.format.calls;
-        let (has_calls, header) = (!self.names.is_empty(), self.format.header);
+        let (has_calls, header) = (!self.tools.is_empty(), self.format.header);
         if header.is_none() && !(has_calls && calls.first_only) {
             return self.go(State::Text, true);
         }
@@ -338,7 +335,7 @@ impl TurnReader {
 
     fn text(&mut self, out: &mut TurnPiece) -> bool {
         let calls = self.format.calls;
-        if self.names.is_empty() || calls.first_only {
+        if self.tools.is_empty() || calls.first_only {
             out.text.push_str(&std::mem::take(&mut self.held));
             return false;
         }
@@ -367,18 +364,24 @@ impl TurnReader {
 
     fn name(&mut self, out: &mut TurnPiece) -> bool {
         let mut may = false;
-        let mut found = None;
-        for name in &self.names {
-            let head = format!("{name}{}", self.format.calls.arguments);
+        let mut found: Option<(&Tool, usize)> = None;
+        for tool in &self.tools {
+            let head = format!("{}{}", tool.name, self.format.calls.behind_name);
             match begins(&self.held, &head) {
-                Begins::With => found = Some((name.clone(), head.len())),
+                // The longest name, where one is the beginning of another.
+                Begins::With if found.is_none_or(|(_, bytes)| bytes < head.len()) => {
+                    found = Some((tool, head.len()));
+                }
+                Begins::With => {}
                 Begins::May => may = true,
                 Begins::No => {}
             }
         }
-        let Some((name, bytes)) = found else {
+        let Some((tool, bytes)) = found.filter(|_| !may) else {
             return self.go(State::Over, !may);
         };
+        let name = tool.name.clone();
+        self.arguments = Some(self.format.calls.arguments.reader(tool));
         self.held.drain(..bytes);
         let index = self.calls.len();
         let id = call_id(self.turn, index);
@@ -397,22 +400,11 @@ impl TurnReader {
     }
 
     fn arguments(&mut self, out: &mut TurnPiece) -> bool {
-        let mut end = None;
-        for (at, c) in self.held.char_indices() {
-            match (self.in_string, c) {
-                (true, _) if self.escaped => self.escaped = false,
-                (true, '\\') => self.escaped = true,
-                (_, '"') => self.in_string = !self.in_string,
-                (false, '{' | '[') => self.depth += 1,
-                (false, '}' | ']') => self.depth = self.depth.saturating_sub(1),
-                _ => {}
-            }
-            if self.depth == 0 {
-                end = Some(at + c.len_utf8());
-                break;
-            }
-        }
-        let new: String = self.held.drain(..end.unwrap_or(self.held.len())).collect();
+        let Some(reader) = &mut self.arguments else {
+            return self.go(State::Over, true);
+        };
+        let mut new = String::new();
+        let read = reader.read(&mut self.held, &mut new);
         if let Some(call) = self.calls.last_mut()
             && !new.is_empty()
         {
@@ -428,7 +420,11 @@ impl TurnReader {
                 }),
             }
         }
-        self.go(State::Close(0), end.is_some())
+        match read {
+            Read::Done => self.go(State::Close(0), true),
+            Read::Broken => self.go(State::Over, true),
+            Read::On | Read::More => false,
+        }
     }
 
     /// Behind a call: another one, or the end.

@@ -5,12 +5,11 @@
 
 use std::fmt::Write as _;
 
+use super::arguments::ArgumentGrammar;
 use super::format::{CallFormat, TurnFormat};
+use super::lark::{SPACE, contains, escape, sequence, text, without};
 use super::tool::Tools;
 use crate::grammar::{Grammar, Part};
-
-/// White space between two texts of a call.
-const SPACE: &str = "[ \\n]{0,8}";
 
 /// Reasoning at the beginning of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,20 +93,12 @@ pub fn turn_grammar(
         }
         let _ = writeln!(lark, "TEXT: {}", without("/(?s:.+)/", &never));
     }
+    let mut arguments = ArgumentGrammar::new(&calls.arguments);
     if !callable.is_empty() {
-        write_calls(&mut lark, calls, tools);
+        write_calls(&mut lark, calls, tools, &mut arguments);
+        lark += &arguments.lark;
     }
-    let mut parts: Vec<Part> = callable
-        .iter()
-        .enumerate()
-        .map(|(index, tool)| Part {
-            name: format!("tool_{index}"),
-            grammar: match tool.strict {
-                true => Grammar::JsonSchema(tool.schema()),
-                false => Grammar::LenientJsonSchema(tool.schema()),
-            },
-        })
-        .collect();
+    let mut parts = arguments.parts;
     parts.extend(
         answer
             .filter(|_| body.contains("@text"))
@@ -116,11 +107,20 @@ pub fn turn_grammar(
                 grammar,
             }),
     );
-    Some(Grammar::Turn { lark, parts })
+    Some(Grammar::Turn {
+        lark,
+        parts,
+        refused: arguments.refused,
+    })
 }
 
 /// Rules of the calls behind the first mark.
-fn write_calls(lark: &mut String, calls: &CallFormat, tools: &Tools) {
+fn write_calls(
+    lark: &mut String,
+    calls: &CallFormat,
+    tools: &Tools,
+    arguments: &mut ArgumentGrammar<'_>,
+) {
     let more = match tools.one_call || calls.next.is_empty() {
         true => String::new(),
         false => format!("({} call)*", sequence(calls.next)),
@@ -131,43 +131,10 @@ fn write_calls(lark: &mut String, calls: &CallFormat, tools: &Tools) {
         sequence(calls.end),
     );
     let _ = writeln!(lark, "calls: {open} call {more} {end}");
-    let one = tools.callable().iter().enumerate().map(|(index, tool)| {
-        let head = text(&format!("{}{}", tool.name, calls.arguments));
-        format!("{head} @tool_{index}")
+    let one = tools.callable().iter().map(|tool| {
+        let head = text(&format!("{}{}", tool.name, calls.behind_name));
+        format!("{head} {}", arguments.of(tool))
     });
     let one: Vec<String> = one.collect();
     let _ = writeln!(lark, "call: ({}) {close}", one.join(" | "));
-}
-
-/// Terminals of texts with white space before each.
-fn sequence(texts: &[&str]) -> String {
-    let one = texts.iter().map(|part| terminal(part));
-    one.collect::<Vec<_>>().join(" ")
-}
-
-/// A text with white space before it, as one terminal: the lexer does not go back.
-fn terminal(part: &str) -> String {
-    let part = part.trim_start_matches([' ', '\n']);
-    format!("/{SPACE}{}/", escape(part))
-}
-
-/// Regular expression for what has some text in it.
-fn contains(part: &str) -> String {
-    format!("/(?s:.*){}(?s:.*)/", escape(part))
-}
-
-/// Intersection of an expression with the complements of others.
-fn without(expression: &str, not: &[String]) -> String {
-    let not: String = not.iter().map(|not| format!(" & ~{not}")).collect();
-    format!("{expression}{not}")
-}
-
-/// Text in a regular expression between slashes.
-fn escape(part: &str) -> String {
-    regex::escape(part).replace('/', "\\/").replace('\n', "\\n")
-}
-
-/// Text as a literal of Lark.
-fn text(part: &str) -> String {
-    serde_json::Value::from(part).to_string()
 }
