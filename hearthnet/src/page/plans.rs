@@ -71,6 +71,7 @@ fn plan_all(home: &Home, models: &[Arc<ServedModel>]) -> BTreeMap<WeightsId, Wor
             model_id: &model.id,
             weights: model.weights,
             shape: &shape,
+            is_here: model.file.is_whole(),
             own: home.key.id(),
             purpose: PlanFor::Chat,
         };
