@@ -46,6 +46,7 @@ mod one_writer;
 mod openai_http;
 mod operations;
 mod page;
+mod parts;
 mod python_client;
 mod refusals;
 mod running_service;

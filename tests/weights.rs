@@ -30,7 +30,7 @@ fn large(layers: u32) -> TinyLlama {
 }
 
 /// Founder that runs with all layers of a model.
-fn founded(model: &TinyLlama) -> (Household, Up) {
+pub(crate) fn founded(model: &TinyLlama) -> (Household, Up) {
     let founder = Household::new(ALL, &[]);
     let file = model.write(founder.home.path());
     let file = file.to_str().expect("UTF-8");

@@ -71,13 +71,14 @@ impl ChatError {
             Self::ShardUnavailable(_) => (
                 "shard_unavailable",
                 503,
-                "start hosts for the missing layers with `hearthnet shard serve`, or answer on \
-                 this machine alone with --local",
+                "`hearthnet plan` says what is missing, and `hearthnet up` on another machine serves \
+                 it; --local answers on this machine alone, if the whole model is here",
             ),
             Self::PipelineStalled(_) => (
                 "pipeline_stalled",
                 503,
-                "check the named host, then ask again; --local answers on this machine alone",
+                "ask again; `hearthnet status` shows whether the named host is there, and --local \
+                 answers on this machine alone, if the whole model is here",
             ),
             Self::WeightsMismatch(_) => (
                 "weights_mismatch",
@@ -88,8 +89,8 @@ impl ChatError {
             Self::ArithmeticMismatch(_) => (
                 "arithmetic_mismatch",
                 503,
-                "start hosts with the exact engine (`hearthnet shard serve` without --backend), \
-                 or set exact = \"any\" to accept other hosts as well",
+                "`hearthnet up` on a machine with the exact engine (the default) serves the layers; \
+                 exact = \"any\" accepts other hosts as well",
             ),
             Self::BadRequest(_) | Self::TooLong { .. } => {
                 ("bad_request", 400, "change the request and ask again")

@@ -52,6 +52,7 @@ use crate::config::{Context, CpuLatency, Loaded};
 use crate::daemon::isolation;
 use crate::home::key_status;
 use crate::hosting::engine_process::start_starter;
+use crate::models::adopted;
 
 /// Wipes memory as it is freed. Prompts, answers and keys pass through buffers of many libraries.
 /// Without wiping they could remain in a core dump, in swap space, or for a later attacker.
@@ -176,9 +177,12 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         start_starter();
         isolation::enter(cx, model, engine, from);
     }
-    if let Some((model, into)) = command.reads() {
+    let adopted = command.reads().and_then(|(model, into)| {
+        // The sandbox denies the community's log, which has the names of adopted models.
+        let adopted = adopted::named(&cx.global, &model);
         isolation::enter_to_read(cx, &model, into);
-    }
+        adopted
+    });
     match command {
         Command::Community(command) => commands::community::run(command, cx),
         Command::Serve(command) => commands::serve::run(command, cx),
@@ -192,7 +196,7 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         Command::Backup(command) => commands::backup::run(&command, &cx.global),
         Command::Audit(command) => commands::audit::run(command, cx),
         Command::Log(command) => commands::log::run(command, cx),
-        Command::Model(command) => commands::model::run(command, cx),
+        Command::Model(command) => commands::model::run(command, adopted.as_ref(), cx),
         Command::Conformance(command) => commands::conformance::run(&command, cx),
         Command::Id { json } => commands::id::run(json, &cx.global),
         Command::Shard(command) => commands::shard::run(command, cx),

@@ -57,7 +57,7 @@ struct PartOf {
 
 /// Folder of the part that a file belongs to, by its path:
 /// `<64 hexadecimal digits>/model.gguf`.
-pub(crate) fn part_folder(path: &Path) -> Option<PathBuf> {
+pub fn part_folder(path: &Path) -> Option<PathBuf> {
     // A link elsewhere leads to the same file.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let folder = path.parent()?;
@@ -261,6 +261,11 @@ impl ModelFile {
     /// Whether the file has the tensors outside the blocks that a caller needs.
     pub fn holds_head(&self) -> bool {
         self.head_tensors().all(|info| self.holds(info))
+    }
+
+    /// Whether the file has all tensors of the model.
+    pub fn is_whole(&self) -> bool {
+        self.gguf.tensors().iter().all(|info| self.holds(info))
     }
 
     /// Ranges of blocks in the file: first and last, both inclusive.

@@ -171,6 +171,7 @@ fn a_part_fetched_by_several_threads_has_the_bytes_of_the_file() {
     assert!(model.holds_head() && model.holds_layers(1, 2) && !model.holds_layers(0, 1));
     assert_eq!(model.held_layers(), [(1, 2)]);
     assert_eq!(adopted.model.held_layers(), [(0, 3)]);
+    assert!(adopted.model.is_whole() && !model.is_whole());
     assert_eq!(
         model.manifest(&mut |_, _| panic!("hashed")),
         adopted.manifest

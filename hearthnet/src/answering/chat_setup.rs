@@ -23,10 +23,14 @@ use super::private_layers;
 use crate::cli::args::AnswerArgs;
 use crate::cli::{Failure, note};
 use crate::config::{Config, Context};
+use crate::models::open_file::require_whole;
 use crate::models::{OpenModel, load_head, text_model};
 
 /// Model that runs on this machine alone.
 pub(crate) fn local_model(model: &OpenModel, config: &Config) -> Result<ServedModel, Failure> {
+    require_whole(&model.id, &model.file).map_err(|why| {
+        why.beside_hint("without --local, the homes of the community answer together")
+    })?;
     let options = local_options(model, config);
     let (engine, head) = local_engine(model, &options, options.max_kv_bytes)?;
     let open = move |_: Exact, _: &Cancel| Ok(Box::new(engine.open()?) as Box<dyn Backend>);

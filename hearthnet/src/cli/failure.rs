@@ -292,7 +292,7 @@ impl From<LogError> for Failure {
                     "the event log was restored from a backup or repaired; writing is paused until it has synced with another member",
                 )
                 .code(error.code())
-                .hint("start `hearthnet serve` in another home and try again; if no other member is left, `hearthnet log resume --yes` continues without a sync");
+                .hint("run `hearthnet up` in another home and try again; if no other member is left, `hearthnet log resume --yes` continues without a sync");
             }
             LogError::Thread(_) => return no_thread(&error),
             LogError::NoEffect(NoEffect::TooManyModels | NoEffect::ModelNotAdopted) => (

@@ -223,7 +223,7 @@ fn resume(home: &Home, yes: bool) -> Result<(), Failure> {
             "if another member has later events of this node, continuing without them freezes its key for good",
         )
         .code("log_behind")
-        .hint("start `hearthnet serve` in another home instead; use --yes only if no other member is left"));
+        .hint("run `hearthnet up` in another home instead; use --yes only if no other member is left"));
     }
     log_writer::write(home, false, Change::Resume {})?;
     note("this node writes to the log again");

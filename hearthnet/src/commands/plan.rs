@@ -7,21 +7,29 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use hearthnet_bus::NodeId;
+use hearthnet_hub::ModelRef;
 use serde_json::json;
 
+use super::model::fit::Fit;
 use crate::answering::private_layers;
 use crate::cli::args::{PlanArgs, PrivateArgs};
-use crate::cli::{Failure, block_on, note, print_result};
+use crate::cli::{Failure, block_on, bytes, failure, note, print_result};
 use crate::config::Context;
-use crate::home::now_ms;
-use crate::models::open_model;
+use crate::home::{Home, now_ms};
+use crate::models::adopted::part_folder;
+use crate::models::catalogue::catalogue;
+use crate::models::{Capacity, models_dir, open_model, pick};
 use crate::node::{Running, local_api, open_home, sync_or_note};
 use crate::planning::{Asked, Report, shape};
 
 pub(crate) fn run(args: &PlanArgs, cx: &Context) -> Result<(), Failure> {
     let home = open_home(cx)?;
     home.require_research(&cx.config)?;
-    let model = open_model(cx, args.model.as_ref(), Some(&home))?;
+    let named = pick(cx, args.model.as_ref(), Some(&home))?;
+    if let Some(why) = not_here(&named, &home, cx)? {
+        return Err(why);
+    }
+    let model = open_model(cx, Some(&named), Some(&home))?;
     let unreachable = block_on(async {
         sync_or_note(&home, &cx.config).await;
         Ok(unreachable(&home.dir).await)
@@ -35,6 +43,7 @@ pub(crate) fn run(args: &PlanArgs, cx: &Context) -> Result<(), Failure> {
         model_id: &model.id,
         weights: model.weights,
         shape: &shape,
+        is_here: model.file.is_whole(),
         own: home.key.id(),
         purpose: args.purpose,
         unreachable: &unreachable,
@@ -57,4 +66,90 @@ async fn unreachable(dir: &Path) -> BTreeSet<NodeId> {
     let answers = running.map(|running| running.hosts).unwrap_or_default();
     let away = answers.into_iter().filter(|(_, answers)| !answers);
     away.map(|(member, _)| member).collect()
+}
+
+/// Error if a model is adopted or in the catalogue, and nothing of it is on this machine: a plan needs
+/// the sizes of its layers.
+fn not_here(named: &ModelRef, home: &Home, cx: &Context) -> Result<Option<Failure>, Failure> {
+    let ModelRef::Id(name) = named else {
+        return Ok(None);
+    };
+    let catalogue = catalogue(&cx.global)?;
+    let entry = catalogue.get(name);
+    let models = models_dir()?;
+    if entry.is_some_and(|entry| entry.path_in(&models).is_file()) {
+        return Ok(None);
+    }
+    let state = home.state();
+    let adopted = state.models();
+    if let Some(model) = adopted.iter().find(|model| model.name == *name) {
+        return Ok(part_folder(model).is_none().then(|| {
+            unknown_layers(name).hint(format!(
+                "`hearthnet up` fetches what this machine needs of it, or `hearthnet model pull {name} \
+                 --layers auto`; then the same command plans"
+            ))
+        }));
+    }
+    let Some(entry) = entry else {
+        return Ok(None);
+    };
+    let given = Capacity::of(cx, Some(home)).community;
+    let others = adopted.iter().map(|it| (it.name.as_str(), it.file_bytes));
+    let all = others.chain([(name.as_str(), entry.bytes)]);
+    let fit = given.and_then(|given| Fit::of(all, given.bytes));
+    Ok(Some(unknown_layers(name).hint(pull_or_adopt(
+        name,
+        entry.bytes,
+        fit.as_ref(),
+    ))))
+}
+
+fn unknown_layers(model: &str) -> Failure {
+    failure!(
+        Model,
+        "nothing of {model} is on this machine, and a plan needs the sizes of its layers"
+    )
+}
+
+/// What to do with a model of the catalogue, and whether it would fit.
+fn pull_or_adopt(model: &str, size: u64, fit: Option<&Fit>) -> String {
+    let fits = fit.map_or_else(String::new, |fit| {
+        format!(
+            ". With it, the community's models need about {} of memory, and the homes give {} to \
+             weights: {}",
+            bytes(fit.needed),
+            bytes(fit.given),
+            match fit.fits() {
+                true => "they fit",
+                false => "they do not fit",
+            }
+        )
+    });
+    format!(
+        "an anchor lets the homes fetch parts of it with `hearthnet model adopt {model}`; `hearthnet model \
+         pull {model}` fetches its {} to this machine only{fits}",
+        bytes(size)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_of_the_catalogue_that_is_not_here_is_told_with_what_it_needs() {
+        let said = |given| {
+            let fit = Fit::of([("new", 5 << 30), ("old", 1 << 30)], given);
+            pull_or_adopt("new", 5 << 30, fit.as_ref())
+        };
+        let short = said(9 << 30);
+        for part in [
+            "`hearthnet model adopt new`",
+            "`hearthnet model pull new` fetches its 5.0 GiB",
+            "need about 10.0 GiB of memory, and the homes give 9.0 GiB to weights: they do not fit",
+        ] {
+            assert!(short.contains(part), "{part}: {short}");
+        }
+        assert!(said(10 << 30).ends_with("they fit"));
+    }
 }

@@ -131,7 +131,11 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     }
     hosts_seen(&mut out, &state, running.as_ref());
     if models.is_empty() {
-        out.push_str("\nlayers     no host serves any; `hearthnet serve --layers auto` does\n");
+        let how = match state.models().is_empty() {
+            true => "an anchor chooses a model with `hearthnet model adopt MODEL`",
+            false => "`hearthnet up` on a trusted node does",
+        };
+        let _ = writeln!(out, "\nlayers     no host serves any; {how}");
     }
     let _ = writeln!(
         out,
@@ -258,7 +262,7 @@ fn given(out: &mut String, state: &Community, running: Option<&Running>) {
 
 fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running>) {
     let Some(running) = running else {
-        out.push_str("\npeers      no node runs here; `hearthnet serve` starts one\n");
+        out.push_str("\npeers      no node runs here; `hearthnet up` starts one\n");
         return;
     };
     let listen = running.listen.as_deref().unwrap_or("nowhere");

@@ -19,6 +19,7 @@ use hearthnet_orchestrator::placement::shrink::ShrinkWait;
 use hearthnet_orchestrator::placement::{Held, choose_near, legal, missing, room};
 use tokio::task::spawn_blocking;
 
+use super::layer_request::Memory;
 use crate::cli::args::Layers;
 use crate::cli::{Failure, bytes};
 use crate::home::{Home, now_ms};
@@ -51,8 +52,7 @@ impl Seen {
 
 /// State of a host with `--layers auto`.
 struct Auto {
-    /// Memory for weights, in bytes.
-    budget: u64,
+    memory: Memory,
     /// Number of layers for which that memory has room.
     in_memory: u32,
     /// Number of layers of which the KV budget holds a page.
@@ -90,8 +90,8 @@ pub(super) struct Chooser {
 
 impl Chooser {
     /// Chooser for a host of `layers` of a model, which knows no other hosts yet. With `--layers
-    /// auto`, the layers fit into `budget`, the KV budget holds pages of `in_kv` of them, and the disk
-    /// has room for `on_disk` of them.
+    /// auto`, the layers fit into `memory`, its part for keys and values holds pages of `in_kv` of
+    /// them, and the disk has room for `on_disk` of them.
     ///
     /// # Errors
     /// Returns an error if the engine cannot tell the size of layers.
@@ -100,15 +100,15 @@ impl Chooser {
         node: &Node,
         (model, engine): (&OpenModel, &HostEngine),
         (layers, on_disk): (Layers, u32),
-        (budget, in_kv): (u64, u32),
+        (memory, in_kv): (Memory, u32),
     ) -> Result<Self, Failure> {
         let auto = match layers {
             Layers::Range(..) => None,
             Layers::Auto => {
                 let layer_bytes = engine.layer_bytes(&model.file)?;
                 let mut auto = Auto {
-                    budget,
-                    in_memory: room(budget, &layer_bytes),
+                    memory,
+                    in_memory: room(memory.weights, &layer_bytes),
                     in_kv,
                     on_disk,
                     layer_bytes,
@@ -185,15 +185,15 @@ impl Chooser {
         Some(self.auto.as_ref()?.room())
     }
 
-    /// Takes the memory for weights that the host has at present, and the number of layers of which
-    /// its KV budget holds a page.
-    pub(super) fn set_budget(&mut self, (budget, in_kv): (u64, u32)) {
+    /// Takes the memory that the host has at present, and the number of layers of which its part for
+    /// keys and values holds a page.
+    pub(super) fn set_budget(&mut self, (memory, in_kv): (Memory, u32)) {
         let Some(auto) = &mut self.auto else {
             return;
         };
         let before = auto.room();
-        auto.in_memory = room(budget, &auto.layer_bytes);
-        (auto.budget, auto.in_kv) = (budget, in_kv);
+        auto.in_memory = room(memory.weights, &auto.layer_bytes);
+        (auto.memory, auto.in_kv) = (memory, in_kv);
         if auto.room() != before {
             auto.decided = None;
         }
@@ -335,13 +335,8 @@ impl Auto {
     fn lacks(&self, total: u32) -> String {
         let mut lacks = Vec::new();
         if self.in_memory < total {
-            let more = self.bytes_of_any(total).saturating_sub(self.budget);
-            lacks.push(format!(
-                "memory for {} of them: {} more for this model would do (manners.memory_percent, or \
-                 research.distributed_inference.host.memory_budget_mb)",
-                self.in_memory,
-                bytes(more)
-            ));
+            let more = self.bytes_of_any(total).saturating_sub(self.memory.weights);
+            lacks.push(memory_lacks(self.in_memory, more, self.memory.models));
         }
         if self.in_kv < total {
             lacks.push(format!(
@@ -373,5 +368,33 @@ impl Auto {
         let layers = self.layer_bytes.get(lo as usize..=hi as usize);
         let layers = layers.unwrap_or_default().iter();
         layers.fold(0, |sum: u64, layer| sum.saturating_add(*layer))
+    }
+}
+
+/// Memory that a host lacks which has room for `layers` layers, and needs `more` bytes for all. Each of
+/// `models` models gets the same share of what its owner gives.
+fn memory_lacks(layers: u32, more: u64, models: usize) -> String {
+    let all = bytes(more.saturating_mul(models.max(1) as u64));
+    let shared = match models {
+        0 | 1 => String::new(),
+        _ => format!(", because {models} models share it equally"),
+    };
+    format!(
+        "memory for {layers} of them: {all} more would do{shared} (manners.memory_percent, or \
+         research.distributed_inference.host.memory_budget_mb)"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_that_would_do_counts_the_shares_of_all_models() {
+        let alone = memory_lacks(2, 3 << 20, 1);
+        assert!(alone.starts_with("memory for 2 of them: 3.0 MiB more would do (manners"));
+        let beside = memory_lacks(2, 3 << 20, 4);
+        let said = "12.0 MiB more would do, because 4 models share it equally";
+        assert!(beside.contains(said), "{beside}");
     }
 }

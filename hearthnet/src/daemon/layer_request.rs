@@ -15,6 +15,7 @@ use crate::hosting::host_config::serve_config;
 use crate::hosting::host_engine::start::{kv_hint, start_failure};
 use crate::hosting::host_engine::{HostEngine, named_layers_fit, no_such_layers};
 use crate::models::OpenModel;
+use crate::models::open_file::require_layers;
 
 /// Request to serve layers.
 #[derive(Clone)]
@@ -35,6 +36,8 @@ pub(super) struct Memory {
     pub(super) weights: u64,
     /// Keys and values.
     pub(super) kv: u64,
+    /// Number of models that share the machine's memory equally; 0 and 1 stand for this one alone.
+    pub(super) models: usize,
 }
 
 /// Part of `all` bytes for one of `models`, of which others may take `used`.
@@ -43,12 +46,18 @@ fn share(all: u64, models: usize, used: u64) -> u64 {
 }
 
 impl LayerRequest {
-    /// Checks that the model has the layers, that they fit into `memory_budget_mb`, and that
-    /// `kv_budget_mb` is large enough for a stream.
+    /// Checks that the model has the layers, that their weights are here or can be fetched, that they
+    /// fit into `memory_budget_mb`, and that `kv_budget_mb` is large enough for a stream.
     pub(crate) fn check(&self, config: &Config) -> Result<(), Failure> {
         let host = &config.research.distributed_inference.host;
         let (weights, kv) = (host.memory_budget_mb.0 << 20, host.kv_budget_mb.0 << 20);
-        self.fits(Memory { weights, kv }, config)
+        let models = self.models;
+        let all = Memory {
+            weights,
+            kv,
+            models,
+        };
+        self.fits(all, config)
     }
 
     /// Memory for the layers beside other ranges, whose weights may take `used` bytes and take `held`
@@ -68,12 +77,24 @@ impl LayerRequest {
                 share(all, self.models, used)
             }
         };
-        self.fits(Memory { weights, kv }, config)?;
-        let weights = match self.layers {
-            Layers::Range(lo, hi) => self.bytes((lo, hi))?,
-            Layers::Auto => weights,
+        let mut memory = Memory {
+            weights,
+            kv,
+            models: self.models,
         };
-        Ok(Memory { weights, kv })
+        self.fits(memory, config)?;
+        if let Layers::Range(lo, hi) = self.layers {
+            memory.weights = self.bytes((lo, hi))?;
+        }
+        Ok(memory)
+    }
+
+    /// Refuses layers whose weights are not on this machine, and are not fetched.
+    pub(super) fn check_here(&self, layers: (u32, u32)) -> Result<(), Failure> {
+        match self.fetch {
+            Some(_) => Ok(()),
+            None => require_layers(&self.model.id, &self.model.file, layers),
+        }
     }
 
     /// Bytes of the weights of these layers. Layers that the model lacks count as none.
@@ -83,8 +104,8 @@ impl LayerRequest {
         Ok(layers.iter().copied().fold(0, u64::saturating_add))
     }
 
-    /// Checks that the model has the layers, and that they fit into this memory. Without
-    /// `memory_budget_mb`, named layers have no limit.
+    /// Checks that the model has the layers, that their weights are here or can be fetched, and that
+    /// they fit into this memory. Without `memory_budget_mb`, named layers have no limit.
     fn fits(&self, memory: Memory, config: &Config) -> Result<(), Failure> {
         let host = &config.research.distributed_inference.host;
         let total = self.model.file.spec().layers;
@@ -102,6 +123,7 @@ impl LayerRequest {
                         end.saturating_sub(1)
                     ))
                 })?;
+                self.check_here((lo, hi))?;
                 let (model, setting_mb) = (&self.model, host.memory_budget_mb.0);
                 named_layers_fit(model, &self.engine, (lo, hi), setting_mb, memory.weights)?;
                 self.check_kv(lo..hi.saturating_add(1), memory.kv, config)

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::choose_layers::Chooser;
 use super::layer_events::{EventSink, LayerEvent};
 use super::layer_host::{ANSWERED, LayerHost, Place};
-use super::layer_request::LayerRequest;
+use super::layer_request::{LayerRequest, Memory};
 use super::manners::{Give, Why};
 use super::ranges::Range;
 use super::watch::{RELEASE_WITHIN, reason};
@@ -240,18 +240,18 @@ impl Serving<'_> {
         }
     }
 
-    /// Memory for weights, and the number of layers of which the KV budget holds a page.
-    fn budget(&self) -> (u64, u32) {
+    /// Memory, and the number of layers of which the KV budget holds a page.
+    fn budget(&self) -> (Memory, u32) {
         let memory = self.place.memory();
         let in_kv = self.request.layers_with_kv(memory.kv, &self.host.config);
-        (memory.weights, in_kv)
+        (memory, in_kv)
     }
 
     /// Whether the memory holds these layers.
     fn fits(&self, (lo, hi): (u32, u32)) -> Result<bool, Failure> {
-        let (weights, in_kv) = self.budget();
+        let (memory, in_kv) = self.budget();
         let layers = hi.saturating_sub(lo).saturating_add(1);
-        Ok(layers <= in_kv && self.request.bytes((lo, hi))? <= weights)
+        Ok(layers <= in_kv && self.request.bytes((lo, hi))? <= memory.weights)
     }
 
     /// Takes over the memory of the range, which changes with the number of adopted models.
@@ -356,6 +356,7 @@ impl Serving<'_> {
         self.take_budget(chooser);
         chooser.look();
         if let Some(range) = chooser.first(|layer| self.is_here((layer, layer))) {
+            self.request.check_here(range)?;
             return Ok(range);
         }
         let LayerRequest { model, models, .. } = &self.request;
@@ -491,7 +492,7 @@ impl Serving<'_> {
     /// Whether the weights of these layers are on this machine.
     fn is_here(&self, (lo, hi): (u32, u32)) -> bool {
         let Some((_, part)) = &self.request.fetch else {
-            return true;
+            return self.request.model.file.holds_layers(lo, hi);
         };
         part.missing(&part.table().of_layers(lo, hi)).is_empty()
     }
@@ -521,11 +522,18 @@ impl Serving<'_> {
         if said.as_ref() == Some(&now) {
             return;
         }
-        let name = &self.host.home.state().name;
+        let state = self.host.home.state();
+        let name = &state.name;
+        let command = match state.model(&self.request.model.weights.0) {
+            Some(_) => "hearthnet up",
+            None => "hearthnet serve --layers auto",
+        };
         self.say(match now.missing.as_slice() {
-            [] => format!("{name:?} serves the whole model now: `hearthnet chat \"...\"` on any member"),
+            [] => format!(
+                "{name:?} serves the whole model now: `hearthnet chat \"...\"` on any member"
+            ),
             lacking => format!(
-                "layers {} are {} missing: `hearthnet serve --layers auto` on another trusted machine{}",
+                "layers {} are {} missing: `{command}` on another trusted machine serves them{}",
                 runs_text(lacking),
                 match said {
                     Some(before) if before.missing.is_empty() => "now",

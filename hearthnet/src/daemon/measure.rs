@@ -2,7 +2,7 @@
 //!
 //! | number | source |
 //! |---|---|
-//! | memory | as plans count it, for the layers that `[manners]` and the settings let this node hold; 0 while no layers may be served |
+//! | memory | as plans count it, for the layers that `[manners]` and the settings let this node hold; 0 while no layers may be served, or can be because no adopted model is open |
 //! | share of the time online | hours in which the daemon ran (`home/online.rs`) |
 //! | time per layer | a benchmark of held layers, unless the host's steps take longer |
 //! | time of a step beside its layers | the host's steps less that benchmark, up to a limit |
@@ -27,10 +27,12 @@ use hearthnet_bus::log::{
 use hearthnet_files::WeightsId;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::placement::observed::sharing;
+use hearthnet_orchestrator::placement::plan::Model;
 use hearthnet_orchestrator::placement::room;
 use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_platform::regular_file;
 use hearthnet_platform::whole_file::{self, Access};
+use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 
 use super::chats::are_answered;
@@ -75,6 +77,8 @@ pub(super) struct Measurer {
     pub(super) node: Arc<DaemonNode>,
     pub(super) layer_host: Arc<LayerHost>,
     pub(super) chats: Option<Service>,
+    /// False while no adopted model is open, or at the start not all of them are.
+    pub(super) is_ready: watch::Receiver<bool>,
 }
 
 /// Results of earlier rounds.
@@ -108,6 +112,7 @@ impl Measurer {
     async fn announce(&self) {
         let started = Instant::now();
         let mut give = self.layer_host.watch.give();
+        let mut is_ready = self.is_ready.clone();
         wait_until_synced(&self.node.node).await;
         let dir = &self.home.dir;
         let mut online = Online::read(dir);
@@ -124,10 +129,12 @@ impl Measurer {
             {
                 tracing::debug!(%error, "the hours online are not stored");
             }
+            // Before the measurement, which sees the models that are open by then.
+            let holds_layers = *is_ready.borrow_and_update();
             if self.home.require_research(&self.config).is_ok() {
                 let mut now = self.measure(&mut known, online.permille()).await;
                 now.running_s = u32::try_from(started.elapsed().as_secs()).unwrap_or(u32::MAX);
-                if *give.borrow_and_update() != Give::Serve {
+                if *give.borrow_and_update() != Give::Serve || !holds_layers {
                     now.memory_bytes = 0;
                 }
                 let is_due = said.as_ref().is_none_or(|(at, before)| {
@@ -142,10 +149,11 @@ impl Measurer {
                     }
                 }
             }
-            // A pause counts at once.
+            // A pause counts at once, and so do opened models.
             tokio::select! {
                 () = tokio::time::sleep(INTERVAL) => {}
                 Ok(()) = give.changed() => {}
+                Ok(()) = is_ready.changed() => {}
             }
         }
     }
@@ -204,23 +212,17 @@ impl Measurer {
         let state = self.home.state();
         let sharing = sharing(&state, models.iter().map(|model| model.weights));
         let budget = weights_budget(&self.config, held) / sharing;
-        let of = |model: &Arc<ServedModel>| {
+        let part = |model: &Arc<ServedModel>| {
             let shape = shape(&model.file, 0..model.file.spec().layers);
             let known = rooms.get(&model.weights).copied();
             let room = known.unwrap_or_else(|| room(budget, &shape.layer_bytes));
             // A plan leaves the head to a node that has measured it.
             let speed = speeds.get(&model.weights.0);
-            let head = match speed.is_some_and(|it| it.head_us > 0) {
-                true => shape.head_bytes,
-                false => 0,
-            };
-            shape.memory_of_any(room).saturating_add(head)
+            let chats = speed.is_some_and(|it| it.head_us > 0);
+            Part::new(&shape, room, chats)
         };
-        let least = models.iter().map(of).min();
-        least.map_or_else(
-            || given_bytes(&self.config, held),
-            |least| least.saturating_mul(sharing),
-        )
+        let parts: Vec<Part> = models.iter().map(part).collect();
+        announced_bytes(&parts, sharing, given_bytes(&self.config, held))
     }
 
     /// Links whose delay is known: first those of this node's chats.
@@ -303,6 +305,42 @@ impl Measurer {
     }
 }
 
+/// Part of a model that this node can hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    /// Memory with which a plan gives this node that part.
+    bytes: u64,
+    is_whole: bool,
+}
+
+impl Part {
+    /// Part with `room` layers, and the head if people chat here.
+    fn new(model: &Model, room: u32, chats: bool) -> Self {
+        let layers = match room {
+            // One byte less than a plan needs for a layer.
+            0 => model.memory_of_any(1).saturating_sub(1),
+            _ => model.memory_of_any(room),
+        };
+        let head = if chats { model.head_bytes } else { 0 };
+        Self {
+            bytes: layers.saturating_add(head),
+            is_whole: room >= model.layers(),
+        }
+    }
+}
+
+/// Memory to announce, of which each of `sharing` models gets the same share, if the owner gives
+/// `given` bytes (`specs/placement.md` 1).
+fn announced_bytes(parts: &[Part], sharing: u64, given: u64) -> u64 {
+    let limited = parts.iter().filter(|part| !part.is_whole);
+    let least = limited.map(|part| part.bytes).min();
+    let largest = parts.iter().map(|part| part.bytes).max().unwrap_or(0);
+    match least {
+        Some(least) => least.saturating_mul(sharing),
+        None => largest.saturating_mul(sharing).max(given),
+    }
+}
+
 /// Time of a step beside its layers, and per layer, if a step of `layers` layers takes `took_us` and
 /// the benchmark of a layer `benchmark_us` (0: none).
 fn parts_of_step(took_us: u32, layers: u32, benchmark_us: u32) -> (u32, u32) {
@@ -341,6 +379,52 @@ mod tests {
         assert_eq!(parts_of_step(905, 10, 100), (0, 91));
         assert_eq!(parts_of_step(3_500, 10, 100), (500, 300));
         assert_eq!(parts_of_step(1_300, 10, 0), (0, 130));
+    }
+
+    /// Model with equal layers.
+    fn model(layers: usize, layer_bytes: u64, head_bytes: u64) -> Model {
+        Model {
+            layer_bytes: vec![layer_bytes; layers],
+            head_bytes,
+            row_bytes: 4_096,
+            kv_bytes_per_token_per_layer: 1,
+            kv_tokens: 10,
+            uncut: Vec::new(),
+            private_first: 0,
+            private_last: 0,
+        }
+    }
+
+    #[test]
+    fn a_model_that_fits_whole_does_not_limit_the_memory_for_others() {
+        let (small, large) = (model(4, 90, 50), model(8, 990, 500));
+        let whole = Part::new(&small, 4, true);
+        assert_eq!((whole.bytes, whole.is_whole), (450, true));
+        // Three of eight layers, with 10 bytes of keys and values each.
+        let some = Part::new(&large, 3, true);
+        assert_eq!((some.bytes, some.is_whole), (3_500, false));
+        assert_eq!(announced_bytes(&[whole, some], 2, 9_000), 7_000);
+        assert_eq!(announced_bytes(&[some, whole], 2, 10), 7_000);
+        // Of two that do not fit, the one whose part is smaller is the limit.
+        let fewer = Part::new(&large, 2, false);
+        assert_eq!(announced_bytes(&[whole, some, fewer], 3, 9_000), 6_000);
+    }
+
+    #[test]
+    fn models_that_all_fit_leave_the_rest_of_the_memory_to_plans() {
+        let whole = Part::new(&model(4, 90, 50), 4, true);
+        assert_eq!(announced_bytes(&[whole], 1, 9_000), 9_000);
+        // A plan may count more for keys and values than the owner gives.
+        assert_eq!(announced_bytes(&[whole, whole], 2, 100), 900);
+        assert_eq!(announced_bytes(&[], 1, 9_000), 9_000);
+    }
+
+    #[test]
+    fn a_model_of_which_no_layer_fits_gets_none_and_leaves_memory_to_others() {
+        let large = model(8, 990, 500);
+        let none = Part::new(&large, 0, true);
+        assert_eq!(announced_bytes(&[none], 2, 9_000) / 2, 1_499);
+        assert!(1_499 - large.head_bytes < large.memory_of_any(1));
     }
 
     #[test]

@@ -264,6 +264,8 @@ impl Daemon {
             self.layer_host.settled_right(&tell).await?;
         }
         let parts = Arc::<Parts>::default();
+        let may_hold = tokio::sync::watch::Sender::new(true);
+        let is_ready = may_hold.subscribe();
         let named = args.model.clone().or_else(|| config.model.default.clone());
         let weights = model.as_ref().ok().and_then(Option::as_ref);
         let judged_with = named.zip(weights.map(|model| model.weights));
@@ -279,6 +281,7 @@ impl Daemon {
                         tokio::spawn(offer_file(home, parts, model, stop.clone()));
                     }
                     None => {
+                        may_hold.send_replace(false);
                         let follower = Follower {
                             cx: cx.clone(),
                             home: home.clone(),
@@ -290,6 +293,7 @@ impl Daemon {
                             from: args.from.clone(),
                             engine,
                             tell: Arc::clone(&tell),
+                            is_ready: may_hold,
                         };
                         self.layers = Some(tokio::spawn(follower.run(stop.clone())));
                     }
@@ -324,6 +328,7 @@ impl Daemon {
             node: Arc::clone(&self.daemon_node),
             layer_host: Arc::clone(&self.layer_host),
             chats: self.chats.clone(),
+            is_ready,
         };
         tokio::spawn(measurer.run(stop.clone()));
         if let Some(request) = request {

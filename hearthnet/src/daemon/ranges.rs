@@ -195,7 +195,11 @@ mod tests {
     const B: WeightsId = WeightsId([2; 32]);
 
     fn memory(weights: u64) -> Memory {
-        Memory { weights, kv: 1 }
+        Memory {
+            weights,
+            kv: 1,
+            models: 1,
+        }
     }
 
     /// Ranges of the models A and B.

@@ -148,16 +148,24 @@ pub(crate) fn named(global: &Global, name: &ModelRef) -> Option<Adoption> {
 /// # Errors
 /// Refuses a part of another file than the adopted one.
 pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolved>, Failure> {
-    let Some(model) = named(global, name) else {
+    match named(global, name) {
+        Some(model) => resolved(&model),
+        None => Ok(None),
+    }
+}
+
+/// The part of an adopted model, if it is on this machine.
+///
+/// # Errors
+/// As [`resolve`].
+pub(crate) fn resolved(model: &Adoption) -> Result<Option<Resolved>, Failure> {
+    let Some(folder) = part_folder(model) else {
         return Ok(None);
     };
-    let Some(folder) = part_folder(&model) else {
-        return Ok(None);
-    };
-    check_part(&folder, &model)?;
+    check_part(&folder, model)?;
     Ok(Some(Resolved {
         path: folder.join(PART_FILE),
-        id: model.name,
+        id: model.name.clone(),
     }))
 }
 

@@ -26,8 +26,8 @@ pub(crate) struct Capacity {
 /// Memory of a community's hosts.
 pub(crate) struct HostCapacity {
     pub(crate) name: String,
-    /// Bytes of weights for which its members announced memory, or which they hold now. If nothing
-    /// is known of this machine, its own budget is added.
+    /// Bytes of weights for which its members announced memory, or which they hold now. If this
+    /// machine has announced none and holds none, its own budget is added.
     pub(crate) bytes: u64,
     served: Vec<Served>,
 }
@@ -103,7 +103,8 @@ impl HostCapacity {
         let announced = state
             .measured(now)
             .filter(|(node, _)| state.level(node) >= Some(Level::Trusted))
-            .filter(|(node, _)| !state.reputation(node).is_convicted());
+            .filter(|(node, _)| !state.reputation(node).is_convicted())
+            .filter(|(_, measured)| measured.memory_bytes > 0);
         for (node, measured) in announced {
             let all = given.entry(*node).or_default();
             *all = (measured.memory_bytes / 9 * 8).max(*all);
@@ -286,5 +287,8 @@ mod tests {
         assert_eq!(bytes(), (8 << 30) + (1 << 20));
         measure(1, 9 << 20);
         assert_eq!(bytes(), (8 << 30) + (8 << 20));
+        // Its models are being opened, or it pauses.
+        measure(1, 0);
+        assert_eq!(bytes(), (8 << 30) + (1 << 20));
     }
 }

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use hearthnet_engine::LoadError;
-use hearthnet_files::ModelFile;
 use hearthnet_files::manifest::ChangedError;
 use hearthnet_files::part::open_model;
+use hearthnet_files::{ModelError, ModelFile};
+use hearthnet_orchestrator::placement::runs_text;
 use hearthnet_platform::regular_file;
 
 use crate::cli::{Failure, Kind, failure, no_thread};
@@ -15,6 +16,55 @@ pub(crate) fn open_file(path: &Path) -> Result<ModelFile, Failure> {
         true => out_of_memory(&format!("{}: {e}", path.display())),
         false => model_failure(path, e),
     })
+}
+
+/// Refuses layers of which a part lacks weights. The model has them.
+pub(crate) fn require_layers(
+    model: &str,
+    file: &ModelFile,
+    (lo, hi): (u32, u32),
+) -> Result<(), Failure> {
+    if file.holds_layers(lo, hi) {
+        return Ok(());
+    }
+    Err(failure!(
+        Model,
+        "layers {lo}-{hi} of {model} are not all on this machine, which has {}",
+        held(file)
+    )
+    .hint(format!(
+        "`hearthnet up` fetches the layers that this machine should serve; `hearthnet model pull {model} \
+         --layers {lo}-{hi}` fetches these, while no node runs here"
+    )))
+}
+
+/// Refuses a part that lacks weights of its model.
+pub(crate) fn require_whole(model: &str, file: &ModelFile) -> Result<(), Failure> {
+    if file.is_whole() {
+        return Ok(());
+    }
+    let last = file.spec().layers.saturating_sub(1);
+    let head = match file.holds_head() {
+        true => "",
+        false => ", and not its embedding",
+    };
+    Err(failure!(
+        Model,
+        "only a part of {model} is on this machine: {}{head}",
+        held(file)
+    )
+    .hint(format!(
+        "`hearthnet model pull {model} --layers 0-{last}` fetches all layers while no node runs here, and \
+         `hearthnet up` what chats need beside them"
+    )))
+}
+
+/// Layers that a part holds, in words.
+fn held(file: &ModelFile) -> String {
+    match file.held_layers().as_slice() {
+        [] => "no whole layer".to_owned(),
+        layers => format!("layers {}", runs_text(layers)),
+    }
 }
 
 /// Error for a file that changed since it was pinned or first used.
@@ -37,6 +87,11 @@ pub(crate) fn load_failure(path: &Path, error: &LoadError) -> Failure {
     match error {
         LoadError::OutOfMemory(_) => out_of_memory(&format!("{}: {error}", path.display())),
         LoadError::Threads(error) => no_thread(error),
+        LoadError::Model(ModelError::NotHeld(_)) => failure!(Model, "{}: {error}", path.display())
+            .hint(
+                "`hearthnet up` fetches what this machine needs; `hearthnet model pull NAME --layers LO-HI` \
+                 fetches layers of an adopted model",
+            ),
         _ => model_failure(path, error),
     }
 }

@@ -185,7 +185,7 @@ fn refusal(error: &CallError) -> Failure {
         "not_found" | "version_unsupported" => (
             Kind::Host,
             "the node running here is another version of hearthnet and does not accept changes from this one",
-            "stop it and start it again (`hearthnet serve`), then repeat the command",
+            "stop it and start it again (`hearthnet up`), then repeat the command",
         ),
         "unreachable" | "timeout" | "cancelled" => (
             Kind::Host,

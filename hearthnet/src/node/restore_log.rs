@@ -86,7 +86,7 @@ fn restore_log(cx: &Context, dir: &Path, noted: &Membership) -> Result<Home, Fai
             WAIT.as_secs()
         )
         .code("log_lost")
-        .hint("start `hearthnet serve` in another home of the community and try again; or leave the community with `hearthnet community leave`"));
+        .hint("run `hearthnet up` in another home of the community and try again; or leave the community with `hearthnet community leave`"));
     }
     let events: u64 = home.log.heads().authors.values().map(|head| head.seq).sum();
     note(format!(

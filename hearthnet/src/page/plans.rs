@@ -80,6 +80,7 @@ fn plan_all(
             model_id: &model.id,
             weights: model.weights,
             shape: &shape,
+            is_here: model.file.is_whole(),
             own: home.key.id(),
             purpose: PlanFor::Chat,
             unreachable: &unreachable,

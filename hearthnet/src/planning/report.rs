@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{self, Level};
 use hearthnet_files::WeightsId;
-use hearthnet_orchestrator::placement::observed::{have_measured, observed_for};
+use hearthnet_orchestrator::placement::observed::{have_measured, observed_for, sharing};
 use hearthnet_orchestrator::placement::plan::{
     Community, Layers, Model, Plan, Purpose, Speed, Task, Unplannable, plan, predict,
 };
@@ -21,6 +21,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) model_id: &'a str,
     pub(crate) weights: WeightsId,
     pub(crate) shape: &'a Model,
+    /// Whether all of the model is on this machine.
+    pub(crate) is_here: bool,
     /// Node whose chats the speeds are for.
     pub(crate) own: NodeId,
     pub(crate) purpose: PlanFor,
@@ -65,6 +67,9 @@ pub(crate) struct Report {
     pub(super) held_twice: Vec<(u32, u32)>,
     /// False if a better plan may exist.
     is_optimal: bool,
+    /// Whether all of the model is on this machine.
+    #[serde(skip)]
+    is_here: bool,
 }
 
 /// Reason that there is no plan.
@@ -78,6 +83,9 @@ pub(crate) enum NoPlan {
         why: Unplannable,
         /// Memory that a node needs in addition if people chat on it.
         callers_part: u64,
+        /// Number of models that share the memory of each node equally. The numbers of bytes are
+        /// those of one share.
+        models: u64,
     },
     /// This node is not among the nodes of the plan.
     NotIncluded,
@@ -161,7 +169,8 @@ impl Report {
             let is_there = !asked.unreachable.contains(&machine.node);
             is_there.then(|| machine.clone().with_held(asked.shape))
         });
-        let mut report = Self::new(asked, &community, name)?;
+        let report = Self::new(asked, &community, name);
+        let mut report = report.map_err(|why| why.among(sharing(state, [asked.weights])))?;
         for row in &mut report.nodes {
             row.is_measured = of_model.contains(&row.node);
         }
@@ -195,6 +204,7 @@ impl Report {
         let best = plan(community, model, task).map_err(|why| NoPlan::Impossible {
             why,
             callers_part: model.caller_memory(),
+            models: 1,
         })?;
         let predicted = predict(community, model, own, &best.spans, goal);
         let predicted = predicted.ok_or(NoPlan::NotIncluded)?;
@@ -218,6 +228,7 @@ impl Report {
             convicted: Vec::new(),
             held_twice: best.twice.iter().copied().filter_map(inclusive).collect(),
             is_optimal: best.is_optimal,
+            is_here: asked.is_here,
         })
     }
 
@@ -289,8 +300,14 @@ impl Report {
     fn advised(&self) -> String {
         match self.advice {
             Advice::Alone => {
-                "advice: answer on this machine alone, which is at least as fast (`hearthnet chat --local`)"
-                    .to_owned()
+                let how = match self.is_here {
+                    true => "`hearthnet chat --local`",
+                    false => {
+                        "`hearthnet chat --local`, once all of the model is here: `hearthnet model pull`, for an \
+                         adopted model with --layers, fetches what is missing"
+                    }
+                };
+                format!("advice: answer on this machine alone, which is at least as fast ({how})")
             }
             Advice::OneNode => {
                 let one = self.nodes.iter().find(|row| !row.computes.is_empty());
@@ -356,10 +373,18 @@ fn rows(
 }
 
 impl NoPlan {
+    /// The same if `number` models share the memory of each node.
+    pub(super) fn among(mut self, number: u64) -> Self {
+        if let Self::Impossible { models, .. } = &mut self {
+            *models = number;
+        }
+        self
+    }
+
     /// Error for a command, with what would help.
     pub(crate) fn failure(&self, model: &str, name: &dyn Fn(&NodeId) -> String) -> Failure {
-        const START: &str = "nodes measure while `hearthnet up` or `hearthnet serve` runs on them, and \
-            announce it within a minute";
+        const START: &str =
+            "nodes measure while `hearthnet up` runs on them, and announce it within a minute";
         match self {
             Self::NodeNotMeasured => failure!(
                 Community,
@@ -370,9 +395,13 @@ impl NoPlan {
             Self::ModelNotMeasured => failure!(Community, "no node has measured {model}")
                 .code("model_not_measured")
                 .hint(format!(
-                    "a node measures a model of which it holds layers: `hearthnet model adopt {model}` lets the nodes fetch some, or `hearthnet serve --model {model}` here; {START}"
+                    "a node measures a model of which it holds layers: an anchor lets the nodes fetch some with `hearthnet model adopt {model}`; {START}"
                 )),
-            Self::Impossible { why, callers_part } => impossible(why, *callers_part, name),
+            Self::Impossible {
+                why,
+                callers_part,
+                models,
+            } => impossible(why, (*callers_part, *models), model, name),
             Self::NotIncluded => failure!(
                 Community,
                 "this node is not among the nodes of the plan, so nothing is known of its chats"
@@ -383,7 +412,18 @@ impl NoPlan {
     }
 }
 
-fn impossible(why: &Unplannable, callers_part: u64, name: &dyn Fn(&NodeId) -> String) -> Failure {
+fn impossible(
+    why: &Unplannable,
+    (callers_part, models): (u64, u64),
+    model: &str,
+    name: &dyn Fn(&NodeId) -> String,
+) -> Failure {
+    let shared = match models {
+        0 | 1 => String::new(),
+        _ => format!(", because {models} models share their memory equally"),
+    };
+    // More memory of a node is shared as well.
+    let whole = |share: u64| bytes(share.saturating_mul(models.max(1)));
     match why {
         Unplannable::Memory {
             needed,
@@ -393,18 +433,25 @@ fn impossible(why: &Unplannable, callers_part: u64, name: &dyn Fn(&NodeId) -> St
             new_node,
         } => failure!(
             Community,
-            "the layers need {} of memory, and the nodes give {}",
+            "the layers of {model} need {} of memory, and the nodes give it {}{shared}",
             bytes(*needed),
             bytes(*given)
         )
         .code("plan_memory")
         .hint(format!(
-            "{} more on {}, or another node that gives {}, would suffice; manners.memory_percent sets what a node gives",
-            bytes(*more),
+            "{} more on {}, or `hearthnet up` on another node that gives {}, would suffice; \
+             manners.memory_percent sets what a node gives{}",
+            whole(*more),
             name(on),
-            bytes(new_node.saturating_add(callers_part))
+            whole(new_node.saturating_add(callers_part)),
+            match models {
+                0 | 1 => "",
+                _ => "; `hearthnet model drop` of another model frees its share",
+            }
         )),
-        Unplannable::NoMachine => failure!(Community, "{why}").code("plan_no_node"),
+        Unplannable::NoMachine => failure!(Community, "{why}")
+            .code("plan_no_node")
+            .hint("`hearthnet up` on a trusted node serves layers"),
         _ => failure!(Community, "{why}").code("plan_layers").hint(
             "set fewer private layers (research.distributed_inference.private_first_layers and \
              private_last_layers), or take another model",
@@ -451,8 +498,14 @@ mod tests {
     fn a_machine_that_is_fast_enough_is_advised_to_answer_alone() {
         let found = report(vec![caller(10, 500), machine(2, 10, 480)]).unwrap();
         assert_eq!(found.advice, Advice::Alone);
-        assert!(found.text().contains("hearthnet chat --local"));
+        assert!(found.text().contains("(`hearthnet chat --local`)"));
         assert!(found.alone.is_some());
+        let part = Report {
+            is_here: false,
+            ..found
+        };
+        let text = part.text();
+        assert!(text.contains("once all of the model is here"), "{text}");
     }
 
     #[test]
@@ -478,6 +531,7 @@ mod tests {
         let impossible = |why| NoPlan::Impossible {
             why,
             callers_part: 0,
+            models: 1,
         };
         for (why, code) in [
             (NoPlan::NodeNotMeasured, "not_measured"),
@@ -488,6 +542,18 @@ mod tests {
         ] {
             let why = why.failure("a model", &name);
             assert!(why.has_code(code), "{code}: {why}");
+        }
+    }
+
+    #[test]
+    fn memory_that_models_share_must_grow_for_each_of_them() {
+        let why = report(vec![caller(3, 1_000), machine(2, 3, 500)]).unwrap_err();
+        let why = why.among(3).failure("a model", &name);
+        let said = why.to_string();
+        assert!(said.contains("600.0 MiB, because 3 models share"), "{said}");
+        let hint = why.hint_text().unwrap();
+        for part in ["1.2 GiB more on", "gives 2.3 GiB", "model drop"] {
+            assert!(hint.contains(part), "{part}: {hint}");
         }
     }
 

@@ -74,6 +74,7 @@ pub(super) fn report(machines: Vec<Machine>) -> Result<Report, NoPlan> {
         model_id: "a model",
         weights: WeightsId([7; 32]),
         shape: &model,
+        is_here: true,
         own: node(1),
         purpose: PlanFor::Chat,
         unreachable: &BTreeSet::new(),

@@ -144,17 +144,24 @@ fn missing(why: &NoPlan, name: &dyn Fn(&NodeId) -> String) -> Vec<String> {
                     new_node,
                 },
             callers_part,
+            models,
         } => {
+            // More memory of a home is shared as well.
+            let whole = |share: u64| size(share.saturating_mul((*models).max(1)));
             return vec![
                 format!(
-                    "The model does not fit: its parts need {} of memory, and the homes give {}.",
+                    "The model does not fit: its parts need {} of memory, and the homes give {}{}.",
                     size(*needed),
-                    size(*given)
+                    size(*given),
+                    match models {
+                        0 | 1 => String::new(),
+                        _ => format!(", because {models} models share their memory equally"),
+                    }
                 ),
                 format!(
                     "One more home that gives {} would be enough, or {} more from {}.",
-                    size(new_node.saturating_add(*callers_part)),
-                    size(*more),
+                    whole(new_node.saturating_add(*callers_part)),
+                    whole(*more),
                     name(on)
                 ),
                 "A home gives half of its free memory, unless its owner chose otherwise."
@@ -336,6 +343,14 @@ mod tests {
         for part in [
             "need 1.1 GB of memory, and the homes give 630 MB.",
             "One more home that gives 839 MB would be enough, or 420 MB more from home",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        let why = report(vec![caller(3, 1_000), machine(2, 3, 500)]);
+        let said = words(&why.map_err(|why| why.among(2)));
+        for part in [
+            "the homes give 630 MB, because 2 models share their memory equally.",
+            "One more home that gives 1.7 GB would be enough, or 839 MB more from home",
         ] {
             assert!(said.contains(part), "{part}: {said}");
         }

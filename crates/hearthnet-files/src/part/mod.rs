@@ -33,7 +33,7 @@ mod store;
 mod table;
 mod whole;
 
-pub use crate::model_file::PART_FILE;
+pub use crate::model_file::{PART_FILE, part_folder};
 pub use error::PartError;
 pub use identity::{Identity, identity_of, objects_of};
 pub use objects::{stored_identity, stored_manifest};

@@ -49,7 +49,7 @@ async fn connect_port(data_dir: &Path) -> Result<Wire, CallError> {
     let read = |name: &str| regular_file::read_text(&data_dir.join(name), MAX_FILE_BYTES);
     let (Ok(endpoint), Ok(token)) = (read(ENDPOINT_FILE), read(TOKEN_FILE)) else {
         let error = CallError::new(Code::NOT_FOUND, "no node runs on this machine");
-        return Err(error.with_hint("start one with `hearthnet serve`"));
+        return Err(error.with_hint("start one with `hearthnet up`"));
     };
     let (endpoint, token) = (endpoint.trim(), token.trim());
     within_deadline(async {
@@ -110,5 +110,5 @@ fn unreachable(why: String) -> CallError {
         Code::UNREACHABLE,
         format!("the node on this machine does not answer: {why}"),
     )
-    .with_hint("is it still running? `hearthnet serve` starts it")
+    .with_hint("is it still running? `hearthnet up` starts it")
 }

@@ -129,7 +129,7 @@ async fn a_failure_keeps_its_code_and_its_hint() {
         .unwrap_err();
     assert_eq!(error.code().as_str(), "shard_unavailable");
     assert_eq!(error.message(), "no host has layers 3-4");
-    assert!(error.hint().contains("shard serve"));
+    assert!(error.hint().contains("`hearthnet up`"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

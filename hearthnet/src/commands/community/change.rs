@@ -48,7 +48,7 @@ pub(crate) fn change<T>(
                 "no other member could be told yet; repeat `hearthnet community renew` when one runs"
                     .to_owned()
             }
-            0 => "no other member could be told yet; a node that runs here (`hearthnet serve`) will tell them"
+            0 => "no other member could be told yet; a node that runs here (`hearthnet up`) will tell them"
                 .to_owned(),
             1 => "told one other node".to_owned(),
             n => format!("told {n} other nodes"),

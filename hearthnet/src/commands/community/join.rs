@@ -249,7 +249,7 @@ fn next_step(level: Level, here: bool, together: bool) -> String {
         (_, false, _) => "next: an anchor switches distributed inference on with `hearthnet community policy --research on`; until then no layers are served".to_owned(),
         (false, true, _) => "next: enable = true under [policy.research] in the configuration (`hearthnet config show` names the file) switches distributed inference on; until then `hearthnet chat --local \"...\"` works here".to_owned(),
         (true, true, Level::Member) => "next: `hearthnet chat \"...\"`".to_owned(),
-        (true, true, _) => "next: `hearthnet serve --layers auto`, with --model for a model that no host serves yet (`hearthnet status`); and `hearthnet chat \"...\"` on any member".to_owned(),
+        (true, true, _) => "next: `hearthnet up` serves layers of the community's models (`hearthnet model list`); `hearthnet chat \"...\"` asks, on any member".to_owned(),
     }
 }
 
@@ -472,7 +472,7 @@ fn nobody(wait: Duration, last: &str) -> Failure {
     let time = wait.as_secs();
     failure!(Community, "no node of the community was found in {time} s{last}")
         .code("unreachable")
-        .hint("is `hearthnet serve` running where the code was made, on the same network, and can this machine reach it?")
+        .hint("is `hearthnet up` running where the code was made, on the same network, and can this machine reach it?")
 }
 
 #[cfg(test)]
@@ -484,7 +484,7 @@ mod tests {
         for level in [Level::Member, Level::Trusted, Level::Anchor] {
             assert!(next_step(level, true, false).contains("policy --research on"));
             assert!(next_step(level, false, true).contains("[policy.research]"));
-            let serves = next_step(level, true, true).contains("serve --layers auto");
+            let serves = next_step(level, true, true).contains("`hearthnet up`");
             assert_eq!(serves, level >= Level::Trusted);
         }
     }

@@ -190,7 +190,7 @@ fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<Option<
             )
             .code("unreachable")
             .hint(
-                "try again when one of them runs `hearthnet serve`, or leave without telling them with --anyway",
+                "try again when one of them runs `hearthnet up`, or leave without telling them with --anyway",
             ));
         }
         let left = match keeps_an_anchor(&home.state(), &home.key.id(), "removed") {

@@ -11,6 +11,7 @@ use hearthnet_hub::catalogue::{ModelEntry, Source};
 use hearthnet_hub::reference::directory_on_hub;
 use serde_json::json;
 
+use super::fit::Fit;
 use crate::cli::{Failure, Progress, bytes, failure, first_digits, note, print_result};
 use crate::commands::community::change::change;
 use crate::config::Context;
@@ -20,7 +21,7 @@ use crate::models::adopted::{find, name_in_parts, parts_dir};
 use crate::models::catalogue::{catalogue, pin};
 use crate::models::find::resolve_or_pull;
 use crate::models::open_file::{changed, model_failure, open_file};
-use crate::models::refuse_encoder;
+use crate::models::{Capacity, refuse_encoder};
 use crate::node::{Change, log_writer};
 
 pub(super) fn run(
@@ -30,12 +31,15 @@ pub(super) fn run(
     as_json: bool,
 ) -> Result<(), Failure> {
     let adopted = adopt(model, home, cx, as_json)?;
+    let fit = fit(&adopted, home, cx);
     let found = json!({
         "name": adopted.name,
         "weights": hex::encode(adopted.weights),
         "layers": adopted.layers,
         "bytes": adopted.file_bytes,
         "sources": adopted.sources,
+        "needed_bytes": fit.as_ref().map(|fit| fit.needed),
+        "given_bytes": fit.as_ref().map(|fit| fit.given),
     });
     print_result(as_json, &found, || {
         let (name, size) = (&adopted.name, bytes(adopted.file_bytes));
@@ -98,7 +102,20 @@ pub(crate) fn adopt(
             false => log_writer::write(home, by_root, Change::Adopt(adoption.clone())),
         }
     })?;
+    if let Some(fit) = fit(&adoption, home, cx).filter(|fit| !fit.fits()) {
+        note(format!("warning: {fit}"));
+    }
     Ok(adoption)
+}
+
+/// Memory that all adopted models need, `new` among them, and that the homes give.
+fn fit(new: &Adoption, home: &Home, cx: &Context) -> Option<Fit> {
+    let given = Capacity::of(cx, Some(home)).community?.bytes;
+    let state = home.state();
+    let others = state.models().into_iter();
+    let others = others.filter(|model| model.weights != new.weights);
+    let all = others.chain([new]);
+    Fit::of(all.map(|it| (it.name.as_str(), it.file_bytes)), given)
 }
 
 /// Whether the root key must sign an adoption.

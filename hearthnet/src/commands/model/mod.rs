@@ -2,6 +2,7 @@
 
 pub(super) mod adopt;
 mod adopted;
+pub(super) mod fit;
 mod list;
 mod part;
 mod remove;
@@ -10,24 +11,39 @@ mod verify;
 use std::fmt::Display;
 use std::path::Path;
 
+use hearthnet_bus::log::Adoption;
 use hearthnet_engine::LoadError;
 use hearthnet_files::convert::{ConvertError, convert};
-use hearthnet_files::part::open_model;
+use hearthnet_files::part::{open_model, part_folder};
 use hearthnet_files::{Gguf, ModelError};
+use hearthnet_hub::ModelRef;
+use hearthnet_hub::catalogue::Resolved;
 use hearthnet_tokens::inspect::{container, inspect};
 use serde::Serialize;
 
 use crate::cli::args::ModelCommand;
 use crate::cli::{Failure, Kind, Progress, cancel_on_interrupt, failure, print, print_result};
 use crate::config::Context;
-use crate::models::adopted::named;
+use crate::models::adopted::{named, resolved};
 use crate::models::capacity::community;
 use crate::models::catalogue::catalogue;
-use crate::models::open_file::open_file;
+use crate::models::open_file::{open_file, require_whole};
 use crate::models::{Capacity, import, pull_model, resolve, weight_type};
 use crate::node::open_home;
 
-pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
+/// Runs a command. For a command that only reads, `adopted` is the adopted model that it names: its
+/// sandbox denies the log, which has the names.
+pub(crate) fn run(
+    command: ModelCommand,
+    adopted: Option<&Adoption>,
+    cx: &Context,
+) -> Result<(), Failure> {
+    let file = |model: &ModelRef| -> Result<Resolved, Failure> {
+        match adopted.map(resolved).transpose()?.flatten() {
+            Some(part) => Ok(part),
+            None => resolve(&cx.global, model),
+        }
+    };
     match command {
         ModelCommand::Pull { model, options } => {
             if let Some(layers) = options.layers {
@@ -52,20 +68,18 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
             model,
             accept,
             json,
-        } => match named(&cx.global, &model) {
-            Some(adopted) => part::verify(&adopted, accept, json),
-            None => verify::verify(
-                &catalogue(&cx.global)?,
-                &resolve(&cx.global, &model)?.path,
-                accept,
-                json,
-            ),
-        },
+        } => {
+            let path = file(&model)?.path;
+            match part_folder(&path) {
+                Some(folder) => part::verify(&folder, adopted, accept, json),
+                None => verify::verify(&catalogue(&cx.global)?, &path, accept, json),
+            }
+        }
         ModelCommand::Inspect { model, json } => {
-            let resolved = resolve(&cx.global, &model)?;
-            let file = match open_model(&resolved.path) {
+            let path = file(&model)?.path;
+            let file = match open_model(&path) {
                 Ok(file) => file,
-                Err(error) => return Err(inspect_container(&resolved.path, &error, json)),
+                Err(error) => return Err(inspect_container(&path, &error, json)),
             };
             let manifest = Progress::during("hashing", |set| file.manifest(set));
             let mut inspection = inspect(&file, manifest.weights_id());
@@ -85,10 +99,7 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
             let path = import::run(&cx.global, &directory, output.as_deref())?;
             print(format!("{}\n", path.display()))
         }
-        ModelCommand::Convert { model, to, output } => {
-            let resolved = resolve(&cx.global, &model)?;
-            convert_file(&resolved.path, &to, &output)
-        }
+        ModelCommand::Convert { model, to, output } => convert_file(&file(&model)?, &to, &output),
     }
 }
 
@@ -118,9 +129,11 @@ fn shown_beside(failure: Failure, shown: &(impl Serialize + Display), json: bool
     }
 }
 
-fn convert_file(source: &Path, to: &str, output: &Path) -> Result<(), Failure> {
+fn convert_file(source: &Resolved, to: &str, output: &Path) -> Result<(), Failure> {
     let dtype = weight_type(to)?;
-    let file = open_file(source)?;
+    let file = open_file(&source.path)?;
+    require_whole(&source.id, &file)?;
+    let source = &source.path;
     let cancel = cancel_on_interrupt()?;
     let done = Progress::during("converting", |set| {
         convert(&file, dtype, output, &cancel, set)

@@ -1,9 +1,9 @@
 //! Parts of adopted models: `hearthnet model pull --layers`, and `verify` and `rm` of a part.
 
-use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, fs};
 
 use hearthnet_bus::log::Adoption;
 use hearthnet_bus::node::Node;
@@ -13,7 +13,7 @@ use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::coverage::held_by_others;
 use hearthnet_orchestrator::placement::observed::sharing;
 use hearthnet_orchestrator::placement::{choose_near, room, runs_text};
-use serde_json::json;
+use serde::Serialize;
 
 use crate::cli::args::{HostEngineArgs, Layers};
 use crate::cli::{
@@ -129,24 +129,34 @@ fn chosen(
         .ok_or_else(|| no_layer_fits(&model.name, &each, budget, models > 1))
 }
 
-/// Reads all pieces that are held, and compares them with the adoption.
-pub(super) fn verify(model: &Adoption, accept: bool, as_json: bool) -> Result<(), Failure> {
-    let name = &model.name;
+/// Reads all pieces that a part holds, and compares them with the adopted model, or without one with
+/// the piece list beside them.
+pub(super) fn verify(
+    folder: &Path,
+    model: Option<&Adoption>,
+    accept: bool,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let shown = folder.display();
+    let name = model.map_or_else(|| shown.to_string(), |model| model.name.clone());
     if accept {
         return Err(failure!(
             BadRequest,
-            "{name} is adopted by the community, so its file cannot be another one"
+            "{name} is a part of an adopted model, so its file cannot be another one"
         )
         .hint("an anchor adopts another file with `hearthnet model adopt`"));
     }
-    let folder = part_folder(model).ok_or_else(|| not_here(model))?;
-    let part = Part::open_reading(&folder).map_err(|e| unusable(&folder.display(), &e))?;
-    if *part.identity() != identity(model) {
+    let part = Part::open_reading(folder).map_err(|e| unusable(&shown, &e))?;
+    if model.is_some_and(|model| *part.identity() != identity(model)) {
         return Err(unusable(
-            &folder.display(),
+            &shown,
             &"this is a part of another file than the adopted one",
         ));
     }
+    let part = Arc::new(part);
+    let file = part
+        .model_file()
+        .map_err(|e| model_failure(&part.path(), e))?;
     let claimed = part.held();
     let all = part.table().bytes(&claimed);
     let read = Progress::during("reading the part", |set| {
@@ -164,41 +174,78 @@ pub(super) fn verify(model: &Adoption, accept: bool, as_json: bool) -> Result<()
     let damaged = read.map_err(|e| Failure::file("read", &part.path(), &e))?;
     let held = part.held();
     let count: usize = held.iter().map(ExactSizeIterator::len).sum();
-    let (path, pieces) = (part.path().display().to_string(), part.table().len());
-    let (size, layers) = (part.table().bytes(&held), held_layers(&part, model.layers));
-    let found = json!({
-        "path": path,
-        "weights": part.identity().weights,
-        "compared_with": "adopted_model",
-        "pieces": pieces,
-        "pieces_held": count,
-        "pieces_damaged": damaged,
-        "bytes": size,
-        "model_bytes": model.file_bytes,
-        "layers_held": layers,
-    });
+    let verified = Verified {
+        path: part.path().display().to_string(),
+        weights: part.identity().weights,
+        compared_with: match model {
+            Some(_) => "adopted_model",
+            None => "piece_list",
+        },
+        pieces: part.table().len() as usize,
+        pieces_held: count,
+        pieces_damaged: damaged,
+        bytes: part.table().bytes(&held),
+        model_bytes: part.identity().file_bytes,
+        layers_held: held_layers(&part, file.spec().layers),
+    };
     if damaged > 0 {
+        let found = serde_json::to_value(&verified).map_err(Failure::internal)?;
+        let pieces = verified.pieces;
         return Err(failure!(
             Model,
-            "{damaged} pieces of {name} were damaged on the disk and are given up; {count} of {pieces} are good"
+            "{damaged} pieces of {name} are damaged on the disk; {count} of {pieces} are good"
         )
         .code("model_changed")
         .hint("`hearthnet up`, or `hearthnet model pull` with --layers, fetches them again")
         .beside(found));
     }
-    print_result(as_json, &found, || {
-        format!(
-            "{path}\n  pieces   {count} of {pieces} are here and were read: they match the adopted model\n  \
-             bytes    {} of {}\n  layers   {}\n  weights  {}\n",
-            bytes(size),
-            bytes(model.file_bytes),
-            match layers.as_slice() {
-                [] => "none is whole".to_owned(),
-                whole => runs_text(whole),
-            },
-            part.identity().weights,
-        )
-    })
+    print_result(as_json, &verified, || verified.to_string())
+}
+
+/// What `model verify` found of a part.
+#[derive(Debug, Serialize)]
+struct Verified {
+    path: String,
+    weights: WeightsId,
+    compared_with: &'static str,
+    pieces: usize,
+    /// Pieces that are here and have their hash.
+    pieces_held: usize,
+    pieces_damaged: u32,
+    bytes: u64,
+    model_bytes: u64,
+    layers_held: Vec<(u32, u32)>,
+}
+
+impl fmt::Display for Verified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (held, pieces) = (self.pieces_held, self.pieces);
+        let like = match self.compared_with {
+            "adopted_model" => "they and the file's header match the adopted model",
+            _ => {
+                "they match the piece list beside them, which was not compared with an adopted model"
+            }
+        };
+        writeln!(f, "{}", self.path)?;
+        writeln!(
+            f,
+            "  pieces   {held} of {pieces} are here and were read: {like}"
+        )?;
+        if held < pieces {
+            let others = pieces - held;
+            writeln!(
+                f,
+                "           the other {others} are not here, so nothing of them was checked"
+            )?;
+        }
+        let (here, all) = (bytes(self.bytes), bytes(self.model_bytes));
+        writeln!(f, "  bytes    {here} read, of a file of {all}")?;
+        match self.layers_held.as_slice() {
+            [] => writeln!(f, "  layers   none is whole")?,
+            whole => writeln!(f, "  layers   {}", runs_text(whole))?,
+        }
+        writeln!(f, "  weights  {}", self.weights)
+    }
 }
 
 /// Removes the part of an adopted model from this machine.
@@ -252,4 +299,44 @@ fn not_here(model: &Adoption) -> Failure {
 fn unusable(what: &dyn std::fmt::Display, error: &dyn std::fmt::Display) -> Failure {
     failure!(Model, "{what}: {error}")
         .hint("`hearthnet model rm` removes a part; `hearthnet up` fetches it again")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verified_part_says_what_was_not_read() {
+        let part = Verified {
+            path: "/models/parts/07/model.gguf".to_owned(),
+            weights: WeightsId([7; 32]),
+            compared_with: "adopted_model",
+            pieces: 9,
+            pieces_held: 3,
+            pieces_damaged: 0,
+            bytes: 3 << 18,
+            model_bytes: 10 << 18,
+            layers_held: vec![(2, 3)],
+        };
+        let said = part.to_string();
+        for line in [
+            "3 of 9 are here and were read: they and the file's header match the adopted model\n",
+            "the other 6 are not here",
+            "bytes    768.0 KiB read, of a file of 2.5 MiB\n",
+            "layers   2-3\n",
+        ] {
+            assert!(said.contains(line), "{line}: {said}");
+        }
+        let whole = Verified {
+            compared_with: "piece_list",
+            pieces_held: 9,
+            ..part
+        };
+        let said = whole.to_string();
+        assert!(!said.contains("not here"), "{said}");
+        assert!(
+            said.contains("not compared with an adopted model"),
+            "{said}"
+        );
+    }
 }

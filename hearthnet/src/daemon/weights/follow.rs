@@ -65,6 +65,8 @@ pub(in crate::daemon) struct Follower {
     /// Engine of the layers that this node serves; `None` if it serves none.
     pub(in crate::daemon) engine: Option<HostEngine>,
     pub(in crate::daemon) tell: EventSink,
+    /// Whether this node can hold layers, for its measurements.
+    pub(in crate::daemon) is_ready: watch::Sender<bool>,
 }
 
 /// An adopted model.
@@ -121,6 +123,10 @@ impl Follower {
             // All comparisons use the same time, so that no attempt becomes due between two looks.
             let moment = Instant::now();
             self.begin_to_open(&mut models, moment);
+            self.is_ready.send_if_modified(|is_ready| {
+                let now = models.are_ready(*is_ready);
+                std::mem::replace(is_ready, now) != now
+            });
             self.divide_memory(&mut models, moment, &stop).await;
             let is_shrinking = self.layer_host.is_shrinking();
             if models.usable.len() <= models.shares.models() && !is_shrinking {
@@ -426,6 +432,13 @@ impl Follower {
 }
 
 impl Models {
+    /// Whether a plan may count on this node: a model is open, and at the start of the daemon each was
+    /// opened once, or could not be. True without adopted models. `before` is the last result.
+    fn are_ready(&self, before: bool) -> bool {
+        let is_open = !self.usable.is_empty() && (before || self.opening.is_empty());
+        is_open || self.followed.is_empty()
+    }
+
     /// Time of the next attempt after `moment`. One that is due has begun, or there is no model or no
     /// share for it.
     fn next_attempt(&self, moment: Instant) -> Option<Instant> {
