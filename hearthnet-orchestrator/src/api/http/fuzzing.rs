@@ -6,8 +6,9 @@ use hearthnet_transport::is_name;
 use serde_json::{Value, json};
 
 use super::embeddings::{self, VectorFormat};
+use super::fields::Rules;
 use super::reply::Shape;
-use super::request::{self, Rules};
+use super::request;
 use super::translate::anthropic::{self, Purpose};
 use super::translate::ollama::{self, Asked};
 use super::translate::{Stamp, Translated, responses, vllm};
@@ -25,41 +26,41 @@ pub fn http_request(body: &[u8]) {
     let earlier = |_: &str, id: &str| -> Option<Vec<Value>> {
         (id == "resp_1").then(|| vec![json!({"role": "user", "content": "hi"})])
     };
+    check(embeddings::request(body));
+    check(vllm::tokenize(body));
+    check(vllm::detokenize(body));
     for strict in [false, true] {
         let rules = Rules { seed: 1, strict };
         check(request::chat(body, rules));
         check(request::completion(body, rules));
-    }
-    check(embeddings::request(body));
-    for format in [VectorFormat::Ollama, VectorFormat::OlderOllama] {
-        check(ollama::embed(body, format));
-    }
-    check(ollama::shown(body));
-    check(vllm::tokenize(body));
-    check(vllm::detokenize(body));
-    for purpose in [Purpose::Answer, Purpose::Count] {
-        translated(anthropic::request(body, purpose, stamp));
-    }
-    translated(responses::request(body, stamp, &earlier));
-    for endpoint in [ollama::Endpoint::Chat, ollama::Endpoint::Generate] {
-        match ollama::request(body, endpoint, stamp) {
-            Ok(Asked::Answer(asked)) => translated(Ok(asked)),
-            Ok(Asked::Load(..)) => {}
-            Err(error) => refused(&error),
+        for format in [VectorFormat::Ollama, VectorFormat::OlderOllama] {
+            check(ollama::embed(body, format, rules));
+        }
+        check(ollama::shown(body, rules));
+        for purpose in [Purpose::Answer, Purpose::Count] {
+            translated(anthropic::request(body, purpose, stamp, rules), rules);
+        }
+        translated(responses::request(body, stamp, rules, &earlier), rules);
+        for endpoint in [ollama::Endpoint::Chat, ollama::Endpoint::Generate] {
+            match ollama::request(body, endpoint, stamp, rules) {
+                Ok(Asked::Answer(asked)) => translated(Ok(asked), rules),
+                Ok(Asked::Load(..)) => {}
+                Err(error) => refused(&error),
+            }
         }
     }
 }
 
 /// Reads a translated request as its handler does.
-fn translated(asked: Result<Translated, ApiError>) {
+fn translated(asked: Result<Translated, ApiError>, rules: Rules) {
     let asked = match asked {
         Ok(asked) => asked,
         Err(error) => return refused(&error),
     };
     let body = asked.request.to_string();
     let read = match asked.shape {
-        Shape::Chat => request::chat(body.as_bytes(), Rules::default()),
-        Shape::Text => request::completion(body.as_bytes(), Rules::default()),
+        Shape::Chat => request::chat(body.as_bytes(), rules),
+        Shape::Text => request::completion(body.as_bytes(), rules),
     };
     if let Err(error) = read {
         let names = asked.names.iter();
