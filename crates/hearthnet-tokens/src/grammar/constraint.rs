@@ -80,7 +80,7 @@ fn is_lenient(grammar: &Grammar) -> bool {
 
 /// The grammar, or any value of its type instead of a lenient schema that cannot be compiled.
 fn compilable<'a>(vocabulary: &Vocabulary, grammar: &'a Grammar) -> Cow<'a, Grammar> {
-    let compiles = |grammar| vocabulary.compile(vec![named("answer", grammar)?]);
+    let compiles = |grammar: &Grammar| vocabulary.compile(vec![named("answer", grammar)?]);
     let Grammar::LenientJsonSchema(schema) = grammar else {
         return Cow::Borrowed(grammar);
     };

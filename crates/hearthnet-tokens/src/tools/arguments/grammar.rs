@@ -276,7 +276,7 @@ impl<'a> ArgumentGrammar<'a> {
 
     /// A text without quotes, and the text behind it, as one terminal: the lexer does not go back.
     fn raw(&mut self, form: &Listed, any: &str) -> String {
-        let (inside, behind) = (contains(form.behind), text(form.behind));
+        let (inside, behind) = (contains(&[form.behind]), text(form.behind));
         self.terminal(format!("({any} & ~{inside}) {behind}"))
     }
 
@@ -401,7 +401,7 @@ impl<'a> ArgumentGrammar<'a> {
 
     fn gemma_text(&mut self, limits: &TextLimits) -> String {
         let (quote, any) = (text(QUOTE), characters(limits));
-        self.terminal(format!("{quote} ({any} & ~{}) {quote}", contains(QUOTE)))
+        self.terminal(format!("{quote} ({any} & ~{}) {quote}", contains(&[QUOTE])))
     }
 
     fn gemma_list(&mut self, own: &Map<String, Value>, depth: usize) -> String {
