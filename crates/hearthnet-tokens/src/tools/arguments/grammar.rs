@@ -465,7 +465,7 @@ fn times(limits: &TextLimits) -> String {
 /// Terminal of a text in single quotes. `None` if such a text would need escapes.
 fn single_quoted(limits: &TextLimits) -> Option<String> {
     let Some(choices) = &limits.choices else {
-        return Some(format!(r#"/'([^'\\\n]|\\['"\\nrt]){}'/"#, times(limits)));
+        return Some(format!(r#"/'([^'\\]|\\['"\\nrt]){}'/"#, times(limits)));
     };
     let plain = |text: &&String| !text.contains(['\'', '\\', '\n']);
     let choices = choices.iter().filter(plain);
