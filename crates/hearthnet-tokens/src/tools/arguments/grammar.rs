@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
+use super::form::{Arguments, Listed, QUOTE};
 use super::schema::{
     Kind, MAX_DEPTH, MAX_MEMBERS, Members, TextLimits, Types, alternatives, referred,
 };
 use super::written::{gemma, sort_key};
-use super::{Arguments, Listed, QUOTE};
 use crate::grammar::{Grammar, Part};
 use crate::tools::lark::{SPACE, contains, escape, terminal, text};
 use crate::tools::tool::Tool;
