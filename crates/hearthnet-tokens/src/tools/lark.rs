@@ -15,9 +15,11 @@ pub(super) fn terminal(part: &str) -> String {
     format!("/{SPACE}{}/", escape(part))
 }
 
-/// Regular expression for what has some text in it.
-pub(super) fn contains(part: &str) -> String {
-    format!("/(?s:.*){}(?s:.*)/", escape(part))
+/// Regular expression for what has one of the texts in it. One expression for many texts: the
+/// library handles the intersection of many complements slowly.
+pub(super) fn contains(parts: &[&str]) -> String {
+    let parts: Vec<String> = parts.iter().map(|part| escape(part)).collect();
+    format!("/(?s:.*)({})(?s:.*)/", parts.join("|"))
 }
 
 /// Intersection of an expression with the complements of others.

@@ -62,7 +62,7 @@ pub fn turn_grammar(
     if let (Some(header), Some(before)) = (format.header, calls.marks.first()) {
         let _ = writeln!(lark, "HEADER: ({})? {}", text(before), text(header));
     }
-    let mut never: Vec<String> = calls.marks.iter().map(|mark| contains(mark)).collect();
+    let mut never = vec![contains(calls.marks)];
     if let Some(((begin, end), thought)) = thought {
         let optional = if thought == Thought::May { "?" } else { "" };
         let before = match thought {
@@ -73,7 +73,7 @@ pub fn turn_grammar(
         let _ = writeln!(
             lark,
             "THOUGHT: {before}(/(?s:.*)/ & ~{}) {} /[ \\n]{{0,4}}/",
-            contains(end),
+            contains(&[end]),
             text(end)
         );
         never.push(format!("/[ \\n]*{}(?s:.*)/", escape(begin)));

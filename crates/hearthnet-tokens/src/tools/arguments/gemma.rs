@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
+use super::form::{QUOTE, Read};
 use super::json::{escaped, name, sure, word};
-use super::{QUOTE, Read};
 
 #[derive(Clone, Copy)]
 enum State {

@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
+use super::form::{Arguments, Listed, QUOTE};
 use super::schema::{
     Kind, MAX_DEPTH, MAX_MEMBERS, Members, TextLimits, Types, alternatives, referred,
 };
 use super::written::{gemma, sort_key};
-use super::{Arguments, Listed, QUOTE};
 use crate::grammar::{Grammar, Part};
 use crate::tools::lark::{SPACE, contains, escape, terminal, text};
 use crate::tools::tool::Tool;
@@ -276,7 +276,7 @@ impl<'a> ArgumentGrammar<'a> {
 
     /// A text without quotes, and the text behind it, as one terminal: the lexer does not go back.
     fn raw(&mut self, form: &Listed, any: &str) -> String {
-        let (inside, behind) = (contains(form.behind), text(form.behind));
+        let (inside, behind) = (contains(&[form.behind]), text(form.behind));
         self.terminal(format!("({any} & ~{inside}) {behind}"))
     }
 
@@ -401,7 +401,7 @@ impl<'a> ArgumentGrammar<'a> {
 
     fn gemma_text(&mut self, limits: &TextLimits) -> String {
         let (quote, any) = (text(QUOTE), characters(limits));
-        self.terminal(format!("{quote} ({any} & ~{}) {quote}", contains(QUOTE)))
+        self.terminal(format!("{quote} ({any} & ~{}) {quote}", contains(&[QUOTE])))
     }
 
     fn gemma_list(&mut self, own: &Map<String, Value>, depth: usize) -> String {
@@ -465,7 +465,7 @@ fn times(limits: &TextLimits) -> String {
 /// Terminal of a text in single quotes. `None` if such a text would need escapes.
 fn single_quoted(limits: &TextLimits) -> Option<String> {
     let Some(choices) = &limits.choices else {
-        return Some(format!(r#"/'([^'\\\n]|\\['"\\nrt]){}'/"#, times(limits)));
+        return Some(format!(r#"/'([^'\\]|\\['"\\nrt]){}'/"#, times(limits)));
     };
     let plain = |text: &&String| !text.contains(['\'', '\\', '\n']);
     let choices = choices.iter().filter(plain);

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::Read;
+use super::form::Read;
 
 /// Position in a JSON value.
 #[derive(Clone, Default)]

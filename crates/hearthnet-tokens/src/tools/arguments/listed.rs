@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
+use super::form::{Listed, Read};
 use super::json::{JsonScan, escaped, name, sure};
 use super::schema::{Kind, Members, Types};
-use super::{Listed, Read};
 
 #[derive(Clone)]
 enum State {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Arguments, Listed, QUOTE};
+use super::form::{Arguments, Listed, QUOTE};
 
 impl Arguments {
     /// The arguments, with the text that ends them. What is no JSON object stays as it is.
