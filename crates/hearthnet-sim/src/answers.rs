@@ -84,13 +84,22 @@ pub fn run(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
     in_virtual_time(scene(model, schedule))
 }
 
-/// Hosts for the first half, for the second half, and for all layers.
-fn layers(host: Node) -> (u32, u32) {
-    match host {
-        0 => (0, LAYERS / 2 - 1),
-        1 => (LAYERS / 2, LAYERS - 1),
-        _ => (0, LAYERS - 1),
-    }
+/// First and last layers of the hosts. The seed chooses the line.
+const LAYOUTS: [[(u32, u32); HOSTS]; 4] = [
+    // A spare for each of two hosts.
+    [(0, 1), (2, LAYERS - 1), (0, LAYERS - 1)],
+    // Ranges that overlap.
+    [(0, 2), (1, LAYERS - 1), (0, LAYERS - 1)],
+    // Each layer but the first has two hosts.
+    [(0, 1), (2, LAYERS - 1), (1, LAYERS - 1)],
+    // Three equal hosts.
+    [(0, LAYERS - 1), (0, LAYERS - 1), (0, LAYERS - 1)],
+];
+
+fn layers(seed: u64, host: Node) -> (u32, u32) {
+    let layout = LAYOUTS.get((seed % LAYOUTS.len() as u64) as usize);
+    let layers = layout.and_then(|layout| layout.get(host));
+    layers.copied().unwrap_or((0, LAYERS - 1))
 }
 
 async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
@@ -100,7 +109,16 @@ async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
     let net = Net::new(schedule.seed);
     let ids: Vec<_> = CALLERS.iter().map(|caller| key(*caller).id()).collect();
     let hosts: Vec<Rc<Host>> = (0..HOSTS)
-        .map(|node| Rc::new(Host::new(node, layers(node), &ids, model, &net, &observer)))
+        .map(|node| {
+            Rc::new(Host::new(
+                node,
+                layers(schedule.seed, node),
+                &ids,
+                model,
+                &net,
+                &observer,
+            ))
+        })
         .collect();
     for host in &hosts {
         host.start().await;

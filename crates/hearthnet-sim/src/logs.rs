@@ -568,7 +568,10 @@ async fn happen(fault: Fault<Kind>, begin: Instant, all: &[Rc<Member>], mut rand
     match fault.kind {
         Kind::Crash | Kind::TornWrite | Kind::LostWrites => {
             if fault.kind == Kind::LostWrites {
-                member.known.lock().forgetful.insert(key(fault.node).id());
+                let (own, mut known) = (key(fault.node).id(), member.known.lock());
+                // What only this disk held may be written again in another way.
+                known.history.retain(|(author, _), _| *author != own);
+                known.forgetful.insert(own);
             }
             let damage = |bytes: &mut Vec<u8>| match fault.kind {
                 Kind::TornWrite => {

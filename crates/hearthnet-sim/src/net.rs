@@ -218,10 +218,9 @@ impl Net {
             writes,
             timer: None,
         };
-        listener
-            .send(Box::new(end(there, back)))
-            .map_err(|_| refused())?;
-        Ok(Box::new(end(back, there)))
+        let (accepted, own) = (end(there, back), end(back, there));
+        listener.send(Box::new(accepted)).map_err(|_| refused())?;
+        Ok(Box::new(own))
     }
 }
 

@@ -107,10 +107,7 @@ impl Replica {
             Work::Collect
                 if self.only.is_none() && self.log.state().level(&self.peer).is_none() =>
             {
-                Done::Collected {
-                    events: Vec::new(),
-                    more: false,
-                }
+                Done::Withheld
             }
             Work::Collect => match self.missing() {
                 Ok(batch) => {
