@@ -36,7 +36,7 @@ use crate::random::Random;
 
 /// Virtual time within which every call ends, counted from its beginning or, if that is later, from
 /// the end of all faults. A host that is silent without a fallback is waited for longest.
-pub const CALL_ENDS_WITHIN: Duration = Duration::from_secs(90);
+pub(crate) const CALL_ENDS_WITHIN: Duration = Duration::from_secs(90);
 
 /// Pause between two attempts to connect, and between two looks at an open session.
 const RECONNECT: Duration = Duration::from_millis(500);
@@ -58,7 +58,7 @@ impl Links {
 }
 
 /// A caller with its sessions. Dropping it ends them.
-pub struct Caller {
+pub(crate) struct Caller {
     pub name: String,
     net: Net,
     observer: Observer,
@@ -80,7 +80,7 @@ pub(crate) fn key(node: Node) -> NodeKey {
 
 impl Caller {
     /// Begins to connect with the hosts.
-    pub fn new(
+    pub(crate) fn new(
         node: Node,
         hosts: &[(Node, HostAddr)],
         model: &Arc<Model>,
@@ -154,7 +154,7 @@ impl Caller {
     }
 
     /// Learns that a host is no member any more, or one again. As in `Node`, sessions with it end.
-    pub fn revoke(&self, host: Node, is_revoked: bool) {
+    pub(crate) fn revoke(&self, host: Node, is_revoked: bool) {
         match is_revoked {
             true => self.links.revoked.lock().insert(host),
             false => self.links.revoked.lock().remove(&host),
@@ -172,7 +172,7 @@ impl Caller {
     }
 
     /// Checks that no session has exceeded its credit or its step slots.
-    pub fn check_credit(&self) {
+    pub(crate) fn check_credit(&self) {
         for link in self.links.links.lock().iter().flatten() {
             let stats = link.stats();
             let holds = stats.credit_available <= stats.credit_granted
@@ -187,7 +187,7 @@ impl Caller {
 
     /// Answers one of the model's prompts, and checks each row and token against its transcript.
     /// `faults_end`: see [`CALL_ENDS_WITHIN`].
-    pub async fn chat(&self, random: &mut Random, faults_end: Instant) -> bool {
+    pub(crate) async fn chat(&self, random: &mut Random, faults_end: Instant) -> bool {
         let number = random.below(self.model.transcripts.len() as u64) as usize;
         let falls_back = !random.one_in(3);
         self.observer.note(

@@ -25,7 +25,7 @@ use crate::observer::Observer;
 const BATCH_MS: u64 = 4;
 
 /// Small limits, so that prompts need several chunks and wait for credit.
-pub fn transport() -> Config {
+pub(crate) fn transport() -> Config {
     Config {
         chunk_bytes: 4 * 1024,
         window_chunks: 2,
@@ -37,7 +37,7 @@ pub fn transport() -> Config {
 }
 
 /// A machine with some of the layers. Its process may be killed and started again.
-pub struct Host {
+pub(crate) struct Host {
     pub node: Node,
     pub name: String,
     pub addr: HostAddr,
@@ -57,7 +57,7 @@ pub struct Host {
 }
 
 impl Host {
-    pub fn new(
+    pub(crate) fn new(
         node: Node,
         layers: (u32, u32),
         callers: &[NodeId],
@@ -88,7 +88,7 @@ impl Host {
     }
 
     /// Starts the process, which reads the model again.
-    pub async fn start(&self) {
+    pub(crate) async fn start(&self) {
         let model = &self.model;
         let slow = Arc::clone(&self.slow);
         let place = Arc::new(Simulated {
@@ -136,7 +136,7 @@ impl Host {
     }
 
     /// Ends the process at once.
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         self.net.kill(self.node);
         if self.running.lock().take().is_some() {
             self.observer.note(&self.name, "is killed");
@@ -144,7 +144,7 @@ impl Host {
     }
 
     /// Ends the process as an operator does. Its callers move to other hosts.
-    pub async fn leave(&self, within: Duration) {
+    pub(crate) async fn leave(&self, within: Duration) {
         let running = self.running.lock().take();
         if let Some(running) = running {
             self.observer.note(&self.name, "leaves");
@@ -153,22 +153,22 @@ impl Host {
         }
     }
 
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.running.lock().is_some()
     }
 
     /// Sets the factor of the duration of batches.
-    pub fn set_pace(&self, factor: u64) {
+    pub(crate) fn set_pace(&self, factor: u64) {
         self.slow.store(factor, Ordering::Relaxed);
     }
 
     /// Spoils the rows of its next batch.
-    pub fn spoil(&self) {
+    pub(crate) fn spoil(&self) {
         self.spoiled.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Checks that all streams, pages and waiting steps are returned soon, when no chat runs.
-    pub async fn check_returned(&self) {
+    pub(crate) async fn check_returned(&self) {
         let held = || {
             let running = self.running.lock();
             let stats = running.as_ref().map(RunningHost::stats)?;
@@ -195,7 +195,7 @@ impl Host {
         });
     }
 
-    pub fn sessions(&self) -> u32 {
+    pub(crate) fn sessions(&self) -> u32 {
         let running = self.running.lock();
         running
             .as_ref()

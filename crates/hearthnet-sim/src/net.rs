@@ -22,7 +22,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 use crate::random::Random;
 
 /// Number of a node.
-pub type Node = usize;
+pub(crate) type Node = usize;
 
 /// Bytes on the way in one direction of a connection before its writer waits, as in a socket.
 const SOCKET_BYTES: usize = 256 * 1024;
@@ -33,7 +33,7 @@ const DELAY: (u64, u64) = (1, 4);
 
 /// State of the way from one node to another.
 #[derive(Debug, Clone, Default)]
-pub struct Way {
+pub(crate) struct Way {
     /// Number of faults that block it.
     pub blocked: u32,
     /// Factor of delays, 0 for none.
@@ -75,7 +75,7 @@ struct State {
 
 /// The network. Clones share it.
 #[derive(Clone)]
-pub struct Net {
+pub(crate) struct Net {
     state: Arc<Mutex<State>>,
     opened: Arc<Notify>,
 }
@@ -107,7 +107,7 @@ fn delay(random: &mut Random, way: &Way) -> Duration {
 }
 
 impl Net {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let state = State {
             seed,
             ways: BTreeMap::new(),
@@ -123,14 +123,14 @@ impl Net {
     }
 
     /// Connections to `node`. It accepts them until [`Self::kill`], and again after the next call.
-    pub fn listen(&self, node: Node) -> UnboundedReceiver<Box<dyn Io>> {
+    pub(crate) fn listen(&self, node: Node) -> UnboundedReceiver<Box<dyn Io>> {
         let (arrived, arrivals) = unbounded_channel();
         self.state.lock().listeners.insert(node, arrived);
         arrivals
     }
 
     /// Ends a process: its sockets are gone, and the kernel resets their connections.
-    pub fn kill(&self, node: Node) {
+    pub(crate) fn kill(&self, node: Node) {
         let now = Instant::now();
         let mut state = self.state.lock();
         state.listeners.remove(&node);
@@ -147,7 +147,7 @@ impl Net {
     }
 
     /// Changes the way from one node to another.
-    pub fn change(&self, from: Node, to: Node, change: impl FnOnce(&mut Way)) {
+    pub(crate) fn change(&self, from: Node, to: Node, change: impl FnOnce(&mut Way)) {
         let mut state = self.state.lock();
         change(state.ways.entry((from, to)).or_default());
         state.wake_all();
@@ -155,7 +155,7 @@ impl Net {
     }
 
     /// Number of directions of connections whose ends are not all closed.
-    pub fn open_pipes(&self) -> usize {
+    pub(crate) fn open_pipes(&self) -> usize {
         self.state.lock().pipes.len()
     }
 
@@ -180,7 +180,7 @@ impl Net {
     ///
     /// # Errors
     /// If nothing listens there, or no answer comes in time.
-    pub async fn connect(&self, from: Node, to: Node) -> io::Result<Box<dyn Io>> {
+    pub(crate) async fn connect(&self, from: Node, to: Node) -> io::Result<Box<dyn Io>> {
         let crossing = async {
             self.cross(from, to).await;
             self.cross(to, from).await;

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// Records of one run. Clones share them.
 #[derive(Clone)]
-pub struct Observer {
+pub(crate) struct Observer {
     begin: Instant,
     records: Arc<Mutex<Records>>,
 }
@@ -24,7 +24,7 @@ struct Records {
 
 impl Observer {
     /// Time counts from here.
-    pub fn begin() -> Self {
+    pub(crate) fn begin() -> Self {
         Self {
             begin: Instant::now(),
             records: Arc::default(),
@@ -32,14 +32,14 @@ impl Observer {
     }
 
     /// Records an event of an actor.
-    pub fn note(&self, actor: &str, event: impl Into<String>) {
+    pub(crate) fn note(&self, actor: &str, event: impl Into<String>) {
         let at = self.begin.elapsed().as_micros();
         let event = (at, actor.to_owned(), event.into());
         self.records.lock().trace.push(event);
     }
 
     /// Records that an invariant does not hold.
-    pub fn violated(&self, actor: &str, what: impl Into<String>) {
+    pub(crate) fn violated(&self, actor: &str, what: impl Into<String>) {
         let what = what.into();
         let seconds = self.begin.elapsed().as_secs_f64();
         self.note(actor, format!("VIOLATION {what}"));
@@ -48,7 +48,7 @@ impl Observer {
     }
 
     /// Checks a condition.
-    pub fn check(&self, actor: &str, holds: bool, what: impl FnOnce() -> String) {
+    pub(crate) fn check(&self, actor: &str, holds: bool, what: impl FnOnce() -> String) {
         if !holds {
             self.violated(actor, what());
         }
@@ -56,7 +56,7 @@ impl Observer {
 
     /// Ends the run. In its trace, events of one moment are ordered by actor: independent events of
     /// the same moment have no order.
-    pub fn finish(&self, done: u32, failed: u32) -> Report {
+    pub(crate) fn finish(&self, done: u32, failed: u32) -> Report {
         let mut records = self.records.lock();
         let mut trace = std::mem::take(&mut records.trace);
         trace.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));

@@ -11,7 +11,7 @@ use tokio::task::LocalSet;
     clippy::expect_used,
     reason = "without a runtime there is no simulation"
 )]
-pub fn in_virtual_time<T>(scene: impl Future<Output = T>) -> T {
+pub(crate) fn in_virtual_time<T>(scene: impl Future<Output = T>) -> T {
     let runtime = Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
