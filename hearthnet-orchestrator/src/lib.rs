@@ -44,3 +44,4 @@ pub use hearthnet_bus::calls::Cancel;
 pub use hosts::{health, link, router};
 pub use placement::coverage;
 pub use service::Service;
+pub use steps::chat_loop::run_in_task;

@@ -1,6 +1,8 @@
 //! Time, as an argument.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// Clock of a host. Tests set it by hand.
 pub(crate) trait Clock: Send + Sync {
@@ -8,7 +10,7 @@ pub(crate) trait Clock: Send + Sync {
     fn now(&self) -> Duration;
 }
 
-/// System's monotonic clock, counted from its creation.
+/// System's monotonic clock, counted from its creation. In a simulation, the virtual one.
 #[derive(Debug)]
 pub(crate) struct SystemClock(Instant);
 

@@ -1,7 +1,7 @@
 //! The compute thread: a loop around the [`Scheduler`].
 
 use std::panic::AssertUnwindSafe;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 
 use crate::engine::{EngineSource, Footprint, LayerEngine, LoadFault, StartProgress};
+use crate::inbox::Inbox;
 use crate::sched::{Command, Scheduler};
 
 /// Reports of the first load.
@@ -39,7 +40,7 @@ pub(crate) enum Running {
 /// Handle of the compute thread. The thread ends when the handle is dropped.
 #[derive(Debug)]
 pub(crate) struct Compute {
-    pub(crate) inbox: Sender<Command>,
+    pub(crate) inbox: Inbox,
     pub(crate) running: watch::Receiver<Running>,
 }
 
@@ -54,7 +55,7 @@ impl Compute {
     ) -> std::io::Result<(Self, UnboundedReceiver<Loading>)> {
         // Unbounded: the reader is waiting for the start, and a load sends few reports.
         let (report, reports) = unbounded_channel();
-        let (inbox, commands) = mpsc::channel();
+        let (inbox, commands) = Inbox::of_thread();
         let (state, running) = watch::channel(Running::Yes);
         let compute = Self { inbox, running };
         thread::Builder::new()
@@ -84,8 +85,7 @@ impl Compute {
 
     /// Ends the thread after its current batch.
     pub(crate) fn stop(&self) {
-        // A failed send means that it has ended.
-        let _ = self.inbox.send(Command::Shutdown);
+        self.inbox.send(Command::Shutdown);
     }
 }
 
@@ -96,13 +96,13 @@ impl Drop for Compute {
 }
 
 /// The engine is lost for good.
-struct Lost;
+pub(crate) struct Lost;
 
-fn run<S: EngineSource>(
-    mut scheduler: Scheduler<S>,
-    inbox: &Receiver<Command>,
-    report: UnboundedSender<Loading>,
-) -> Result<(), Lost> {
+/// Loads the weights for the first time, and reports it. Returns `false` if they cannot be loaded.
+pub(crate) fn load<S: EngineSource>(
+    scheduler: &mut Scheduler<S>,
+    report: &UnboundedSender<Loading>,
+) -> bool {
     let loaded = scheduler.load(&mut |step| {
         // A failed send means that the start was abandoned, which also stops this thread.
         let _ = report.send(Loading::Progress(step));
@@ -116,8 +116,19 @@ fn run<S: EngineSource>(
         }
         Err(fault) => {
             let _ = report.send(Loading::Failed(fault));
-            return Ok(());
+            return false;
         }
+    }
+    true
+}
+
+fn run<S: EngineSource>(
+    mut scheduler: Scheduler<S>,
+    inbox: &Receiver<Command>,
+    report: UnboundedSender<Loading>,
+) -> Result<(), Lost> {
+    if !load(&mut scheduler, &report) {
+        return Ok(());
     }
     drop(report);
 

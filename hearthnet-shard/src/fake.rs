@@ -4,8 +4,8 @@
 #![cfg_attr(not(test), allow(dead_code))]
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use hearthnet_files::BoundaryDtype;
@@ -17,6 +17,7 @@ use crate::engine::{
     EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Served, Span, StartProgress,
 };
 use crate::fault::StreamFault;
+use crate::inbox::Inbox;
 use crate::sched::Command;
 use crate::stream_handle::ResponseSink;
 
@@ -309,11 +310,11 @@ impl EngineSource for FakeSource {
 pub(crate) struct HandClock {
     micros: AtomicU64,
     /// Woken when the clock moves, as by a timer.
-    inbox: Mutex<Option<mpsc::Sender<Command>>>,
+    inbox: Mutex<Option<Inbox>>,
 }
 
 impl HandClock {
-    pub(crate) fn drives(&self, inbox: &mpsc::Sender<Command>) {
+    pub(crate) fn drives(&self, inbox: &Inbox) {
         *self.inbox.lock() = Some(inbox.clone());
     }
 
@@ -322,7 +323,7 @@ impl HandClock {
             .fetch_add(by.as_micros() as u64, Ordering::SeqCst);
         if let Some(inbox) = self.inbox.lock().as_ref() {
             // Does nothing: there is no such stream.
-            let _ = inbox.send(Command::Close { handle: 0 });
+            inbox.send(Command::Close { handle: 0 });
         }
     }
 }

@@ -11,7 +11,7 @@ use hearthnet_bus::flight::Name;
 use hearthnet_bus::node::{Node, TensorSessions, bus_rule};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
 use hearthnet_platform::process::resident_bytes_of_all;
-use hearthnet_transport::{Arrival, Config, Connection, Listener};
+use hearthnet_transport::{Acceptor, Arrival, Config, Connection, Listener};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
@@ -28,6 +28,7 @@ use crate::notary::{Notary, Sign};
 use crate::plan::Pool;
 use crate::sched::{Command, Limits, Scheduler};
 use crate::session::{self, Phase, ShutdownWatch};
+use crate::simulated::{self, Handshakes, Simulated};
 use crate::stream_handle::Slots;
 use crate::stream_table::{HostState, Parties};
 
@@ -61,6 +62,9 @@ pub enum Place<'a> {
     /// `listen`, `admitted` and `transport` of the configuration are ignored, since the node sets
     /// them.
     In(&'a Node),
+    /// The network of a simulation: nothing listens, and no thread is started. `listen` is the
+    /// address in the descriptor.
+    Simulated(&'a Arc<Simulated>),
 }
 
 impl<'a> From<&'a NodeKey> for Place<'a> {
@@ -72,6 +76,12 @@ impl<'a> From<&'a NodeKey> for Place<'a> {
 impl<'a> From<&'a Node> for Place<'a> {
     fn from(node: &'a Node) -> Self {
         Self::In(node)
+    }
+}
+
+impl<'a> From<&'a Arc<Simulated>> for Place<'a> {
+    fn from(at: &'a Arc<Simulated>) -> Self {
+        Self::Simulated(at)
     }
 }
 
@@ -111,6 +121,7 @@ pub(crate) async fn start<S: EngineSource>(
     let (node, admitted, transport) = match place {
         Place::Alone(key) => (key.id(), config.admitted.as_slice(), &config.transport),
         Place::In(node) => (node.id(), &[][..], node.transport()),
+        Place::Simulated(at) => (at.key.id(), config.admitted.as_slice(), &config.transport),
     };
     let skew = config.clock_skew_secs;
     let parties = parties(place);
@@ -122,12 +133,7 @@ pub(crate) async fn start<S: EngineSource>(
     let (addr, outward, waiting) = match place {
         Place::Alone(key) => {
             let (identity, admission) = (key.identity()?, Arc::clone(&authorizer) as _);
-            // HELLO announces what this host enforces.
-            let transport = Config {
-                stream_steps: config.max_waiting_steps,
-                caller_steps: config.max_waiting_steps_per_caller,
-                ..transport.clone()
-            };
+            let transport = announced(&config);
             let rules = [bus_rule()];
             let own = Listener::bind(&config.listen, &identity, admission, transport, &rules);
             let own = own.await?;
@@ -141,6 +147,17 @@ pub(crate) async fn start<S: EngineSource>(
             let outward = node.own_endpoints().into_iter().next();
             (addr, outward, Waiting::At(node))
         }
+        Place::Simulated(at) => {
+            let (identity, admission) = (at.key.identity()?, Arc::clone(&authorizer) as _);
+            let acceptor = Acceptor::new(&identity, admission, announced(&config), &[])?;
+            let none = SocketAddr::from(([0, 0, 0, 0], 0));
+            let endpoint = Some(config.listen.clone());
+            (
+                none,
+                endpoint,
+                Waiting::Simulated(Handshakes::new(acceptor, at)),
+            )
+        }
     };
 
     let limits = Limits {
@@ -150,13 +167,18 @@ pub(crate) async fn start<S: EngineSource>(
         evict_after: config.evict_after,
         chunk: config.prefill_piece,
     };
-    let notary = Notary::start(node, signer(place), config.niceness).map_err(StartError::Thread)?;
+    let notary = match place {
+        Place::Simulated(_) => Notary::here(node, signer(place)),
+        _ => Notary::start(node, signer(place), config.niceness).map_err(StartError::Thread)?,
+    };
     let scheduler = {
         let (served, events, clock) = (served.clone(), events.clone(), clock.clone());
         move || Scheduler::new(source, served, limits, events, clock, notary)
     };
-    let (compute, mut reports) =
-        Compute::start(scheduler, config.niceness).map_err(StartError::Thread)?;
+    let (compute, mut reports) = match place {
+        Place::Simulated(at) => simulated::compute(scheduler(), Arc::clone(at)),
+        _ => Compute::start(scheduler, config.niceness).map_err(StartError::Thread)?,
+    };
     let (weight_bytes, footprint) = loop {
         let fault = match reports.recv().await {
             Some(Loading::Progress(step)) => {
@@ -214,6 +236,7 @@ pub(crate) async fn start<S: EngineSource>(
         Waiting::At(node) => {
             Arrivals::Node(node.serve_tensors(host_state.served.weights, authorizer))
         }
+        Waiting::Simulated(handshakes) => Arrivals::Simulated(handshakes),
     };
     let accepting = tokio::spawn(accept(arrivals, host_state.clone(), end, max_unread));
     let (shard, kv_budget) = (&descriptor.shard_id, host_state.kv_budget());
@@ -228,13 +251,24 @@ pub(crate) async fn start<S: EngineSource>(
     })
 }
 
+/// Limits in HELLO: what this host enforces.
+fn announced(config: &ServeConfig) -> Config {
+    Config {
+        stream_steps: config.max_waiting_steps,
+        caller_steps: config.max_waiting_steps_per_caller,
+        ..config.transport.clone()
+    }
+}
+
 /// Signs receipts with the key of the host's node.
 fn signer(place: Place<'_>) -> Sign {
+    let own = |key: &NodeKey| -> Sign {
+        let key = NodeKey::from_secret(&key.secret());
+        Box::new(move |statement| Some(statement.sign(&key)))
+    };
     match place {
-        Place::Alone(key) => {
-            let key = NodeKey::from_secret(&key.secret());
-            Box::new(move |statement| Some(statement.sign(&key)))
-        }
+        Place::Alone(key) => own(key),
+        Place::Simulated(at) => own(&at.key),
         Place::In(node) => {
             // The host does not keep its node alive.
             let node = node.downgrade();
@@ -246,7 +280,7 @@ fn signer(place: Place<'_>) -> Sign {
 /// Quota group of a caller: on a standalone host itself, otherwise as the node says.
 fn parties(place: Place<'_>) -> Parties {
     match place {
-        Place::Alone(_) => Arc::new(|caller| *caller),
+        Place::Alone(_) | Place::Simulated(_) => Arc::new(|caller| *caller),
         Place::In(node) => {
             // The host does not keep its node alive.
             let node = node.downgrade();
@@ -288,6 +322,7 @@ pub fn check_kv_budget(config: &ServeConfig, footprint: &Footprint) -> Result<()
 enum Waiting<'a> {
     Own(Listener),
     At(&'a Node),
+    Simulated(Handshakes),
 }
 
 /// Source of sessions while the host serves.
@@ -300,6 +335,7 @@ enum Arrivals {
         calls: JoinSet<()>,
     },
     Node(TensorSessions),
+    Simulated(Handshakes),
 }
 
 impl Arrivals {
@@ -325,6 +361,7 @@ impl Arrivals {
                 // The node has ended, or another host of the model serves: no more sessions come.
                 None => std::future::pending().await,
             },
+            Self::Simulated(handshakes) => handshakes.next().await,
         }
     }
 }
@@ -340,12 +377,13 @@ async fn accept(
     let mut phase = end.phase.clone();
     loop {
         tokio::select! {
+            biased;
+            _ = phase.wait_for(|phase| *phase != Phase::Serving) => break,
+            Some(_) = sessions.join_next() => {}
             connection = arrivals.next() => {
                 let session = session::serve(connection, host_state.clone(), end.clone(), max_unread);
                 sessions.spawn(session);
             }
-            Some(_) = sessions.join_next() => {}
-            _ = phase.wait_for(|phase| *phase != Phase::Serving) => break,
         }
     }
     drop(arrivals);
@@ -355,7 +393,7 @@ async fn accept(
 
 impl RunningHost {
     #[cfg(test)]
-    pub(crate) fn inbox(&self) -> &std::sync::mpsc::Sender<crate::sched::Command> {
+    pub(crate) fn inbox(&self) -> &crate::inbox::Inbox {
         &self.compute.inbox
     }
 

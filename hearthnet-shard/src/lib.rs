@@ -20,7 +20,8 @@
 //! | length of prefill chunks | `chunked_prefill.rs` (pure) |
 //! | streams, steps, timeouts, eviction | `sched/`, `stream.rs` (no I/O, no clock of their own) |
 //! | a batch through the engine, isolation of faults | `batch.rs` |
-//! | the compute thread | `compute.rs` |
+//! | the compute thread, its queue | `compute.rs`, `inbox.rs` |
+//! | a host in a simulation: sessions over given byte streams, batches in a task | `simulated.rs` |
 //! | receipts: hashes of rows, signatures | `notary.rs` |
 //! | sessions, and the echo for benchmarks | `session.rs` |
 //! | metrics, flight record and log | `events.rs` |
@@ -61,6 +62,7 @@ mod fault;
 #[doc(hidden)]
 pub mod fuzzing;
 mod host;
+mod inbox;
 mod memory;
 mod model;
 mod notary;
@@ -68,6 +70,7 @@ mod pace;
 mod plan;
 mod sched;
 mod session;
+mod simulated;
 mod stream;
 mod stream_handle;
 mod stream_table;
@@ -83,6 +86,7 @@ pub use fault::{Resource, StartError, StreamFault};
 pub use host::{Place, RunningHost, ShardHost, ShutdownReport, check_kv_budget};
 pub use memory::MemoryReport;
 pub use model::ShardConfig;
+pub use simulated::Simulated;
 
 #[cfg(test)]
 mod tests;

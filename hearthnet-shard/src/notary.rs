@@ -75,8 +75,7 @@ impl Notary {
         Ok(Self { host, pass_on })
     }
 
-    /// Signs on the calling thread.
-    #[cfg(any(test, feature = "fuzzing"))]
+    /// Signs on the calling thread, as in a simulation.
     pub(crate) fn here(host: NodeId, sign: Sign) -> Self {
         let pass_on = Box::new(move |draft: Draft| draft.send(&sign));
         Self { host, pass_on }

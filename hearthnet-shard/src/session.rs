@@ -71,6 +71,7 @@ impl ShutdownWatch {
     async fn comes(mut self) -> CloseCode {
         // An error means that the host, or its compute thread, is gone.
         tokio::select! {
+            biased;
             _ = self.phase.wait_for(|phase| *phase == Phase::Closing) => CloseCode::Shutdown,
             state = self.compute.wait_for(|state| *state != Running::Yes) => match state {
                 Ok(state) if *state == Running::Ended => CloseCode::Shutdown,

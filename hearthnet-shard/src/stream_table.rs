@@ -17,8 +17,8 @@
 //! the session's step slot.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
 
 use hearthnet_bus::{Descriptor, NodeId, now_ms};
 use hearthnet_transport::{
@@ -31,6 +31,7 @@ use crate::config::ServeConfig;
 use crate::engine::Served;
 use crate::events::{Caller, HostEvents};
 use crate::fault::StreamFault;
+use crate::inbox::Inbox;
 use crate::sched::{Command, ForkSource};
 use crate::stream::{Job, Work};
 use crate::stream_handle::{ResponseSink, Slots, StreamHandle};
@@ -56,7 +57,7 @@ pub(crate) struct HostState {
     /// Commands to the compute thread. Their number is bounded by their content: an open holds a
     /// stream's slot, a step or truncation a ticket of its stream, and a close follows an open. So
     /// no message is refused here, and a close never waits behind a full queue.
-    pub(crate) inbox: mpsc::Sender<Command>,
+    pub(crate) inbox: Inbox,
     pub(crate) events: Arc<HostEvents>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) parties: Parties,
@@ -69,7 +70,7 @@ impl HostState {
 
     /// Hands a command to the compute thread. Returns `false` if the thread has ended.
     pub(crate) fn tell(&self, command: Command) -> bool {
-        self.inbox.send(command).is_ok()
+        self.inbox.send(command)
     }
 
     /// Limit of positions per stream.

@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hearthnet_platform::machine::stand_back;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
+use tokio::task::JoinHandle;
 
 /// Niceness of these threads, well above that of a shard host's engine (5 by default).
 const NICENESS: i32 = 19;
@@ -25,11 +26,17 @@ thread_local! {
 /// Handle of the low-priority runtime: one thread for tasks, and as many as needed for blocking
 /// work. It has timers; sockets used there must be made on another runtime, and stay with it.
 ///
-/// If the system gives no thread, this is the caller's own runtime.
+/// If the system gives no thread, this is the caller's own runtime. On a current-thread runtime it
+/// is that one, too: all work of a simulation runs in one order.
 ///
 /// # Panics
-/// Only in that case, if called outside of a runtime.
+/// Only if the system gives no thread, when called outside of a runtime.
 pub fn background() -> Handle {
+    if let Ok(own) = Handle::try_current()
+        && own.runtime_flavor() == RuntimeFlavor::CurrentThread
+    {
+        return own;
+    }
     static THREADS: LazyLock<Option<Runtime>> = LazyLock::new(|| {
         threads_can_start(1).ok()?;
         Builder::new_multi_thread()
@@ -46,6 +53,18 @@ pub fn background() -> Handle {
     match &*THREADS {
         Some(threads) => threads.handle().clone(),
         None => Handle::current(),
+    }
+}
+
+/// Runs blocking work on a thread of `runtime` for such work. On a current-thread runtime the work
+/// is a task, so that all work of a simulation runs in one order.
+pub fn run_blocking<T: Send + 'static>(
+    runtime: &Handle,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> JoinHandle<T> {
+    match runtime.runtime_flavor() {
+        RuntimeFlavor::CurrentThread => runtime.spawn(async move { work() }),
+        _ => runtime.spawn_blocking(work),
     }
 }
 

@@ -78,7 +78,7 @@ mod tensor;
 mod time;
 pub mod wire;
 
-pub use background::{background, give_way, threads_can_start};
+pub use background::{background, give_way, run_blocking, threads_can_start};
 pub use code::{CloseCode, Code, MAX_NAME, SessionClosed, Violation, is_name};
 pub use config::{Config, ConfigError, Deadlines, PathRule};
 pub use identity::{Identity, IdentityError};
@@ -89,7 +89,8 @@ pub use message::{
 pub use net::{
     Acceptor, Admission, Arrival, BindError, Caps, Closer, ConnectError, Connection, Full, Handler,
     Io, Listener, PATH, PeerSender, PeerSocket, Phase, Place, RefusedConnection, SendError, Sender,
-    accept, connect, connect_here, connect_over, connect_path, retry, subscriber,
+    accept, connect, connect_here, connect_over, connect_path, connect_path_over, retry,
+    subscriber,
 };
 pub use node_id::{NodeId, NodeIdError};
 pub use session::protocol::Frame;

@@ -5,13 +5,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{Event, PipelineId, record};
 use hearthnet_transport::Code;
 use metrics::{Counter, Histogram, counter, histogram};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::backend::Run;
 use crate::error::ChatError;

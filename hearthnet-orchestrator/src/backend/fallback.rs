@@ -7,13 +7,14 @@
 
 use std::future::ready;
 use std::sync::Arc;
-use std::time::Instant;
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::PipelineId;
 use hearthnet_engine::ARITHMETIC;
+use hearthnet_transport::run_blocking;
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use crate::Cancel;
 use crate::backend::events::{Failover, fell_back};
@@ -66,6 +67,21 @@ impl WithFallback {
         runtime: &Handle,
         cancel: &Cancel,
     ) -> Result<Self, ChatError> {
+        chat_loop::block_on(Self::begun(hosts, since, load, exact, runtime, cancel))
+    }
+
+    /// [`Self::begin`] on the loop of the calling chat.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub async fn begun(
+        hosts: Result<ShardedBackend, ChatError>,
+        since: Instant,
+        load: LoadLocal,
+        exact: Exact,
+        runtime: &Handle,
+        cancel: &Cancel,
+    ) -> Result<Self, ChatError> {
         let error = match hosts {
             Ok(hosts) => {
                 return Ok(Self {
@@ -83,7 +99,7 @@ impl WithFallback {
         fell_back(&error, "answering");
         Ok(Self {
             pipeline: PipelineId::draw(),
-            runs: Runs::Here(chat_loop::block_on(loaded(runtime, load, cancel))?),
+            runs: Runs::Here(loaded(runtime, load, cancel).await?),
             alone: Some((error, since)),
             exact,
             answering: false,
@@ -181,7 +197,7 @@ async fn loaded(
     load: LoadLocal,
     cancel: &Cancel,
 ) -> Result<Box<dyn Backend>, ChatError> {
-    let loading = runtime.spawn_blocking(move || load());
+    let loading = run_blocking(runtime, move || load());
     let loaded = cancel.run_until_cancelled(loading).await;
     loaded
         .ok_or(ChatError::Cancelled)?

@@ -22,10 +22,9 @@
 //! (`boundary_overflow`).
 
 use std::collections::{BTreeMap, VecDeque};
-use std::hash::RandomState;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::evidence::Evidence;
@@ -33,10 +32,12 @@ use hearthnet_files::WeightsId;
 use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 pub use crate::hosts::audits::AuditCounts;
 use crate::hosts::audits::AuditResult;
 use crate::hosts::checks::SeenRows;
+use crate::hosts::tie_breaker::TieBreaker;
 use crate::times::{median, percentile, whole_ms};
 
 /// Maximum number of hosts; the one updated least recently is evicted. A community has tens.
@@ -541,7 +542,7 @@ struct Shared {
     tracker: Mutex<ShardHealthTracker>,
     /// Rows that hosts returned recently.
     seen: Arc<Mutex<SeenRows>>,
-    key: RandomState,
+    tie_breaker: TieBreaker,
     /// Number of running calls.
     calls: AtomicUsize,
     /// Takes the evidence of audits.
@@ -560,18 +561,22 @@ impl Drop for RunningCall {
 
 impl Default for SharedHealth {
     fn default() -> Self {
-        Self(Arc::new(Shared {
-            begin: Instant::now(),
-            tracker: Mutex::default(),
-            seen: Arc::default(),
-            key: RandomState::new(),
-            calls: AtomicUsize::new(0),
-            accuse: OnceLock::new(),
-        }))
+        Self::new(TieBreaker::random())
     }
 }
 
 impl SharedHealth {
+    pub fn new(tie_breaker: TieBreaker) -> Self {
+        Self(Arc::new(Shared {
+            begin: Instant::now(),
+            tracker: Mutex::default(),
+            seen: Arc::default(),
+            tie_breaker,
+            calls: AtomicUsize::new(0),
+            accuse: OnceLock::new(),
+        }))
+    }
+
     /// Runs `look` with the tracker and the current time. The lock is not held across waits.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&mut ShardHealthTracker, u64) -> T) -> T {
         look(&mut self.0.tracker.lock(), whole_ms(self.0.begin.elapsed()))
@@ -579,8 +584,8 @@ impl SharedHealth {
 
     /// Key of this process for tie-breaks
     /// ([`RouteRequest::tie_breaker`](crate::hosts::router::RouteRequest::tie_breaker)).
-    pub(crate) fn tie_breaker(&self) -> &RandomState {
-        &self.0.key
+    pub(crate) fn tie_breaker(&self) -> &TieBreaker {
+        &self.0.tie_breaker
     }
 
     /// Counts a call for as long as the result lives.

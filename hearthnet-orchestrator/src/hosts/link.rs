@@ -4,20 +4,21 @@
 //! the session's sender. A chat waits on one queue for all of its hosts, so that the first answer
 //! is processed first.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_bus::{Descriptor, Grant, NodeId, NodeKey};
 use hearthnet_engine::ARITHMETIC;
 use hearthnet_text::sanitize;
 use hearthnet_transport::{
-    CloseCode, Closer, Code, Config, Connection, Handler, Hello, Identity, Message, Receipt,
-    Sender, SessionClosed, StepResult, StreamClose,
+    CloseCode, Closer, Code, Config, Connection, Handler, Hello, Identity, Io, Message, Receipt,
+    Sender, SessionClosed, SessionStats, StepResult, StreamClose, connect, connect_over,
 };
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::error::ChatError;
 use crate::hosts::receipts::{ReceiptFault, StreamReceipts};
@@ -109,7 +110,7 @@ const MAX_CLOSING: usize = 64;
 
 #[derive(Debug, Default)]
 struct Routes {
-    by_stream: HashMap<u32, Route>,
+    by_stream: BTreeMap<u32, Route>,
     /// Last stream number given out, from 1; 0 if none was.
     last: u32,
     leaving: bool,
@@ -175,8 +176,32 @@ impl HostLink {
         Self::connect_with(addr, key, token, config).await
     }
 
+    /// [`Self::connect`] over a byte stream, which leads to the host.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub async fn connect_over(
+        io: Box<dyn Io>,
+        addr: &HostAddr,
+        key: &NodeKey,
+        config: Config,
+    ) -> Result<Self, ChatError> {
+        Self::open(Some(io), addr, key, session_token(key, addr.node)?, config).await
+    }
+
     /// Connects with a token that the host granted. A token is valid for one session.
     pub(crate) async fn connect_with(
+        addr: &HostAddr,
+        key: &NodeKey,
+        token: Vec<u8>,
+        config: Config,
+    ) -> Result<Self, ChatError> {
+        Self::open(None, addr, key, token, config).await
+    }
+
+    /// Opens a session over a byte stream, or else over a connection to the host's address.
+    async fn open(
+        io: Option<Box<dyn Io>>,
         addr: &HostAddr,
         key: &NodeKey,
         token: Vec<u8>,
@@ -186,23 +211,24 @@ impl HostLink {
             .map_err(|e| ChatError::Engine(format!("cannot use this node's key: {e}")))?;
         let lifetime = config.session_lifetime;
         let hello = Hello::new(PIPELINE, token.clone());
-        let expect = addr.node;
-        let connection =
-            hearthnet_transport::connect(&addr.endpoint, &identity, expect, hello, config)
-                .await
-                .map_err(|error| {
-                    let code = error.code();
-                    let name = code.map(|code| format!("{}: ", code.as_str()));
-                    // A grant is made anew for each session, so only a clock makes it expire.
-                    let clocks = match code {
-                        Some(CloseCode::TokenExpired) => CLOCKS,
-                        _ => "",
-                    };
-                    unavailable(
-                        addr,
-                        &format!("{}{error}{clocks}", name.unwrap_or_default()),
-                    )
-                })?;
+        let (endpoint, expect) = (&addr.endpoint, addr.node);
+        let connection = match io {
+            Some(io) => connect_over(io, endpoint, &identity, expect, hello, config).await,
+            None => connect(endpoint, &identity, expect, hello, config).await,
+        };
+        let connection = connection.map_err(|error| {
+            let code = error.code();
+            let name = code.map(|code| format!("{}: ", code.as_str()));
+            // A grant is made anew for each session, so only a clock makes it expire.
+            let clocks = match code {
+                Some(CloseCode::TokenExpired) => CLOCKS,
+                _ => "",
+            };
+            unavailable(
+                addr,
+                &format!("{}{error}{clocks}", name.unwrap_or_default()),
+            )
+        })?;
         Self::over(addr, key.id(), &token, connection, lifetime).await
     }
 
@@ -267,11 +293,17 @@ impl HostLink {
 
     /// Handle that closes the session when its authorisation ends. Chats on it are notified and
     /// continue elsewhere.
-    pub(crate) fn closer(&self) -> Closer {
+    pub fn closer(&self) -> Closer {
         self.connection.closer()
     }
 
-    pub(crate) fn is_open(&self) -> bool {
+    /// Statistics of the session: credit, steps in flight, bytes.
+    pub fn stats(&self) -> SessionStats {
+        self.sender.stats()
+    }
+
+    /// Returns true until the session has ended.
+    pub fn is_open(&self) -> bool {
         self.sender.closed().is_none() && self.streams.lock().ended.is_none()
     }
 
@@ -281,7 +313,7 @@ impl HostLink {
     }
 
     /// Returns true if the session is open and its host is not leaving.
-    pub(crate) fn takes_streams(&self) -> bool {
+    pub fn takes_streams(&self) -> bool {
         self.is_open() && !self.is_leaving()
     }
 
@@ -368,7 +400,7 @@ impl HostLink {
 impl Routes {
     /// Closes the idle streams of a leaving host.
     fn close_idle(&mut self, sender: &Sender) {
-        let idle = self.by_stream.extract_if(|_, route| route.resting);
+        let idle = self.by_stream.extract_if(.., |_, route| route.resting);
         for (stream, route) in idle.collect::<Vec<_>>() {
             close(sender, stream, route.epoch);
             let _ = route.inbox.send((route.hop, Inbound::Closed));

@@ -13,6 +13,7 @@
 //! | hosts found in a community's log ([`CommunityHosts`]) | `community.rs` |
 //! | one attempt to open a session, limits of dialling | `attempt.rs` |
 //! | a session that is being opened | `opening.rs` |
+//! | order of equal hosts | `tie_breaker.rs` (pure) |
 
 mod attempt;
 pub(crate) mod audits;
@@ -25,6 +26,7 @@ mod pool;
 pub(crate) mod receipts;
 pub mod router;
 mod source;
+mod tie_breaker;
 
 pub use self::community::{CommunityHosts, Expelled, InSync, Links};
 pub use self::pool::HostPool;
@@ -32,3 +34,4 @@ pub use self::source::{
     Choice, DISCOVERY_TIMEOUT, GRACE, HostSource, ModelOnWire, Patience, RoutedSpan,
     SHORT_DISCOVERY_TIMEOUT, Search,
 };
+pub use self::tie_breaker::TieBreaker;

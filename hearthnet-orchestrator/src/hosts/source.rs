@@ -5,6 +5,8 @@ use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_files::magnitude::Band;
 use hearthnet_files::{BoundaryDtype, ModelSpec, WeightsId};
@@ -151,6 +153,13 @@ pub trait HostSource: Send {
     /// [`ChatError::ShardUnavailable`], [`ChatError::WeightsMismatch`],
     /// [`ChatError::ArithmeticMismatch`] or [`ChatError::Cancelled`].
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError>;
+
+    /// Waits until [`Self::route`] needs not block, as long as [`Patience`] allows. For a source of a
+    /// simulation, where no thread may block; all others wait in [`Self::route`].
+    fn ready<'a>(&'a mut self, search: &'a Search<'_>) -> LocalBoxFuture<'a, ()> {
+        let _ = search;
+        std::future::ready(()).boxed_local()
+    }
 
     /// Prepares a spare host for each span of a route. Called repeatedly while a sequence runs.
     /// Never blocks.

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -41,6 +41,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use hearthnet_transport::{Message, SendError, Sender};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 /// The loop of a lone chat busy-waits from this long before an answer is due. A timer may be late
 /// by half of it.
@@ -110,6 +111,25 @@ pub(crate) fn is_alone() -> bool {
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     run(|cx| (future.as_mut().poll(cx), 1))
+}
+
+/// Runs one chat as a part of a task, for a program whose chats share their thread with hosts, as
+/// in a simulation. Each poll of the task is a turn of a loop of its own.
+pub async fn run_in_task<F: Future>(chat: F) -> F::Output {
+    let mut chat = pin!(chat);
+    let mut own = Next::default();
+    poll_fn(|cx| {
+        own.chats = 1;
+        let outer = NEXT.replace(std::mem::take(&mut own));
+        let polled = chat.as_mut().poll(cx);
+        own = NEXT.replace(outer);
+        own.due = None;
+        let (unwritten, behind) = (&mut own.unwritten, &mut own.behind);
+        unwritten.drain(..).for_each(|sender| sender.flush());
+        behind.drain(..).for_each(Waker::wake);
+        polled
+    })
+    .await
 }
 
 /// Handle of a step loop on its own thread. The loop ends with its last chat once all clones of the

@@ -142,6 +142,22 @@ pub async fn connect_path(
     counted(async { connector.peer_socket(connector.dial().await?, rule).await }).await
 }
 
+/// Like [`connect_path`], over an existing byte stream. `host` is for the HTTP `Host` header.
+///
+/// # Errors
+/// See [`connect_path`].
+pub async fn connect_path_over(
+    io: Box<dyn Io>,
+    host: &str,
+    identity: &Identity,
+    expect: Option<NodeId>,
+    rule: &PathRule,
+    config: &Config,
+) -> Result<PeerSocket, ConnectError> {
+    let connector = Connector::new(host, identity, expect, config)?;
+    counted(connector.peer_socket(io, rule)).await
+}
+
 /// Counts a failed attempt.
 async fn counted<T>(
     attempt: impl Future<Output = Result<T, ConnectError>>,

@@ -39,7 +39,7 @@ pub use acceptor::{Acceptor, Arrival};
 pub use admission::{Admission, BindError, RefusedConnection};
 pub use caps::{Caps, Full, Place};
 pub use closer::Closer;
-pub use connect::{ConnectError, connect, connect_over, connect_path};
+pub use connect::{ConnectError, connect, connect_over, connect_path, connect_path_over};
 pub use connection::{Connection, SendError, Sender};
 pub use frame_limiter::Io;
 #[cfg(feature = "fuzzing")]

@@ -1,7 +1,7 @@
 //! Set-up of chats: models with the backends that run them, and limits of the service.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hearthnet_engine::{EngineOptions, Head};
 use hearthnet_orchestrator::backend::Backend;
@@ -15,6 +15,7 @@ use hearthnet_orchestrator::service::{Opener, ServedModel, ServiceSettings};
 use hearthnet_orchestrator::sharded::ShardedBackend;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use super::chat_backends::{
     kv_bytes, local_engine, on_demand, pooled_hosts, pump_settings, recompute_here,

@@ -92,6 +92,9 @@ pub(super) struct Writer {
     stale: bool,
     /// The disk failed under the connection: open it again.
     broken: bool,
+    /// Pages of the file beyond which the disk counts as full.
+    #[cfg(feature = "testing")]
+    most_pages: u32,
 }
 
 impl EventLog {
@@ -170,6 +173,8 @@ impl EventLog {
                 view,
                 stale: false,
                 broken: false,
+                #[cfg(feature = "testing")]
+                most_pages: u32::MAX,
             }),
             recovery,
             doubt,
@@ -275,6 +280,16 @@ impl EventLog {
         })?;
         self.inner.doubt.store(false, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Lets the disk be full, or have room again: the file of this handle no longer grows.
+    #[cfg(feature = "testing")]
+    pub fn fill_disk(&self, is_full: bool) {
+        let mut writer = self.inner.writer.lock();
+        writer.most_pages = match is_full {
+            true => db::pages(&writer.conn).unwrap_or(1),
+            false => u32::MAX,
+        };
     }
 
     /// Number of events folded again since the log was opened, because others arrived late.
@@ -414,6 +429,8 @@ impl Writer {
         work: impl FnOnce(&Connection, &mut View) -> Result<(bool, T), LogError>,
     ) -> Result<(bool, T), LogError> {
         self.reopen_if_broken(path)?;
+        #[cfg(feature = "testing")]
+        db::limit_pages(&self.conn, self.most_pages)?;
         let Self {
             conn, view, stale, ..
         } = self;

@@ -1,5 +1,6 @@
 //! Driver of a gossip session over a socket and a log. The only part of gossip that does I/O.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use bytes::Bytes;
 use futures_util::future::OptionFuture;
 use hearthnet_transport::{
     CloseCode, Code, Frame, PathRule, PeerSocket, SendError, SessionClosed, background,
+    run_blocking,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -29,18 +31,36 @@ pub fn path_rule() -> PathRule {
 
 /// Budgets of all peers. Clones share them, so a peer that reconnects or opens a second connection
 /// gains nothing.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Accounts {
     begin: Instant,
     budgets: Arc<Mutex<Budgets>>,
+    clock: Clock,
+}
+
+/// Clock of a node, in Unix milliseconds.
+pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+impl fmt::Debug for Accounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Accounts")
+            .field("budgets", &self.budgets)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Accounts {
-    /// Creates full budgets of the sizes in `config`.
+    /// Creates full budgets of the sizes in `config`, for sessions that use the system clock.
     pub fn new(config: &SyncConfig) -> Accounts {
+        Accounts::with_clock(config, Arc::new(now_ms))
+    }
+
+    /// Creates full budgets, for sessions that use the given clock.
+    pub fn with_clock(config: &SyncConfig, clock: Clock) -> Accounts {
         Accounts {
             begin: Instant::now(),
             budgets: Arc::new(Mutex::new(Budgets::new(config))),
+            clock,
         }
     }
 
@@ -58,6 +78,7 @@ struct Replica {
     /// Set to the community's root key if that is either end: the session is limited to the root's
     /// own events.
     only: Option<NodeId>,
+    clock: Clock,
 }
 
 impl Replica {
@@ -86,10 +107,7 @@ impl Replica {
             Work::Collect
                 if self.only.is_none() && self.log.state().level(&self.peer).is_none() =>
             {
-                Done::Collected {
-                    events: Vec::new(),
-                    more: false,
-                }
+                Done::Withheld
             }
             Work::Collect => match self.missing() {
                 Ok(batch) => {
@@ -108,7 +126,7 @@ impl Replica {
                 let mut raw: Vec<Vec<u8>> = events.iter().map(|event| event.to_vec()).collect();
                 raw.retain(|event| self.only.is_none_or(|root| Event::is_by(event, &root)));
                 let others = events.len().saturating_sub(raw.len()) as u64;
-                match self.log.receive(&raw, self.peer, now_ms()) {
+                match self.log.receive(&raw, self.peer, (self.clock)()) {
                     Ok(received) => {
                         let taken = received.accepted.iter().filter_map(|at| raw.get(*at));
                         taken.for_each(|event| self.theirs.note_received(event));
@@ -200,6 +218,7 @@ pub async fn gossip(
         peer,
         theirs: Heads::empty(community),
         only,
+        clock: Arc::clone(&accounts.clock),
     });
     let mut job: Option<JoinHandle<(Replica, Done)>> = None;
     let mut outgoing: Option<Frame> = None;
@@ -209,7 +228,7 @@ pub async fn gossip(
         if let Some(mut idle) = replica.take() {
             match session.poll_work(now()) {
                 Some(work) => {
-                    job = Some(background().spawn_blocking(move || {
+                    job = Some(run_blocking(&background(), move || {
                         let done = idle.work(work);
                         (idle, done)
                     }));
@@ -227,7 +246,8 @@ pub async fn gossip(
             // before tasks that wait for `in_sync` are woken.
             if repaired.is_in_doubt() {
                 let log = repaired.clone();
-                let noted = background().spawn_blocking(move || log.caught_up(now_ms()));
+                let now_ms = (accounts.clock)();
+                let noted = run_blocking(&background(), move || log.caught_up(now_ms));
                 if let Ok(Err(error)) = noted.await {
                     tracing::warn!(%error, "the log could not record that it is complete again");
                 }
@@ -246,20 +266,9 @@ pub async fn gossip(
         // At most a day; then the loop computes the deadline again.
         let sleep = begin + Duration::from_millis(timeout.min(now() + 86_400_000));
 
+        // In a fixed order, for simulations. A peer that sends without end comes last.
         tokio::select! {
-            frame = socket.recv() => match frame {
-                Ok(Frame::Binary(message)) => session.handle_message(now(), &message),
-                // The path's rule admits no text frames.
-                Ok(Frame::Text(_)) => session.close(CloseCode::WebSocket),
-                Err(closed) => return closed,
-            },
-            // If this is dropped while it waits, nothing was sent.
-            Some(sent) = OptionFuture::from(outgoing.clone().map(|it| sender.send(it))) => match sent {
-                Ok(()) => outgoing = None,
-                Err(SendError::Closed(closed)) => return closed,
-                // A message of this side exceeded its own limit.
-                Err(_) => session.close(CloseCode::Internal),
-            },
+            biased;
             Some(done) = OptionFuture::from(job.as_mut()) => {
                 job = None;
                 let Ok((idle, done)) = done else {
@@ -270,9 +279,22 @@ pub async fn gossip(
                 session.handle_done(now(), done);
                 replica = Some(idle);
             },
+            // If this is dropped while it waits, nothing was sent.
+            Some(sent) = OptionFuture::from(outgoing.clone().map(|it| sender.send(it))) => match sent {
+                Ok(()) => outgoing = None,
+                Err(SendError::Closed(closed)) => return closed,
+                // A message of this side exceeded its own limit.
+                Err(_) => session.close(CloseCode::Internal),
+            },
             changed = changes.changed() => match changed {
                 Ok(()) => session.handle_change(),
                 Err(_) => session.close(CloseCode::Shutdown),
+            },
+            frame = socket.recv() => match frame {
+                Ok(Frame::Binary(message)) => session.handle_message(now(), &message),
+                // The path's rule admits no text frames.
+                Ok(Frame::Text(_)) => session.close(CloseCode::WebSocket),
+                Err(closed) => return closed,
             },
             () = tokio::time::sleep_until(sleep) => {}
         }

@@ -348,15 +348,21 @@ async fn a_peer_that_sends_rubbish_is_closed_and_one_that_replays_is_not() {
 }
 
 #[tokio::test]
-async fn nothing_is_sent_to_a_peer_that_is_no_member() {
+async fn neither_events_nor_even_go_to_a_peer_that_is_no_member() {
     let home = founder();
     let (mut attacker, task) = attack(&home).await;
     let heads = Heads::empty(home.log.community()).to_cbor().into();
     say(&attacker, SyncMessage::Heads { round: 1, heads }).await;
+    // The heads are processed before the second batch is acknowledged.
+    for number in 1..=2 {
+        let events = all_of(&home.log);
+        say(&attacker, SyncMessage::Events { number, events }).await;
+    }
     loop {
         match heard(&mut attacker).await {
             SyncMessage::Events { .. } => panic!("a stranger gets the log"),
-            SyncMessage::Even { round: 1 } => break,
+            SyncMessage::Even { .. } => panic!("a stranger hears that it lacks nothing"),
+            SyncMessage::Ack { number: 2, .. } => break,
             _ => {}
         }
     }
@@ -368,6 +374,7 @@ async fn nothing_is_sent_to_a_peer_that_is_no_member() {
         }
     };
     assert_eq!(sent, 3);
+    while heard(&mut attacker).await != (SyncMessage::Even { round: 1 }) {}
     task.abort();
 }
 

@@ -23,7 +23,7 @@ mod session;
 mod session_tests;
 
 pub use budget::{Stored, SyncConfig, cost};
-pub use link::{Accounts, gossip, path_rule};
+pub use link::{Accounts, Clock, gossip, path_rule};
 pub use message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, MAX_MESSAGE_BYTES, SyncMessage, VERSION};
 pub use session::{Progress, SyncSession, WINDOW, Work};
 

@@ -69,6 +69,8 @@ pub(crate) enum Done {
         events: Vec<Bytes>,
         more: bool,
     },
+    /// The peer is no member, so it is sent nothing, nor told that it lacks nothing.
+    Withheld,
     Stored(Stored),
     /// The log failed. Holds the events that still have to be stored.
     Failed(Option<Vec<Bytes>>),
@@ -438,6 +440,8 @@ impl SyncSession {
             (Some(Doing::Collect), Done::Collected { events, more }) => {
                 self.send(now_ms, events, more);
             }
+            // Its heads stay unanswered: an EVEN would end the doubt of a log that has lost events.
+            (Some(Doing::Collect), Done::Withheld) => {}
             (
                 Some(Doing::Store {
                     number,

@@ -11,11 +11,11 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
 use hearthnet_bus::flight::{Event, PipelineId};
 use hearthnet_transport::Fork;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::{Call, ShardedBackend};
 use crate::backend::events::report_event;

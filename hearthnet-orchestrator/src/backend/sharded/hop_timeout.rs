@@ -15,7 +15,9 @@
 //! [`Silence`] covers another question: whether the host is online at all.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::times::median;
 

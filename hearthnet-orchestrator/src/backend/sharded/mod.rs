@@ -33,7 +33,7 @@ mod stream;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -43,6 +43,7 @@ use hearthnet_bus::flight::{Event, PipelineId};
 use hearthnet_transport::{Code, DType, Want};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use self::audit_span::AuditSpan;
 pub use self::audit_span::RecomputeHere;
@@ -197,6 +198,19 @@ impl ShardedBackend {
         settings: PumpSettings,
         cancel: &Cancel,
     ) -> Result<Self, ChatError> {
+        chat_loop::block_on(Self::opened(runtime, source, settings, cancel))
+    }
+
+    /// [`Self::open`] on the loop of the calling chat.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn opened(
+        runtime: Handle,
+        source: Box<dyn HostSource>,
+        settings: PumpSettings,
+        cancel: &Cancel,
+    ) -> Result<Self, ChatError> {
         let began = Instant::now();
         let boundary = source.choice().model.boundary;
         let dtype = DType::of_rows(boundary.descriptor_name())
@@ -230,7 +244,7 @@ impl ShardedBackend {
             watching_since: began,
             per_layer: None,
         };
-        chat_loop::block_on(this.start(cancel))?;
+        this.start(cancel).await?;
         this.running = true;
         this.prepare();
         this.notices.clear();

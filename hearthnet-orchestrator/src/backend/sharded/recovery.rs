@@ -15,11 +15,12 @@
 use std::collections::BTreeSet;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hearthnet_bus::flight::Event;
 use hearthnet_bus::{Descriptor, NodeId};
-use hearthnet_transport::Code;
+use hearthnet_transport::{Code, run_blocking};
+use tokio::time::Instant;
 
 use super::failure::{Cause, HopFailure};
 use super::stream::Hop;
@@ -305,8 +306,18 @@ impl ShardedBackend {
         patience: Patience,
         cancel: &Cancel,
     ) -> Result<Vec<RoutedSpan>, ChatError> {
+        if let Some(source) = &mut self.source {
+            let search = Search {
+                layers: layers.clone(),
+                exclude: &exclude,
+                before: before.as_deref(),
+                patience,
+                cancel,
+            };
+            source.ready(&search).await;
+        }
         let (source, cancel) = (self.source.take(), cancel.clone());
-        let searched = self.runtime.spawn_blocking(move || {
+        let searched = run_blocking(&self.runtime, move || {
             let mut source = source?;
             let route = source.route(&Search {
                 layers,

@@ -10,7 +10,7 @@
 //! B        TRUNCATED 256            rows 256 to 299 again, then what comes from A
 //! ```
 
-use std::time::Instant;
+use tokio::time::Instant;
 
 use super::ShardedBackend;
 use super::failure::HopFailure;

@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use hearthnet_files::WeightsId;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::recovery::pause;
 use super::{Call, ShardedBackend};

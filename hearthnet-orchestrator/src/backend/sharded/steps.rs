@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hearthnet_bus::Descriptor;
 use hearthnet_bus::flight::Event;
 use hearthnet_bus::receipt::Statement;
 use hearthnet_transport::{Message, Step, StepResult, Want};
+use tokio::time::Instant;
 
 use super::ShardedBackend;
 use super::failure::{Cause, HopFailure};

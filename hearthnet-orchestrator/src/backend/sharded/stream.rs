@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hearthnet_bus::NodeId;
@@ -13,6 +13,7 @@ use hearthnet_text::sanitize;
 use hearthnet_transport::{
     CloseCode, Code, Fork, Message, SendError, SessionClosed, StreamOpen, Truncate,
 };
+use tokio::time::Instant;
 
 use super::failure::{Cause, HopFailure};
 use super::hop_timeout::{CHECK_INTERVAL, HopTimeout, OFFLINE_AFTER, PROBE_AFTER, Silence};

@@ -1,9 +1,9 @@
 //! Waiting for hosts: timeouts, and when the next answer is due.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::OptionFuture;
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 
 use super::ShardedBackend;
 use super::failure::Interrupted;
@@ -47,7 +47,7 @@ impl ShardedBackend {
             }
             let time_is_up = {
                 let _context = self.runtime.enter();
-                OptionFuture::from(until.map(|at| sleep_until(at.into())))
+                OptionFuture::from(until.map(sleep_until))
             };
             let unsent = self.hops.iter().find(|hop| !hop.unsent.is_empty());
             let sent = OptionFuture::from(unsent.map(|hop| async {

@@ -1,7 +1,6 @@
 //! Takes the best candidate for each next layer.
 
 use std::cmp::Reverse;
-use std::hash::BuildHasher as _;
 
 use super::policy::{RoutePolicy, Usable};
 use super::policy_name::PolicyName;
@@ -113,7 +112,7 @@ fn walk(
             let own_first = c.is_self && cursor == 0;
             let reach = c.descriptor.layer_range.1.min(last);
             let host = c.descriptor.host;
-            let tie = request.tie_breaker.hash_one(host);
+            let tie = request.tie_breaker.rank(&host);
             (cost(c, &competition), own_first, Reverse(reach), tie, host)
         });
         let Some(&(index, candidate)) = best else {

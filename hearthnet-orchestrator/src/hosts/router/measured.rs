@@ -1,7 +1,6 @@
 //! Cheapest route by measurements, for the policies that use them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::BuildHasher as _;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{self, Measured};
@@ -109,7 +108,7 @@ pub(super) fn cheapest(
     // Of equal routes, callers prefer different ones.
     taken.sort_by_cached_key(|(_, c)| {
         let host = c.descriptor.host;
-        (request.tie_breaker.hash_one(host), host)
+        (request.tie_breaker.rank(&host), host)
     });
     let offer = |(_, c): &Usable<'_>| {
         let speed = believed.speed(c, || is_over(c, first, usable));

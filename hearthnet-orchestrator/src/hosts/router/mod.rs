@@ -27,7 +27,6 @@ mod together;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher as _, RandomState};
 
 use hearthnet_bus::NodeId;
 
@@ -41,6 +40,7 @@ pub use self::policy_name::PolicyName;
 pub use self::request::{Candidate, RouteError, RouteRequest, Span};
 use crate::exact::Allowed;
 use crate::hosts::health::Standing;
+use crate::hosts::tie_breaker::TieBreaker;
 
 /// Maximum number of candidates per decision; a community has tens of hosts. It bounds the work
 /// under a flood of descriptors. Measured hosts are kept first, then hosts by the caller's secret
@@ -158,13 +158,13 @@ fn usable<'a>(
 /// Order in which candidates are considered: measured ones first, then by tie-break; the latest
 /// advertisement of a host first.
 fn in_order<'a>(
-    tie_breaker: &RandomState,
+    tie_breaker: &TieBreaker,
     candidates: &'a [Candidate],
 ) -> impl Iterator<Item = (usize, &'a Candidate)> {
     let mut all: Vec<_> = candidates.iter().enumerate().collect();
     all.sort_by_cached_key(|(_, c)| {
         let d = &c.descriptor;
-        let tie = tie_breaker.hash_one(d.host);
+        let tie = tie_breaker.rank(&d.host);
         (c.ms_per_layer.is_none(), tie, Reverse(d.advertised_at))
     });
     all.into_iter()

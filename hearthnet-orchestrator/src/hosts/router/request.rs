@@ -1,7 +1,6 @@
 //! Input and output of the router: candidates, requirements, spans, errors.
 
 use std::collections::BTreeSet;
-use std::hash::RandomState;
 use std::ops::{Range, RangeInclusive};
 
 use hearthnet_bus::{Descriptor, NodeId};
@@ -10,6 +9,7 @@ use super::policy_name::PolicyName;
 use crate::error::ChatError;
 use crate::exact::{Allowed, is_exact};
 use crate::hosts::health::Standing;
+use crate::hosts::tie_breaker::TieBreaker;
 
 /// Host that may take part.
 #[derive(Debug, Clone, PartialEq)]
@@ -92,9 +92,8 @@ pub struct RouteRequest<'a> {
     /// True if the caller's own node may serve; as first shard only if no other is as good.
     pub allow_self: bool,
     pub exclude: &'a BTreeSet<NodeId>,
-    /// Secret key of the tie-break. Callers thus prefer different ones of otherwise equal hosts,
-    /// and no host can choose a node id that comes first.
-    pub tie_breaker: &'a RandomState,
+    /// Orders hosts that are otherwise equal.
+    pub tie_breaker: &'a TieBreaker,
 }
 
 /// Reason that no route exists.

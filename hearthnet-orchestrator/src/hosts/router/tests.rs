@@ -52,7 +52,7 @@ pub(super) fn ask() -> RouteRequest<'static> {
         max_shards: 16,
         allow_self: false,
         exclude: &NONE,
-        tie_breaker: Box::leak(Box::new(RandomState::new())),
+        tie_breaker: Box::leak(Box::new(TieBreaker::random())),
     }
 }
 

@@ -21,6 +21,7 @@ use super::{encode, open_for, rows, step, step_of};
 use crate::config::ServeConfig;
 use crate::engine::Served;
 use crate::events::{Caller as CallerId, HostEvents, Stats};
+use crate::inbox::Inbox;
 use crate::notary::Notary;
 use crate::sched::{Command, Limits, Scheduler};
 use crate::stream_handle::Slots;
@@ -74,7 +75,7 @@ impl Host {
         let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
         *probe.clock.lock() = Some(clock.clone());
         let events = Arc::new(HostEvents::recording(record));
-        let (inbox, commands) = mpsc::channel();
+        let (inbox, commands) = Inbox::of_thread();
         let config = ServeConfig {
             max_concurrent_streams: STREAMS,
             max_streams_per_caller: STREAMS,

@@ -175,6 +175,19 @@ pub(super) fn connect(path: &Path, flags: OpenFlags) -> rusqlite::Result<Connect
     Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
 }
 
+/// Pages of the file.
+#[cfg(feature = "testing")]
+pub(super) fn pages(conn: &Connection) -> Result<u32, LogError> {
+    Ok(conn.pragma_query_value(None, "page_count", |row| row.get(0))?)
+}
+
+/// Limits the pages of the file, as a full disk does.
+#[cfg(feature = "testing")]
+pub(super) fn limit_pages(conn: &Connection, pages: u32) -> Result<(), LogError> {
+    conn.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))?;
+    Ok(())
+}
+
 /// Opens the file; creates it if `create`.
 pub(super) fn open(path: &Path, create: bool) -> Result<Connection, LogError> {
     let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE;

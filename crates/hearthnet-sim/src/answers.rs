@@ -1,0 +1,315 @@
+//! The scene of answers: three hosts, two callers.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::task::spawn_local;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::caller::{Caller, key};
+use crate::faults::{Fault, Scene, Schedule};
+use crate::host::Host;
+use crate::model::{LAYERS, Model};
+use crate::net::{Net, Node};
+use crate::observer::{Observer, Report};
+use crate::random::Random;
+use crate::run::in_virtual_time;
+
+/// Number of hosts of a run.
+const HOSTS: usize = 3;
+
+/// What happens to a host, or to its network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The process dies. Its machine resets the connections, and starts it again later.
+    Crash,
+    /// The machine loses its power: its peers hear nothing until it is back.
+    PowerLoss,
+    /// The process is asked to stop, and starts again later.
+    Leave,
+    /// The process stands still, as when a laptop sleeps.
+    Pause,
+    /// No packets in either direction.
+    Partition,
+    /// No packets to the host.
+    PartitionIn,
+    /// No packets from the host.
+    PartitionOut,
+    /// Packets take 40 times as long.
+    SlowLink,
+    /// Batches take 50 times as long.
+    SlowHost,
+    /// A bit of the host's next packets changes.
+    DamagedPacket,
+    /// The next rows of the host are wrong.
+    SpoiledRows,
+    /// The callers learn that the host is no member any more, and do not connect until the end.
+    Revoked,
+}
+
+/// The scene.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answers {}
+
+impl Scene for Answers {
+    type Kind = Kind;
+
+    const OPTION: &'static str = "";
+    const NODES: usize = HOSTS;
+    const KINDS: &'static [Kind] = &[
+        Kind::Crash,
+        Kind::PowerLoss,
+        Kind::Leave,
+        Kind::Pause,
+        Kind::Partition,
+        Kind::PartitionIn,
+        Kind::PartitionOut,
+        Kind::SlowLink,
+        Kind::SlowHost,
+        Kind::DamagedPacket,
+        Kind::SpoiledRows,
+        Kind::Revoked,
+    ];
+}
+
+/// Callers have the numbers behind the hosts.
+const CALLERS: [Node; 2] = [HOSTS, HOSTS + 1];
+/// Time in which callers begin new calls.
+const CALLING: Duration = Duration::from_millis(4_500);
+
+/// Runs a schedule.
+pub fn run(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
+    in_virtual_time(scene(model, schedule))
+}
+
+/// First and last layers of the hosts. The seed chooses the line.
+const LAYOUTS: [[(u32, u32); HOSTS]; 4] = [
+    // A spare for each of two hosts.
+    [(0, 1), (2, LAYERS - 1), (0, LAYERS - 1)],
+    // Ranges that overlap.
+    [(0, 2), (1, LAYERS - 1), (0, LAYERS - 1)],
+    // Each layer but the first has two hosts.
+    [(0, 1), (2, LAYERS - 1), (1, LAYERS - 1)],
+    // Three equal hosts.
+    [(0, LAYERS - 1), (0, LAYERS - 1), (0, LAYERS - 1)],
+];
+
+fn layers(seed: u64, host: Node) -> (u32, u32) {
+    let layout = LAYOUTS.get((seed % LAYOUTS.len() as u64) as usize);
+    let layers = layout.and_then(|layout| layout.get(host));
+    layers.copied().unwrap_or((0, LAYERS - 1))
+}
+
+async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
+    let begin = Instant::now();
+    let tasks_before = Handle::current().metrics().num_alive_tasks();
+    let observer = Observer::begin();
+    let net = Net::new(schedule.seed);
+    let ids: Vec<_> = CALLERS.iter().map(|caller| key(*caller).id()).collect();
+    let hosts: Vec<Rc<Host>> = (0..HOSTS)
+        .map(|node| {
+            Rc::new(Host::new(
+                node,
+                layers(schedule.seed, node),
+                &ids,
+                model,
+                &net,
+                &observer,
+            ))
+        })
+        .collect();
+    for host in &hosts {
+        host.start().await;
+    }
+    let addresses: Vec<_> = hosts
+        .iter()
+        .map(|host| (host.node, host.addr.clone()))
+        .collect();
+    let new = |node: &Node| Caller::new(*node, &addresses, model, &net, &observer, schedule.seed);
+    let callers: Vec<Rc<Caller>> = CALLERS.iter().map(new).map(Rc::new).collect();
+    sleep(Duration::from_millis(100)).await;
+
+    let faults_end = begin + schedule.end();
+    let faulty: Vec<_> = schedule
+        .faults
+        .iter()
+        .map(|fault| {
+            let (net, observer, callers) = (net.clone(), observer.clone(), callers.clone());
+            let (fault, host) = (*fault, hosts.get(fault.node).cloned());
+            spawn_local(async move {
+                if let Some(host) = host {
+                    happen(fault, begin, &host, &callers, &net, &observer).await;
+                }
+            })
+        })
+        .collect();
+    let calling: Vec<_> = CALLERS
+        .iter()
+        .zip(&callers)
+        .map(|(node, caller)| {
+            let caller = Rc::clone(caller);
+            let mut random = Random::new(schedule.seed, 77 + *node as u64);
+            spawn_local(async move {
+                let (mut answered, mut failed) = (0, 0);
+                while begin.elapsed() < CALLING {
+                    match caller.chat(&mut random, faults_end).await {
+                        true => answered += 1,
+                        false => failed += 1,
+                    }
+                    sleep(Duration::from_millis(random.between(1, 200))).await;
+                }
+                // Once more, when all is well again.
+                sleep_until(faults_end + Duration::from_secs(2)).await;
+                match caller.chat(&mut random, faults_end).await {
+                    true => answered += 1,
+                    false => failed += 1,
+                }
+                (answered, failed)
+            })
+        })
+        .collect();
+
+    let (mut answered, mut failed) = (0, 0);
+    for calls in calling {
+        match calls.await {
+            Ok(calls) => (answered, failed) = (answered + calls.0, failed + calls.1),
+            Err(error) => observer.violated("run", format!("a caller's task failed: {error}")),
+        }
+    }
+    for fault in faulty {
+        if let Err(error) = fault.await {
+            observer.violated("run", format!("a fault's task failed: {error}"));
+        }
+    }
+    for host in &hosts {
+        observer.check(&host.name, host.is_running(), || {
+            "it did not start again".into()
+        });
+        host.check_returned().await;
+    }
+    drop(callers);
+    // Sessions that a fault has cut off end with their keep-alive.
+    for _ in 0..100 {
+        if hosts.iter().all(|host| host.sessions() == 0) && net.open_pipes() == 0 {
+            break;
+        }
+        sleep(Duration::from_secs(1)).await;
+    }
+    for host in &hosts {
+        let sessions = host.sessions();
+        observer.check(&host.name, sessions == 0, || {
+            format!("{sessions} sessions are left")
+        });
+        host.kill();
+    }
+    drop(hosts);
+    sleep(Duration::from_secs(10)).await;
+    let pipes = net.open_pipes();
+    observer.check("run", pipes == 0, || {
+        format!("{pipes} directions of connections are left")
+    });
+    let tasks = Handle::current().metrics().num_alive_tasks();
+    observer.check("run", tasks <= tasks_before, || {
+        format!("{} tasks are left", tasks - tasks_before)
+    });
+    observer.finish(answered, failed)
+}
+
+/// Lets a fault happen, and ends it.
+async fn happen(
+    fault: Fault<Kind>,
+    begin: Instant,
+    host: &Host,
+    callers: &[Rc<Caller>],
+    net: &Net,
+    observer: &Observer,
+) {
+    sleep_until(begin + fault.at).await;
+    observer.note(&host.name, format!("fault: {:?}", fault.kind));
+    let block = |into: bool, out_of: bool, by: i32| {
+        for caller in CALLERS {
+            let ways = [(caller, host.node, into), (host.node, caller, out_of)];
+            for (from, to, _) in ways.into_iter().filter(|way| way.2) {
+                net.change(from, to, |way| {
+                    way.blocked = way.blocked.saturating_add_signed(by)
+                });
+            }
+        }
+    };
+    let slow = |factor| {
+        for caller in CALLERS {
+            net.change(caller, host.node, |way| way.slow = factor);
+            net.change(host.node, caller, |way| way.slow = factor);
+        }
+    };
+    let over = sleep_until(begin + fault.at + fault.lasts);
+    match fault.kind {
+        Kind::Crash => {
+            host.kill();
+            over.await;
+        }
+        Kind::PowerLoss => {
+            block(true, true, 1);
+            host.kill();
+            over.await;
+            block(true, true, -1);
+        }
+        Kind::Leave => {
+            host.leave(fault.lasts / 2).await;
+            over.await;
+        }
+        Kind::Pause | Kind::Partition => {
+            block(true, true, 1);
+            if fault.kind == Kind::Pause {
+                host.set_pace(100);
+            }
+            over.await;
+            if fault.kind == Kind::Pause {
+                host.set_pace(1);
+            }
+            block(true, true, -1);
+        }
+        Kind::PartitionIn => {
+            block(true, false, 1);
+            over.await;
+            block(true, false, -1);
+        }
+        Kind::PartitionOut => {
+            block(false, true, 1);
+            over.await;
+            block(false, true, -1);
+        }
+        Kind::SlowLink => {
+            slow(40);
+            over.await;
+            slow(0);
+        }
+        Kind::SlowHost => {
+            host.set_pace(50);
+            over.await;
+            host.set_pace(1);
+        }
+        Kind::DamagedPacket => {
+            for caller in CALLERS {
+                net.change(host.node, caller, |way| way.damaged += 1);
+            }
+        }
+        Kind::SpoiledRows => host.spoil(),
+        Kind::Revoked => {
+            callers
+                .iter()
+                .for_each(|caller| caller.revoke(host.node, true));
+            over.await;
+            callers
+                .iter()
+                .for_each(|caller| caller.revoke(host.node, false));
+        }
+    }
+    observer.note(&host.name, format!("over: {:?}", fault.kind));
+    // Several faults may have stopped it: the last one that ends starts it.
+    if matches!(fault.kind, Kind::Crash | Kind::PowerLoss | Kind::Leave) && !host.is_running() {
+        host.start().await;
+    }
+}

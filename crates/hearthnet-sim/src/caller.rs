@@ -1,0 +1,421 @@
+//! Callers: the pipeline, the failover and the fallback of `hearthnet-orchestrator`.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
+use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_engine::{Engine, SeqId, Span};
+use hearthnet_orchestrator::backend::{Output, Rows, Run};
+use hearthnet_orchestrator::chat::Frame;
+use hearthnet_orchestrator::exact::Exact;
+use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
+use hearthnet_orchestrator::health::SharedHealth;
+use hearthnet_orchestrator::hosts::{
+    Choice, GRACE, HostSource, Patience, RoutedSpan, SHORT_DISCOVERY_TIMEOUT, Search, TieBreaker,
+};
+use hearthnet_orchestrator::link::{HostAddr, HostLink};
+use hearthnet_orchestrator::router::{PolicyName, Speeds};
+use hearthnet_orchestrator::sharded::{PumpSettings, ShardedBackend};
+use hearthnet_orchestrator::{Backend, Cancel, ChatError, run_in_task};
+use hearthnet_testkit::one_thread;
+use hearthnet_transport::CloseCode;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use crate::host::transport;
+use crate::model::{LAYERS, Model};
+use crate::net::{Net, Node};
+use crate::observer::Observer;
+use crate::random::Random;
+
+/// Virtual time within which every call ends, counted from its beginning or, if that is later, from
+/// the end of all faults. A host that is silent without a fallback is waited for longest.
+pub(crate) const CALL_ENDS_WITHIN: Duration = Duration::from_secs(90);
+
+/// Pause between two attempts to connect, and between two looks at an open session.
+const RECONNECT: Duration = Duration::from_millis(500);
+
+/// A caller's sessions with its hosts.
+struct Links {
+    links: Mutex<Vec<Option<Arc<HostLink>>>>,
+    /// Hosts that are no members.
+    revoked: Mutex<BTreeSet<Node>>,
+    changed: Notify,
+}
+
+impl Links {
+    fn open(&self) -> Vec<Arc<HostLink>> {
+        let links = self.links.lock();
+        let open = links.iter().flatten().filter(|link| link.takes_streams());
+        open.cloned().collect()
+    }
+}
+
+/// A caller with its sessions. Dropping it ends them.
+pub(crate) struct Caller {
+    pub name: String,
+    net: Net,
+    observer: Observer,
+    model: Arc<Model>,
+    links: Arc<Links>,
+    choice: Choice,
+    connecting: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        self.connecting.iter().for_each(JoinHandle::abort);
+    }
+}
+
+pub(crate) fn key(node: Node) -> NodeKey {
+    NodeKey::from_secret(&[100 + node as u8; 32])
+}
+
+impl Caller {
+    /// Begins to connect with the hosts.
+    pub(crate) fn new(
+        node: Node,
+        hosts: &[(Node, HostAddr)],
+        model: &Arc<Model>,
+        net: &Net,
+        observer: &Observer,
+        seed: u64,
+    ) -> Self {
+        let links = Arc::new(Links {
+            links: Mutex::new(vec![None; hosts.len()]),
+            revoked: Mutex::default(),
+            changed: Notify::new(),
+        });
+        let mut caller = Self {
+            name: format!("caller {node}"),
+            net: net.clone(),
+            observer: observer.clone(),
+            model: Arc::clone(model),
+            links,
+            choice: choice(model, key(node).id(), seed ^ node as u64),
+            connecting: Vec::new(),
+        };
+        for (place, (host, addr)) in hosts.iter().cloned().enumerate() {
+            let keep = caller.keep_connected(node, place, host, addr);
+            caller.connecting.push(tokio::spawn(keep));
+        }
+        caller
+    }
+
+    /// Keeps a session with a host open, as `HostPool` does on demand.
+    fn keep_connected(
+        &self,
+        node: Node,
+        place: usize,
+        host: Node,
+        addr: HostAddr,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let (net, links) = (self.net.clone(), Arc::clone(&self.links));
+        let (observer, name) = (self.observer.clone(), self.name.clone());
+        async move {
+            loop {
+                if links.revoked.lock().contains(&host) {
+                    sleep(RECONNECT).await;
+                    continue;
+                }
+                let link = links.links.lock().get(place).cloned().flatten();
+                if let Some(link) = link
+                    && link.takes_streams()
+                    && link.answers(GRACE).await
+                {
+                    sleep(RECONNECT).await;
+                    continue;
+                }
+                let connected = async {
+                    let io = net.connect(node, host).await.ok()?;
+                    let link = HostLink::connect_over(io, &addr, &key(node), transport()).await;
+                    link.ok().map(Arc::new)
+                };
+                match connected.await {
+                    Some(_) if links.revoked.lock().contains(&host) => {}
+                    Some(link) => {
+                        observer.note(&name, format!("connected with host {host}"));
+                        if let Some(place) = links.links.lock().get_mut(place) {
+                            *place = Some(link);
+                        }
+                        links.changed.notify_waiters();
+                    }
+                    None => sleep(RECONNECT).await,
+                }
+            }
+        }
+    }
+
+    /// Learns that a host is no member any more, or one again. As in `Node`, sessions with it end.
+    pub(crate) fn revoke(&self, host: Node, is_revoked: bool) {
+        match is_revoked {
+            true => self.links.revoked.lock().insert(host),
+            false => self.links.revoked.lock().remove(&host),
+        };
+        if is_revoked && let Some(link) = self.links.links.lock().get(host).cloned().flatten() {
+            link.closer().close(CloseCode::Revoked);
+        }
+    }
+
+    fn source(&self) -> Source {
+        Source {
+            links: Arc::clone(&self.links),
+            choice: self.choice.clone(),
+        }
+    }
+
+    /// Checks that no session has exceeded its credit or its step slots.
+    pub(crate) fn check_credit(&self) {
+        for link in self.links.links.lock().iter().flatten() {
+            let stats = link.stats();
+            let holds = stats.credit_available <= stats.credit_granted
+                && stats.steps_in_flight <= stats.steps_granted;
+            // An ended session has neither.
+            self.observer
+                .check(&self.name, holds || !link.is_open(), || {
+                    format!("beyond the window of a session: {stats:?}")
+                });
+        }
+    }
+
+    /// Answers one of the model's prompts, and checks each row and token against its transcript.
+    /// `faults_end`: see [`CALL_ENDS_WITHIN`].
+    pub(crate) async fn chat(&self, random: &mut Random, faults_end: Instant) -> bool {
+        let number = random.below(self.model.transcripts.len() as u64) as usize;
+        let falls_back = !random.one_in(3);
+        self.observer.note(
+            &self.name,
+            format!("asks prompt {number}, fallback: {falls_back}"),
+        );
+        let until = Instant::now().max(faults_end) + CALL_ENDS_WITHIN;
+        let answer = run_in_task(self.answer(number, falls_back, random));
+        match timeout_at(until, answer).await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                let code = error.code();
+                self.observer
+                    .note(&self.name, format!("the call ends with {code}"));
+                // A defect, whatever the hosts do. With a fallback, no host can end a call.
+                let is_fine = !falls_back && error.blames_host();
+                self.observer
+                    .check(&self.name, is_fine, || format!("a call ended: {error}"));
+                false
+            }
+            Err(_) => {
+                self.observer.violated(&self.name, "a call does not end");
+                false
+            }
+        }
+    }
+
+    async fn answer(
+        &self,
+        number: usize,
+        falls_back: bool,
+        random: &mut Random,
+    ) -> Result<(), ChatError> {
+        let (cancel, handle) = (Cancel::new(), Handle::current());
+        let settings = PumpSettings {
+            give_up_after: falls_back.then_some(3),
+            audit_share: 0.0,
+            ..PumpSettings::default()
+        };
+        let since = Instant::now();
+        let source = Box::new(self.source());
+        let hosts = ShardedBackend::opened(handle.clone(), source, settings, &cancel).await;
+        let mut backend: Box<dyn Backend> = match falls_back {
+            false => Box::new(hosts?),
+            true => {
+                let model = Arc::clone(&self.model);
+                let load: LoadLocal = Arc::new(move || Ok(Box::new(Here::load(&model)?)));
+                let exact = Exact::Require;
+                Box::new(WithFallback::begun(hosts, since, load, exact, &handle, &cancel).await?)
+            }
+        };
+        self.go_through(&mut *backend, number, random, &cancel)
+            .await
+    }
+
+    /// Submits the prompt and then each token, and sometimes goes back.
+    async fn go_through(
+        &self,
+        backend: &mut dyn Backend,
+        number: usize,
+        random: &mut Random,
+        cancel: &Cancel,
+    ) -> Result<(), ChatError> {
+        let model = &self.model;
+        let Some(transcript) = model.transcripts.get(number) else {
+            return Ok(());
+        };
+        let (inputs, outputs) = (transcript.rows.first(), transcript.rows.last());
+        let (Some(inputs), Some(outputs)) = (inputs, outputs) else {
+            return Ok(());
+        };
+        let mut notify = |frame: Frame| match frame {
+            Frame::ShardStatus { status, code, .. } => {
+                let code = code.map(|code| code.to_string()).unwrap_or_default();
+                self.observer
+                    .note(&self.name, format!("host is {status} {code}"));
+            }
+            Frame::ShardFailover { code, replayed, .. } => {
+                let event = format!("layers moved after {code}, {replayed} rows replayed");
+                self.observer.note(&self.name, event);
+            }
+            _ => {}
+        };
+        let begin = transcript.prompt.len();
+        backend.begin_call((begin + transcript.answer.len()) as u32);
+        // Rows from `from` to `end` are submitted; their last output gives the next token.
+        let (mut from, mut end, mut furthest) = (0, begin, begin);
+        while end < begin + transcript.answer.len() {
+            let rows: Vec<f32> = inputs.get(from..end).unwrap_or_default().concat();
+            backend.submit(Rows::at(from as u32, &rows), cancel).await;
+            let mut run = Run {
+                cancel,
+                notify: &mut notify,
+            };
+            let row = backend.output(&mut run).await?;
+            self.check_credit();
+            let expected = outputs.get(end - 1);
+            self.observer.check(&self.name, expected == Some(&row), || {
+                format!(
+                    "prompt {number}: the row of position {} is another one",
+                    end - 1
+                )
+            });
+            let token = model.next_token(&row);
+            let expected = transcript.answer.get(end - begin).copied();
+            self.observer.check(&self.name, token == expected, || {
+                format!("prompt {number}: token {} is another one", end - begin)
+            });
+            self.observer.note(
+                &self.name,
+                format!("prompt {number}, token {}", end - begin),
+            );
+            from = end;
+            end += 1;
+            // Goes back once in a while, and submits the same rows again.
+            if end > furthest && random.one_in(12) {
+                furthest = end;
+                let back = random.below(end as u64) as u32;
+                from = backend.rewind(back).await? as usize;
+                self.observer
+                    .note(&self.name, format!("goes back to {back}, to {from}"));
+            }
+        }
+        backend.end_call();
+        Ok(())
+    }
+}
+
+fn choice(model: &Model, own_id: NodeId, seed: u64) -> Choice {
+    Choice {
+        model: model.on_wire.clone(),
+        max_shards: 16,
+        own_id,
+        allow_self: false,
+        exact: Exact::Require,
+        policy: PolicyName::default(),
+        speeds: Speeds::new(),
+        health: SharedHealth::new(TieBreaker::of_seed(seed)),
+    }
+}
+
+/// Hosts of a caller, for one chat.
+struct Source {
+    links: Arc<Links>,
+    choice: Choice,
+}
+
+impl HostSource for Source {
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        self.choice.among(&self.links.open(), search)
+    }
+
+    /// Waits for hosts as `HostPool` does.
+    fn ready<'a>(&'a mut self, search: &'a Search<'_>) -> LocalBoxFuture<'a, ()> {
+        let limit = match search.patience {
+            Patience::None => Duration::ZERO,
+            Patience::Short => SHORT_DISCOVERY_TIMEOUT,
+            Patience::Long => hearthnet_orchestrator::hosts::DISCOVERY_TIMEOUT,
+        };
+        let links = Arc::clone(&self.links);
+        let come = async move {
+            loop {
+                let changed = links.changed.notified();
+                if self.route(search).is_ok() {
+                    return;
+                }
+                // A session may have ended meanwhile.
+                let _ = timeout(Duration::from_millis(200), changed).await;
+            }
+        };
+        let come = timeout(limit, search.cancel.run_until_cancelled(come));
+        come.map(drop).boxed_local()
+    }
+
+    fn choice(&self) -> &Choice {
+        &self.choice
+    }
+}
+
+/// All layers in this thread.
+struct Here {
+    engine: Engine,
+    seq: SeqId,
+    model: Arc<Model>,
+    output: Result<Vec<f32>, ChatError>,
+}
+
+impl Here {
+    fn load(model: &Arc<Model>) -> Result<Self, ChatError> {
+        let fail = |why: String| ChatError::Engine(why);
+        let engine = Engine::load(&model.file, 0..LAYERS, &one_thread(), &mut |_, _| {});
+        let mut engine = engine.map_err(|error| fail(error.to_string()))?;
+        let seq = engine.open().map_err(|error| fail(error.to_string()))?;
+        let model = Arc::clone(model);
+        let output = Ok(Vec::new());
+        Ok(Self {
+            engine,
+            seq,
+            model,
+            output,
+        })
+    }
+
+    fn compute(&mut self, rows: Rows<'_>) -> Result<Vec<f32>, hearthnet_engine::EngineError> {
+        let width = self.model.width();
+        self.engine.truncate(self.seq, rows.position)?;
+        let mut x = rows.values.to_vec();
+        let count = (x.len() / width) as u32;
+        let span = Span::new(self.seq, rows.position, count);
+        self.engine.forward(&[span], &mut x)?;
+        let kept = if rows.all {
+            0
+        } else {
+            x.len().saturating_sub(width)
+        };
+        Ok(x.split_off(kept))
+    }
+}
+
+impl Backend for Here {
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, _: &'a Cancel) -> LocalBoxFuture<'a, ()> {
+        let computed = self.compute(rows);
+        self.output = computed.map_err(|error| ChatError::Engine(error.to_string()));
+        std::future::ready(()).boxed_local()
+    }
+
+    fn output<'a>(&'a mut self, _: &'a mut Run<'_>) -> Output<'a> {
+        let output = std::mem::replace(&mut self.output, Ok(Vec::new()));
+        std::future::ready(output).boxed_local()
+    }
+}

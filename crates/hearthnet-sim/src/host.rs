@@ -1,0 +1,347 @@
+//! Hosts: the code of `hearthnet-shard` with the exact engine, which computes in the simulation's
+//! own thread.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_engine::{ARITHMETIC, Engine, SeqId};
+use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_shard::{
+    EngineSource, Footprint, LayerEngine, LoadFault, RunningHost, ServeConfig, Served, ShardHost,
+    Simulated, Span, StartProgress, StreamFault,
+};
+use hearthnet_testkit::one_thread;
+use hearthnet_transport::Config;
+use parking_lot::Mutex;
+use tokio::time::sleep;
+
+use crate::model::{LAYERS, Model};
+use crate::net::{Net, Node};
+use crate::observer::Observer;
+
+/// Milliseconds of a batch.
+const BATCH_MS: u64 = 4;
+
+/// Small limits, so that prompts need several chunks and wait for credit.
+pub(crate) fn transport() -> Config {
+    Config {
+        chunk_bytes: 4 * 1024,
+        window_chunks: 2,
+        inline_max: 1024,
+        // A caller opens more streams in a simulated minute than a person would.
+        stream_opens_per_second: 10_000,
+        ..Config::default()
+    }
+}
+
+/// A machine with some of the layers. Its process may be killed and started again.
+pub(crate) struct Host {
+    pub node: Node,
+    pub name: String,
+    pub addr: HostAddr,
+    layers: (u32, u32),
+    callers: Vec<NodeId>,
+    model: Arc<Model>,
+    net: Net,
+    observer: Observer,
+    key: [u8; 32],
+    running: Mutex<Option<RunningHost>>,
+    /// Factor of the duration of batches.
+    slow: Arc<AtomicU64>,
+    /// Number of next batches whose rows are spoiled.
+    spoiled: Arc<AtomicU32>,
+    /// Open sequences of all its engines.
+    sequences: Arc<AtomicU64>,
+}
+
+impl Host {
+    pub(crate) fn new(
+        node: Node,
+        layers: (u32, u32),
+        callers: &[NodeId],
+        model: &Arc<Model>,
+        net: &Net,
+        observer: &Observer,
+    ) -> Self {
+        let key = [10 + node as u8; 32];
+        let name = format!("host {node}");
+        Self {
+            node,
+            addr: HostAddr {
+                endpoint: format!("host-{node}.sim:4710"),
+                node: NodeKey::from_secret(&key).id(),
+            },
+            name,
+            layers,
+            callers: callers.to_vec(),
+            model: Arc::clone(model),
+            net: net.clone(),
+            observer: observer.clone(),
+            key,
+            running: Mutex::default(),
+            slow: Arc::new(AtomicU64::new(1)),
+            spoiled: Arc::default(),
+            sequences: Arc::default(),
+        }
+    }
+
+    /// Starts the process, which reads the model again.
+    pub(crate) async fn start(&self) {
+        let model = &self.model;
+        let slow = Arc::clone(&self.slow);
+        let place = Arc::new(Simulated {
+            key: NodeKey::from_secret(&self.key),
+            streams: tokio::sync::Mutex::new(self.net.listen(self.node)),
+            pace: Box::new(move || Duration::from_millis(BATCH_MS * slow.load(Ordering::Relaxed))),
+        });
+        let config = ServeConfig {
+            admitted: self.callers.clone(),
+            max_concurrent_streams: 64,
+            kv_budget_bytes: 16 << 20,
+            transport: transport(),
+            ..ServeConfig::new(self.addr.endpoint.clone())
+        };
+        let served = Served {
+            model_id: model.model_id().to_owned(),
+            weights: model.weights.0,
+            lo: self.layers.0,
+            hi: self.layers.1,
+            total_layers: LAYERS,
+            width: model.file.spec().width,
+            boundary: model.boundary(),
+            context: model.file.spec().context,
+            arithmetic: ARITHMETIC.to_owned(),
+        };
+        let source = Source {
+            layers: self.layers,
+            watch: Watch {
+                model: Arc::clone(model),
+                name: self.name.clone(),
+                observer: self.observer.clone(),
+                spoiled: Arc::clone(&self.spoiled),
+                sequences: Arc::clone(&self.sequences),
+            },
+        };
+        match ShardHost::start_on(config, &place, served, source, &mut |_| {}).await {
+            Ok(running) => {
+                self.observer.note(&self.name, "starts");
+                *self.running.lock() = Some(running);
+            }
+            Err(error) => self
+                .observer
+                .violated(&self.name, format!("start: {error}")),
+        }
+    }
+
+    /// Ends the process at once.
+    pub(crate) fn kill(&self) {
+        self.net.kill(self.node);
+        if self.running.lock().take().is_some() {
+            self.observer.note(&self.name, "is killed");
+        }
+    }
+
+    /// Ends the process as an operator does. Its callers move to other hosts.
+    pub(crate) async fn leave(&self, within: Duration) {
+        let running = self.running.lock().take();
+        if let Some(running) = running {
+            self.observer.note(&self.name, "leaves");
+            running.shutdown(within).await;
+            self.observer.note(&self.name, "has left");
+        }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.running.lock().is_some()
+    }
+
+    /// Sets the factor of the duration of batches.
+    pub(crate) fn set_pace(&self, factor: u64) {
+        self.slow.store(factor, Ordering::Relaxed);
+    }
+
+    /// Spoils the rows of its next batch.
+    pub(crate) fn spoil(&self) {
+        self.spoiled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Checks that all streams, pages and waiting steps are returned soon, when no chat runs.
+    pub(crate) async fn check_returned(&self) {
+        let held = || {
+            let running = self.running.lock();
+            let stats = running.as_ref().map(RunningHost::stats)?;
+            let sequences = self.sequences.load(Ordering::Relaxed);
+            let held = (
+                stats.streams,
+                stats.steps_waiting,
+                stats.kv_bytes,
+                sequences,
+            );
+            (held != (0, 0, 0, 0)).then_some(held)
+        };
+        for _ in 0..50 {
+            if held().is_none() {
+                return;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        self.observer.check(&self.name, held().is_none(), || {
+            format!(
+                "streams, steps, bytes of KV and sequences are held: {:?}",
+                held()
+            )
+        });
+    }
+
+    pub(crate) fn sessions(&self) -> u32 {
+        let running = self.running.lock();
+        running
+            .as_ref()
+            .map_or(0, |running| running.stats().sessions)
+    }
+}
+
+/// What is watched of a host's engine.
+#[derive(Clone)]
+struct Watch {
+    model: Arc<Model>,
+    name: String,
+    observer: Observer,
+    spoiled: Arc<AtomicU32>,
+    sequences: Arc<AtomicU64>,
+}
+
+struct Source {
+    layers: (u32, u32),
+    watch: Watch,
+}
+
+impl EngineSource for Source {
+    type Engine = Watched;
+
+    fn load(&mut self, _: &mut dyn FnMut(StartProgress)) -> Result<Watched, LoadFault> {
+        let (lo, hi) = self.layers;
+        let options = one_thread();
+        let engine = Engine::load(&self.watch.model.file, lo..hi + 1, &options, &mut |_, _| {})?;
+        Ok(Watched {
+            engine,
+            watch: self.watch.clone(),
+            open: 0,
+        })
+    }
+}
+
+/// The exact engine, watched: it must compute rows of fault-free runs only.
+struct Watched {
+    engine: Engine,
+    watch: Watch,
+    open: u64,
+}
+
+impl Watched {
+    fn count(&mut self, open: u64) {
+        let (before, all) = (
+            std::mem::replace(&mut self.open, open),
+            &self.watch.sequences,
+        );
+        all.fetch_add(open, Ordering::Relaxed);
+        all.fetch_sub(before, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.count(0);
+    }
+}
+
+impl LayerEngine for Watched {
+    type Seq = SeqId;
+
+    fn open(&mut self) -> Result<SeqId, StreamFault> {
+        let seq = LayerEngine::open(&mut self.engine);
+        self.count(self.engine.sequences() as u64);
+        seq
+    }
+
+    fn fork(&mut self, seq: SeqId, length: u32) -> Result<SeqId, StreamFault> {
+        let seq = LayerEngine::fork(&mut self.engine, seq, length);
+        self.count(self.engine.sequences() as u64);
+        seq
+    }
+
+    fn close(&mut self, seq: SeqId) {
+        LayerEngine::close(&mut self.engine, seq);
+        self.count(self.engine.sequences() as u64);
+    }
+
+    fn len(&self, seq: SeqId) -> u32 {
+        LayerEngine::len(&self.engine, seq)
+    }
+
+    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<u32, StreamFault> {
+        LayerEngine::truncate(&mut self.engine, seq, length)
+    }
+
+    fn forward(
+        &mut self,
+        layers: (u32, u32),
+        spans: &[Span<SeqId>],
+        x: &mut [f32],
+    ) -> Result<(), StreamFault> {
+        let Watch {
+            model,
+            name,
+            observer,
+            ..
+        } = &self.watch;
+        let width = model.width();
+        let mut rest = &x[..];
+        for span in spans {
+            let (rows, after) = rest.split_at(span.rows as usize * width);
+            rest = after;
+            let Span {
+                position,
+                rows: count,
+                ..
+            } = span;
+            observer.note(
+                name,
+                format!("layers {layers:?}, {count} rows from {position}"),
+            );
+            observer.check(name, model.knows(layers.0, *position, rows), || {
+                format!(
+                    "rows {position}+{count} before layer {} are of no transcript",
+                    layers.0
+                )
+            });
+        }
+        let sent = x.to_vec();
+        LayerEngine::forward(&mut self.engine, layers, spans, x)?;
+        let spoiled = &self.watch.spoiled;
+        let spoil = |left: u32| left.checked_sub(1);
+        if let Ok(left) = spoiled.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spoil) {
+            self.watch.observer.note(&self.watch.name, "spoils rows");
+            match left % 3 {
+                0 => x.fill(f32::NAN),
+                1 => x.copy_from_slice(&sent),
+                _ => x.fill(0.0),
+            }
+        }
+        Ok(())
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        LayerEngine::weight_bytes(&self.engine)
+    }
+
+    fn footprint(&self) -> Footprint {
+        LayerEngine::footprint(&self.engine)
+    }
+
+    fn kv_bytes_in_use(&self) -> u64 {
+        LayerEngine::kv_bytes_in_use(&self.engine)
+    }
+}

@@ -1,0 +1,54 @@
+//! Deterministic simulation: nodes in one thread and in virtual time, under faults that are drawn
+//! from a seed.
+//!
+//! A run is a function of its seed. All nodes run on a current-thread runtime of tokio whose clock
+//! is paused: it jumps to the next timer whenever all tasks wait, so a minute of timeouts takes
+//! milliseconds. There are two scenes:
+//!
+//! | scene | nodes | code of the product | invariants |
+//! |---|---|---|---|
+//! | answers | three hosts, two callers | pipeline, failover, fallback, sessions, TLS, WebSocket, stream tables, scheduler, the exact engine on a tiny model | the rows and tokens of an answer are those of the fault-free transcript, each once; hosts compute no other rows; credit and step slots stay within their windows; streams, pages, sequences, sessions and tasks are returned; every call ends in time, and with a fallback it is answered |
+//! | logs | four members | event log on SQLite, recovery, gossip, TLS, WebSocket | each author has one history, and no fork; logs become equal in time; no acknowledged event is lost; a revoked member receives no event of a member that knew it |
+//!
+//! The simulation replaces sockets (`net.rs`), and what a process has around this code: the tasks
+//! that connect, listen and start again.
+//!
+//! # Why not `turmoil`
+//!
+//! `turmoil` offers its own `TcpStream` and a runtime per host. The transport takes any byte stream
+//! (`Io`), so that a stream of ours needs no change below it, and these faults need streams of our
+//! own: a one-way partition of bytes that are under way, a damaged bit, a delay per write that
+//! reorders connections but not their bytes. `turmoil` advances time in fixed ticks for each host,
+//! which is slow where most of a run is waiting for timeouts, and its order of ready tasks depends
+//! on `tokio_unstable` as well.
+//!
+//! # What is repeatable
+//!
+//! Keys, delays, faults, prompts and tie-breaks come from the seed. Nonces of TLS and session tokens
+//! do not, and change no time: every write has a delay of its own, whatever it contains. A trace has
+//! no order among actors at one moment.
+//!
+//! | concept | file |
+//! |---|---|
+//! | scene of answers; hosts, callers; model, transcripts | `answers.rs`, `host.rs`, `caller.rs`, `model.rs` |
+//! | scene of logs | `logs.rs` |
+//! | byte streams, delays, partitions | `net.rs` |
+//! | schedules of faults | `faults.rs` |
+//! | a run in virtual time; its trace and violations | `run.rs`, `observer.rs` |
+//! | random numbers of a seed | `random.rs` |
+//!
+//! Not simulated: the compute thread's own loop and its busy waits (a host in a simulation has a
+//! loop without them), discovery, the daemon, HTTP, transfer of weights.
+
+pub mod answers;
+mod caller;
+pub mod faults;
+mod host;
+pub mod logs;
+pub mod model;
+mod net;
+mod observer;
+mod random;
+mod run;
+
+pub use observer::Report;

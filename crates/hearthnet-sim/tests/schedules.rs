@@ -1,0 +1,123 @@
+//! Schedules of faults, from seeds. `HEARTHNET_SIM_SEEDS` sets their number.
+
+#![allow(clippy::panic)]
+
+use std::sync::{Arc, LazyLock};
+
+use hearthnet_sim::Report;
+use hearthnet_sim::answers::{self, Answers};
+use hearthnet_sim::faults::{Scene, Schedule};
+use hearthnet_sim::logs::{self, Founded, Logs};
+use hearthnet_sim::model::{ANSWER, Model};
+
+static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| Arc::new(Model::load()));
+static FOUNDED: LazyLock<Founded> = LazyLock::new(Founded::new);
+
+fn sound<S: Scene>(schedule: &Schedule<S>, run: impl Fn(&Schedule<S>) -> Report) -> Report {
+    let report = run(schedule);
+    if !report.violations.is_empty() {
+        let broken = report.violations.join("\n");
+        panic!("{broken}\nrepeat: {}", schedule.command());
+    }
+    report
+}
+
+fn answer(schedule: &Schedule<Answers>) -> Report {
+    sound(schedule, |schedule| answers::run(&MODEL, schedule))
+}
+
+fn log(schedule: &Schedule<Logs>) -> Report {
+    sound(schedule, |schedule| logs::run(&FOUNDED, schedule))
+}
+
+/// Number of schedules of a test; a part of it runs on each thread.
+fn seeds(usual: u64) -> u64 {
+    let seeds = std::env::var("HEARTHNET_SIM_SEEDS").ok();
+    seeds.and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+fn lines(report: &Report, part: &str) -> usize {
+    let lines = report.trace.iter().filter(|line| line.contains(part));
+    lines.count()
+}
+
+#[test]
+fn without_faults_every_call_is_answered_by_the_hosts() {
+    let report = answer(&Schedule::new(0, Vec::new()));
+    assert!(report.done > 5, "{} calls", report.done);
+    assert_eq!(report.failed, 0);
+    assert!(lines(&report, ", token ") >= report.done as usize * ANSWER);
+    assert_eq!(lines(&report, "layers moved"), 0);
+}
+
+#[test]
+fn calls_survive_schedules_of_faults() {
+    let seeds = seeds(500);
+    let (mut done, mut moved) = (0, 0);
+    for seed in 0..seeds {
+        let report = answer(&Schedule::of_seed(seed));
+        done += u64::from(report.done);
+        moved += lines(&report, "layers moved") as u64;
+    }
+    assert!(done > 4 * seeds, "{done} calls");
+    assert!(moved > seeds / 2, "{moved} failovers");
+}
+
+#[test]
+fn logs_survive_schedules_of_faults() {
+    let seeds = seeds(500);
+    let (mut done, mut revoked) = (0, 0);
+    for seed in 0..seeds {
+        let report = log(&Schedule::of_seed(seed));
+        done += u64::from(report.done);
+        revoked += lines(&report, "over: Revoke") as u64;
+    }
+    assert!(done > 10 * seeds, "{done} events");
+    assert!(revoked > seeds / 10, "{revoked} revocations");
+}
+
+fn is_repeatable(first: &Report, second: &Report, seed: u64) {
+    let differs = first.trace.iter().zip(&second.trace).find(|(a, b)| a != b);
+    assert_eq!(differs, None, "seed {seed}");
+    assert_eq!(first.hash, second.hash, "seed {seed}");
+}
+
+#[test]
+fn a_seed_has_one_trace() {
+    for seed in 0..30 {
+        let schedule = Schedule::of_seed(seed);
+        is_repeatable(&answer(&schedule), &answer(&schedule), seed);
+        let schedule = Schedule::of_seed(seed);
+        is_repeatable(&log(&schedule), &log(&schedule), seed);
+    }
+}
+
+#[test]
+fn a_schedule_is_read_as_it_is_written() {
+    for seed in 0..100 {
+        let schedule = Schedule::<Answers>::of_seed(seed);
+        assert_eq!(Schedule::read(seed, &schedule.to_string()), Ok(schedule));
+    }
+    for wrong in [
+        "",
+        "Crash",
+        "Crash@3:1+1",
+        "Crush@0:1+1",
+        "Crash@0:1",
+        "Crash@0:1+1,",
+    ] {
+        assert!(Schedule::<Answers>::read(0, wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn all_combinations_of_up_to_three_faults_come_once() {
+    let one = Answers::KINDS.len() * 3;
+    let mut all: Vec<String> = Schedule::<Answers>::triples()
+        .map(|it| it.to_string())
+        .collect();
+    assert_eq!(all.len(), one + one.pow(2) + one.pow(3));
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), one + one.pow(2) + one.pow(3));
+}
