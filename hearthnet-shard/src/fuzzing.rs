@@ -20,6 +20,7 @@ use crate::fake::{
     FakeSource, HandClock, KV_BYTES, OVERFLOWS, PAGE, Probe, Recorder, WEIGHTS, WIDTH, expected,
     served,
 };
+use crate::inbox::Inbox;
 use crate::notary::Notary;
 use crate::sched::{Command, Limits, Scheduler};
 use crate::stream_handle::Slots;
@@ -128,7 +129,7 @@ impl Host {
         *probe.clock.lock() = Some(clock.clone());
         let owner = NodeId::from_checked([200; 32]);
         let events = Arc::new(HostEvents::recording(|_| {}));
-        let (inbox, commands) = mpsc::channel();
+        let (inbox, commands) = Inbox::of_thread();
         let config = ServeConfig {
             max_concurrent_streams: STREAMS + 1,
             max_streams_per_caller: STREAMS,

@@ -269,7 +269,7 @@ impl Caller {
         let hosts: Box<dyn Backend> = if fallback {
             let local = Arc::clone(&self.between);
             let load = Arc::new(move || Ok(Box::new(local.open()?) as Box<dyn Backend>));
-            let (now, exact) = (Instant::now(), Exact::Require);
+            let (now, exact) = (tokio::time::Instant::now(), Exact::Require);
             let begun = WithFallback::begin(Ok(sharded), now, load, exact, runtime, &cancel);
             Box::new(begun?)
         } else {
