@@ -60,13 +60,6 @@ const FORMS: &[(&str, &str, &str, &str, bool)] = &[
         true,
     ),
     (
-        "LFM2.5-Instruct",
-        "llama-bpe",
-        "<|tool_call_start|>",
-        "<|tool_call_end|>",
-        true,
-    ),
-    (
         "LFM2.5-8B-A1B",
         "llama-bpe",
         "<|tool_call_start|>",
