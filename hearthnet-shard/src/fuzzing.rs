@@ -230,7 +230,7 @@ enum Asked {
     Shorten { position: u32, answer: bool },
 }
 
-/// What a caller knows of one epoch of a stream.
+/// A caller's knowledge of one epoch of a stream.
 #[derive(Default)]
 struct Known {
     asked: VecDeque<Asked>,

@@ -347,7 +347,7 @@ pub fn time_layers(
         while times.len() < 6 || begin.elapsed() < budget / 2 {
             engine.truncate(seq, 0)?;
             x.copy_from_slice(&input);
-            // One byte of each line of the cache.
+            // Reads one byte of each line of the cache.
             std::hint::black_box(others.iter().step_by(64).fold(0u8, |sum, byte| sum ^ byte));
             let began = Instant::now();
             engine.forward(&[Span::new(seq, 0, rows)], &mut x)?;

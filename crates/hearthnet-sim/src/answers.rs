@@ -20,7 +20,7 @@ use crate::run::in_virtual_time;
 /// Number of hosts of a run.
 const HOSTS: usize = 3;
 
-/// What happens to a host, or to its network.
+/// A fault of a host, or of its network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The process dies. Its machine resets the connections, and starts it again later.

@@ -48,7 +48,7 @@ impl<S: Scene> Schedule<S> {
         }
     }
 
-    /// One to five faults, drawn from the seed.
+    /// Draws one to five faults from the seed.
     pub fn of_seed(seed: u64) -> Self {
         let mut random = Random::new(seed, 1_000_003);
         let count = random.between(1, 5);

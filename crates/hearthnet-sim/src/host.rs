@@ -203,7 +203,7 @@ impl Host {
     }
 }
 
-/// What is watched of a host's engine.
+/// Counters of a host's engine that the observer watches.
 #[derive(Clone)]
 struct Watch {
     model: Arc<Model>,

@@ -36,7 +36,7 @@ const CONVERGE_WITHIN: Duration = Duration::from_secs(300);
 /// Time in which members write.
 const WRITING: Duration = Duration::from_millis(4_500);
 
-/// What happens to a member.
+/// A fault of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The process dies, and starts again later from its disk.
@@ -158,7 +158,7 @@ fn may_fork(schedule: &Schedule<Logs>) -> bool {
     kinds().any(|kind| kind == Kind::LostWrites) && apart.count() > 1
 }
 
-/// What the observer knows of the logs.
+/// The observer's knowledge of the logs.
 #[derive(Default)]
 struct Known {
     /// A fork of a member that has lost writes is no defect.
@@ -364,7 +364,7 @@ impl Member {
         }
     }
 
-    /// What the node of a member does from time to time.
+    /// An action that the node of a member takes from time to time.
     fn upkeep(&self) {
         if let Some(log) = self.log() {
             // An error is the disk's.
@@ -611,7 +611,7 @@ async fn happen(fault: Fault<Kind>, begin: Instant, all: &[Rc<Member>], mut rand
         Kind::Crash | Kind::TornWrite | Kind::LostWrites => {
             if fault.kind == Kind::LostWrites {
                 let (own, mut known) = (key(fault.node).id(), member.known.lock());
-                // What only this disk held may be written again in another way.
+                // The node may write events that only this disk held again, in another way.
                 known.history.retain(|(author, _), _| *author != own);
                 known.forgetful.insert(own);
             }

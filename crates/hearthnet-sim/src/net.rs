@@ -42,7 +42,7 @@ pub(crate) struct Way {
     pub damaged: u32,
 }
 
-/// One direction of a connection.
+/// A direction of a connection.
 struct Pipe {
     from: Node,
     to: Node,
@@ -224,7 +224,7 @@ impl Net {
     }
 }
 
-/// One end of a connection.
+/// An end of a connection.
 struct Socket {
     net: Net,
     reads: u64,

@@ -74,7 +74,7 @@ impl Observer {
     }
 }
 
-/// What a run has shown.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Report {
     pub trace: Vec<String>,

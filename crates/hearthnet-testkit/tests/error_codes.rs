@@ -380,7 +380,7 @@ fn items(text: &str) -> Vec<(String, String, String)> {
 
 /// Text of a test, and of the items of its file that it uses, directly or through others.
 fn reach(text: &str, test: &str) -> Option<String> {
-    // What is tested stands before the tests in some files.
+    // In some files the code stands before its tests.
     let tests = text.split_once(TESTS).map_or(text, |(_, tests)| tests);
     let items = items(tests);
     let is_test = |marks: &str| {

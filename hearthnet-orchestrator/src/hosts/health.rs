@@ -390,7 +390,7 @@ impl ShardHealthTracker {
         push_last(&mut one.ways, WINDOW, took);
     }
 
-    /// One way to each host that answered recently.
+    /// The way to each host that answered recently.
     pub fn ways(&self, now_ms: u64) -> Vec<Way> {
         let hosts = self.hosts.iter().filter(|(_, one)| {
             let is_recent = |at| now_ms.saturating_sub(at) < STALE_MS;

@@ -169,7 +169,7 @@ fn offered(model: &ServedModel) -> Option<Offered> {
 /// already allowed all calls.
 pub(crate) struct StandaloneApi {
     api: LocalApi,
-    /// What it tells of itself.
+    /// The status that the service reports.
     pub(crate) told: Arc<SharedStatus>,
     _lock: Lock,
 }

@@ -111,7 +111,7 @@ fn unknown_layers(model: &str) -> Failure {
     )
 }
 
-/// What to do with a model of the catalogue, and whether it would fit.
+/// Hint for a model of the catalogue: the commands that fetch it, and whether it would fit.
 fn pull_or_adopt(model: &str, size: u64, fit: Option<&Fit>) -> String {
     let fits = fit.map_or_else(String::new, |fit| {
         format!(

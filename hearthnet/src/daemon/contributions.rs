@@ -201,7 +201,7 @@ impl Contributions {
         }
     }
 
-    /// What this node has given up to this moment; `None` if it is no member.
+    /// Contributions of this node up to this moment; `None` if it is no member.
     pub(super) fn so_far(&self) -> Option<SoFar> {
         let state = self.home.state();
         let member = state.member(&self.home.key.id())?;

@@ -317,7 +317,7 @@ impl Part {
     /// Part with `room` layers, and the head if people chat here.
     fn new(model: &Model, room: u32, chats: bool) -> Self {
         let layers = match room {
-            // One byte less than a plan needs for a layer.
+            // That is a byte less than a plan needs for a layer.
             0 => model.memory_of_any(1).saturating_sub(1),
             _ => model.memory_of_any(room),
         };

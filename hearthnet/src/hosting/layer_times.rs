@@ -41,7 +41,7 @@ impl Times {
     }
 }
 
-/// What a benchmark runs.
+/// Layers that a benchmark runs, and the memory that it reads before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sample {
     /// Half-open range of held layers.

@@ -76,7 +76,7 @@ pub(crate) struct Running {
     pub(crate) downloads: Vec<Download>,
     /// Code of the error for which a model cannot be fetched at present, by the model's name.
     pub(crate) waiting: BTreeMap<String, String>,
-    /// What this node has given to others up to this moment.
+    /// Contributions of this node to others up to this moment.
     pub(crate) gave: Option<SoFar>,
     /// Members whose last event is dated too far ahead to be accepted, and how far, in ms.
     pub(crate) dated_ahead: BTreeMap<NodeId, u64>,

@@ -10,7 +10,7 @@ use crate::kernels::{PAGE, key_cell, value_cell};
 use crate::sequence::{SeqId, Span};
 use crate::sequences::{Limits, Storage as _, Table};
 
-/// One layer with one head.
+/// A layer with one head.
 const PLACE: KvPlace = KvPlace {
     kv_heads: 1,
     head_dim: 8,

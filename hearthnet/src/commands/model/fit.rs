@@ -37,7 +37,7 @@ impl Fit {
     }
 }
 
-/// What is missing if the models do not fit, and what would help.
+/// Warning if the models do not fit, with the missing memory and a remedy.
 impl fmt::Display for Fit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, models) = (&self.name, self.models);

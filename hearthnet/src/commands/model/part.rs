@@ -202,7 +202,7 @@ pub(super) fn verify(
     print_result(as_json, &verified, || verified.to_string())
 }
 
-/// What `model verify` found of a part.
+/// Findings of `model verify` about a part.
 #[derive(Debug, Serialize)]
 struct Verified {
     path: String,

@@ -78,7 +78,7 @@ pub(super) fn escaped(part: &str) -> String {
 }
 
 /// Length of the name at the beginning of a text, which the mark follows. `None` if more is needed.
-/// One of the known names may have the mark in it.
+/// A known name may have the mark in it.
 pub(super) fn name<'a>(
     held: &str,
     known: impl Iterator<Item = &'a str>,

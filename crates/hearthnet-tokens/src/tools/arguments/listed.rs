@@ -179,7 +179,7 @@ fn expect(held: &mut String, part: &str) -> Read {
 fn raw(kind: Kind, begun: &mut bool, behind: &str, held: &mut String, json: &mut String) -> Read {
     let found = held.find(behind);
     let whole = found.and_then(|end| held.get(..end));
-    // What is no text is known at its end.
+    // The reader knows a value that is no text at its end.
     if !*begun {
         let other = match (kind, whole) {
             (Kind::Text { nullable: true }, Some("null")) => Some("null"),

@@ -1,4 +1,4 @@
-//! What the schema of an argument says about its form.
+//! Form of an argument according to its schema.
 
 use serde_json::{Map, Value};
 

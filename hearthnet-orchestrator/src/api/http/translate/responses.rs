@@ -631,7 +631,7 @@ mod tests {
                 "update_goal",
             ]
         );
-        // One message of each role, as most chat templates want them.
+        // Most chat templates want one message of each role.
         let messages = json!([
             {"role": "system", "content": "t\ntt"}, {"role": "user", "content": "t\nt"},
         ]);
@@ -721,7 +721,7 @@ mod tests {
             assert_eq!(refused["error"]["param"], param);
             read(body).unwrap();
         }
-        // What an answer has comes back.
+        // The items of an answer come back.
         let answered = json!([
             {"type": "reasoning", "id": "rs_1", "summary": [], "content": [], "status": "completed"},
             {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
