@@ -87,9 +87,10 @@ fn a_node_outlives_its_engine_and_has_its_memory_outside() {
     let weights = serving.ready["weight_bytes"].as_u64().expect("a number");
     let first = engine_of(daemon);
     assert!(bytes(first) > weights, "{} {weights}", bytes(first));
-    // The node may be measuring its own layers, which takes memory for a moment.
-    until("the node has the memory of before", || {
-        bytes(daemon).saturating_sub(without) < weights / 4
+    // The node may be measuring its own layers, which takes memory for a moment. It keeps the trie of
+    // its model's vocabulary, 25 MB, for answers by a grammar.
+    until("the node has hardly more memory than before", || {
+        bytes(daemon).saturating_sub(without) < weights / 4 + (28 << 20)
     });
 
     // The kernel would end the engine, not the node.

@@ -15,13 +15,19 @@ pub(crate) fn address(server: &Server) -> String {
     address.to_owned()
 }
 
-/// Body at a path, which must exist.
-pub(crate) fn get(address: &str, path: &str) -> String {
+/// Status and body at a path.
+pub(crate) fn answer(address: &str, path: &str) -> (u16, String) {
     let asked = Instant::now();
     let request = send(address, &format!("GET {path} HTTP/1.1\r\n"), None);
     let mut reply = Reply::head(asked, request);
-    assert_eq!(reply.status, 200, "{path}");
-    reply.text()
+    (reply.status, reply.text())
+}
+
+/// Body at a path, which must exist.
+pub(crate) fn get(address: &str, path: &str) -> String {
+    let (status, body) = answer(address, path);
+    assert_eq!(status, 200, "{path}");
+    body
 }
 
 /// JSON body at a path.

@@ -93,7 +93,12 @@ fn sources() -> BTreeMap<String, String> {
 fn crate_of(path: &str) -> Option<&str> {
     let (folder, file) = path.split_once("/src/")?;
     let name = folder.rsplit('/').next()?;
-    let of_tests = ["adversarial", "hearthnet-testkit", "hearthnet-conformance"];
+    let of_tests = [
+        "adversarial",
+        "hearthnet-testkit",
+        "hearthnet-conformance",
+        "hearthnet-sim",
+    ];
     let is_test = file.contains("tests/")
         || file.ends_with("tests.rs")
         || ["fake.rs", "fuzzing.rs", "testing.rs"]

@@ -471,7 +471,8 @@ async fn a_peer_that_does_not_read_is_given_up() {
     drop(raw);
 }
 
-#[tokio::test]
+// On a current-thread runtime, as in a simulation, that thread drives all paths.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_low_priority_path_is_driven_by_the_low_priority_threads() {
     let mut net = Net::new().await;
     for rule in [sync(), bulk()] {

@@ -132,13 +132,17 @@ pub(super) async fn serve_there(
             Ok(None) => return Ok(()),
             Err(error) => {
                 let kind = match error.code().as_str() {
-                    "bad_request" => Kind::BadRequest,
-                    "unauthorized" | "revoked" => Kind::Community,
-                    "experimental_disabled" => Kind::ExperimentalDisabled,
-                    "model_unavailable" | "model_changed" => Kind::Model,
-                    _ => Kind::Host,
+                    "bad_request" => Some(Kind::BadRequest),
+                    "unauthorized" | "revoked" => Some(Kind::Community),
+                    "experimental_disabled" => Some(Kind::ExperimentalDisabled),
+                    "model_unavailable" | "model_changed" => Some(Kind::Model),
+                    _ => None,
                 };
-                return Err(Failure::new(kind, error.message()).hint(error.hint()));
+                let failure = match kind {
+                    Some(kind) => Failure::new(kind, error.message()),
+                    None => Failure::new(Kind::Host, error.message()).code(error.code().clone()),
+                };
+                return Err(failure.hint(error.hint()));
             }
         };
         if let Some(news) = news {
