@@ -233,7 +233,7 @@ async fn happen(
             let ways = [(caller, host.node, into), (host.node, caller, out_of)];
             for (from, to, _) in ways.into_iter().filter(|way| way.2) {
                 net.change(from, to, |way| {
-                    way.blocked = way.blocked.saturating_add_signed(by)
+                    way.blocked = way.blocked.saturating_add_signed(by);
                 });
             }
         }

@@ -457,7 +457,7 @@ async fn scene(founded: &Founded, schedule: &Schedule<Logs>) -> Report {
         let (fault, all) = (*fault, members.clone());
         let random = Random::new(schedule.seed, 500 + number);
         tasks.push(spawn_local(async move {
-            happen(fault, begin, &all, random).await
+            happen(fault, begin, &all, random).await;
         }));
     }
     for member in &members {
@@ -599,7 +599,7 @@ async fn happen(fault: Fault<Kind>, begin: Instant, all: &[Rc<Member>], mut rand
     let block = |into: bool, out_of: bool, by: i32| {
         for (from, to, _) in ways(into, out_of) {
             net.change(from, to, |way| {
-                way.blocked = way.blocked.saturating_add_signed(by)
+                way.blocked = way.blocked.saturating_add_signed(by);
             });
         }
     };

@@ -178,7 +178,7 @@ fn arms<'a>(body: &'a str, own: &str) -> Vec<(&'a str, Vec<String>)> {
                 of => format!("{of}::{variant}"),
             })
             .collect();
-        if !names.is_empty() && !(line.starts_with('|') && !open) {
+        if !names.is_empty() && (open || !line.starts_with('|')) {
             variants.clear();
             open = false;
         }
