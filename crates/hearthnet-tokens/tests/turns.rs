@@ -119,7 +119,7 @@ const FAMILIES: &[(&str, &str, bool, &str)] = &[
 /// Conversations of each family: a few, or as many as the environment says.
 fn conversations() -> u64 {
     let asked = std::env::var("HEARTHNET_TEST_TURNS");
-    asked.map_or(24, |asked| asked.parse().unwrap())
+    asked.map_or(12, |asked| asked.parse().unwrap())
 }
 
 pub(crate) fn vocabulary(name: &str) -> Tokenizer {
