@@ -184,11 +184,16 @@ fn conversation(n: u64) -> Vec<ChatMessage> {
     ]
 }
 
-/// Logits of a model that says anything, and rather ends its turn than calls on and on.
+/// Logits of a model that says anything, and rather ends its turn than calls on and on. A mark ends the
+/// text of an argument, so a model that hardly began one would not end some of them.
 fn logits(tokenizer: &Tokenizer) -> Vec<f32> {
     let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap();
-    let ends = ids.map(|id| f32::from(u8::from(tokenizer.is_end_of_generation(id))));
-    ends.map(|end| 4.0 * end).collect()
+    let liked = ids.map(|id| match tokenizer.is_end_of_generation(id) {
+        true => 4.0,
+        false if tokenizer.decode(&[id]).starts_with('<') => 3.0,
+        false => 0.0,
+    });
+    liked.collect()
 }
 
 /// Token of such a model; `None` at the end of its turn.
