@@ -11,8 +11,8 @@ use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_testkit::{TinyLlama, one_thread};
 use hearthnet_tokens::{ChatTemplate, Tokenizer};
 
-use crate::backend::Backend;
 use crate::backend::local::SharedEngine;
+use crate::backend::{Backend, fuzzing};
 use crate::chat::{AnswerOptions, ChatRequest, Prompt, TextModel, TurnOptions};
 use crate::error::ChatError;
 use crate::exact::Exact;
@@ -38,15 +38,8 @@ pub(crate) fn held(name: &str, lo: u32, hi: u32) -> Held {
 
 /// Output of one layer of a scripted host: depends on this row and every row before it.
 pub(crate) fn layer(layer: u32, state: &mut Vec<u32>, position: u32, value: u32) -> u32 {
-    state.truncate(position as usize);
-    assert_eq!(state.len(), position as usize, "a hole in the KV");
-    let before = state.last().copied().unwrap_or(layer);
-    let mixed = (before ^ value.rotate_left(3))
-        .wrapping_mul(0x9e37_79b1)
-        .wrapping_add(layer);
-    state.push(mixed);
     // Small integers are exact in any float.
-    mixed % 60_000 + 1
+    fuzzing::layer(layer, state, position, value) % 60_000 + 1
 }
 
 /// Descriptor of an idle exact host of the layers `lo` to `hi`.

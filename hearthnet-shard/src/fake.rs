@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use hearthnet_files::BoundaryDtype;
@@ -18,7 +19,7 @@ use crate::engine::{
 };
 use crate::fault::StreamFault;
 use crate::inbox::Inbox;
-use crate::sched::Command;
+use crate::sched::{Command, Scheduler};
 use crate::stream_handle::ResponseSink;
 
 pub(crate) const WIDTH: u32 = 4;
@@ -33,6 +34,22 @@ pub(crate) const PANICS: f32 = 2000.0;
 pub(crate) const LOSES: f32 = 3000.0;
 /// A row that begins with this value overflows the boundary dtype.
 pub(crate) const OVERFLOWS: f32 = 1000.0;
+
+/// Takes the commands in, as the compute thread does before a batch.
+pub(crate) fn take_in<S: EngineSource>(scheduler: &mut Scheduler<S>, commands: &Receiver<Command>) {
+    for command in commands.try_iter() {
+        scheduler.handle(command);
+    }
+    scheduler.upkeep();
+}
+
+/// Runs batches until no step waits.
+pub(crate) fn run<S: EngineSource>(scheduler: &mut Scheduler<S>, commands: &Receiver<Command>) {
+    take_in(scheduler, commands);
+    while scheduler.turn() {
+        take_in(scheduler, commands);
+    }
+}
 
 /// Layers 2 to 5 of a model of 8, whose rows have 4 values in fp16.
 pub(crate) fn served() -> Served {

@@ -17,8 +17,8 @@ use hearthnet_transport::{
 use crate::config::ServeConfig;
 use crate::events::{Caller as CallerId, HostEvents};
 use crate::fake::{
-    FakeSource, HandClock, KV_BYTES, OVERFLOWS, PAGE, Probe, Recorder, WEIGHTS, WIDTH, expected,
-    served,
+    self, FakeSource, HandClock, KV_BYTES, OVERFLOWS, PAGE, Probe, Recorder, WEIGHTS, WIDTH,
+    expected, served,
 };
 use crate::inbox::Inbox;
 use crate::notary::Notary;
@@ -194,17 +194,11 @@ impl Host {
     }
 
     fn take_in(&mut self) {
-        for command in self.commands.try_iter() {
-            self.scheduler.handle(command);
-        }
-        self.scheduler.upkeep();
+        fake::take_in(&mut self.scheduler, &self.commands);
     }
 
     fn run(&mut self) {
-        self.take_in();
-        while self.scheduler.turn() {
-            self.take_in();
-        }
+        fake::run(&mut self.scheduler, &self.commands);
     }
 
     fn check(&self) {

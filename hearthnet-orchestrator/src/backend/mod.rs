@@ -19,7 +19,7 @@ pub(crate) mod events;
 pub mod fallback;
 pub mod local;
 mod pipeline;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use pipeline::fuzzing;
 pub mod private_layers;
 pub mod sharded;

@@ -264,7 +264,7 @@ impl Stream {
 }
 
 /// A block: its output depends on the layer, the position, and all rows before it.
-fn layer(layer: u32, state: &mut Vec<u32>, position: u32, value: u32) -> u32 {
+pub(crate) fn layer(layer: u32, state: &mut Vec<u32>, position: u32, value: u32) -> u32 {
     state.truncate(position as usize);
     assert_eq!(state.len(), position as usize, "a hole in the KV");
     let before = state.last().copied().unwrap_or(layer);

@@ -15,7 +15,7 @@ use hearthnet_transport::{
 use proptest::prelude::*;
 
 use super::fake::{
-    FakeSource, HandClock, OVERFLOWS, Probe, Recorder, WEIGHT_BYTES, WIDTH, expected, served,
+    self, FakeSource, HandClock, OVERFLOWS, Probe, Recorder, WEIGHT_BYTES, WIDTH, expected, served,
 };
 use super::{encode, open_for, rows, step, step_of};
 use crate::config::ServeConfig;
@@ -142,18 +142,12 @@ impl Host {
 
     /// Takes the commands in, as the compute thread does before a batch.
     fn take_in(&mut self) {
-        for command in self.commands.try_iter() {
-            self.scheduler.handle(command);
-        }
-        self.scheduler.upkeep();
+        fake::take_in(&mut self.scheduler, &self.commands);
     }
 
     /// Runs batches until no step waits.
     fn run(&mut self) {
-        self.take_in();
-        while self.scheduler.turn() {
-            self.take_in();
-        }
+        fake::run(&mut self.scheduler, &self.commands);
     }
 
     fn stats(&self) -> Stats {

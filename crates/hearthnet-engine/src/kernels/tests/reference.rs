@@ -12,6 +12,15 @@ pub(super) enum Fma {
     Separate,
 }
 
+impl Fma {
+    fn of(self, a: f32, b: f32, c: f32) -> f32 {
+        match self {
+            Self::Fused => a.mul_add(b, c),
+            Self::Separate => a * b + c,
+        }
+    }
+}
+
 fn fma(a: f32, b: f32, c: f32) -> f32 {
     a.mul_add(b, c)
 }
@@ -90,10 +99,7 @@ pub(super) fn delta_row(
     [decay, beta]: [f32; 2],
     how: Fma,
 ) -> Vec<f32> {
-    let fma = |a: f32, b: f32, c: f32| match how {
-        Fma::Fused => a.mul_add(b, c),
-        Fma::Separate => a * b + c,
-    };
+    let fma = |a, b, c| how.of(a, b, c);
     let out = (0..value.len()).map(|j| {
         let (mut read, mut out) = (0.0, 0.0);
         for (state, k) in state.iter_mut().zip(key) {
@@ -117,10 +123,7 @@ pub(super) fn mamba_row(
     [decay, step, skip]: [f32; 3],
     how: Fma,
 ) -> Vec<f32> {
-    let fma = |a: f32, b: f32, c: f32| match how {
-        Fma::Fused => a.mul_add(b, c),
-        Fma::Separate => a * b + c,
-    };
+    let fma = |a, b, c| how.of(a, b, c);
     let out = (0..value.len()).map(|j| {
         let (d, mut out) = (value[j] * step, 0.0);
         for ((state, b), c) in state.iter_mut().zip(write).zip(read) {
@@ -318,10 +321,7 @@ pub(super) fn weights(ty: WeightType, row: &[u8]) -> Vec<f32> {
 pub(super) fn dot(ty: WeightType, row: &[u8], x: &[f32], how: Fma) -> f32 {
     use WeightType as T;
     let mut acc = 0.0f32;
-    let add = |a: f32, b: f32, acc: f32| match how {
-        Fma::Fused => fma(a, b, acc),
-        Fma::Separate => a * b + acc,
-    };
+    let add = |a, b, acc| how.of(a, b, acc);
     if !ty.quantised() {
         for (w, x) in row.chunks_exact(ty.file_block()).zip(x) {
             let w = match ty {
