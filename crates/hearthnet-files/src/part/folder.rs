@@ -17,7 +17,8 @@ use hearthnet_platform::whole_file::{self, Access};
 
 use super::error::PartError;
 use super::objects::{self, HELD, IDENTITY, MANIFEST, PIECES, remove};
-use super::store::{Part, lock_folder};
+use super::opening::lock_folder;
+use super::store::Part;
 use crate::error::FileError;
 use crate::manifest::WeightsId;
 use crate::model_file::PART_FILE;

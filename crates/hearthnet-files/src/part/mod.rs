@@ -5,7 +5,8 @@
 //! | `table.rs` | numbers, places and hashes of pieces |
 //! | `identity.rs` | hashes of a model's file that an adoption states |
 //! | `objects.rs` | head, manifest, piece list and identity of a part on the disk |
-//! | `store.rs` | folder of a part: writing, reading, eviction |
+//! | `opening.rs` | opening and making a part; making it again if it was damaged |
+//! | `store.rs` | an open part: writing, reading, eviction |
 //! | `whole.rs` | complete part of a file on this machine |
 //! | `folder.rs` | space on the disk, last use, homes that use a part, removal |
 //! | `set.rs` | set of held pieces, and its file |
@@ -28,6 +29,7 @@ mod error;
 pub mod folder;
 mod identity;
 mod objects;
+mod opening;
 mod set;
 mod store;
 mod table;
@@ -37,7 +39,8 @@ pub use crate::model_file::{PART_FILE, part_folder};
 pub use error::PartError;
 pub use identity::{Identity, identity_of, objects_of};
 pub use objects::{stored_identity, stored_manifest};
-pub use store::{Part, open_model};
+pub use opening::open_model;
+pub use store::Part;
 pub use table::{Piece, PieceTable, piece_count, tensor_at};
 
 /// Length of a piece. The last piece of a tensor may be shorter.
