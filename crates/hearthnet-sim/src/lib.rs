@@ -31,7 +31,7 @@
 //! | concept | file |
 //! |---|---|
 //! | scene of answers; hosts, callers; model, transcripts | `answers.rs`, `host.rs`, `caller.rs`, `model.rs` |
-//! | scene of logs | `logs.rs` |
+//! | scene of logs; its members | `logs.rs`, `member.rs` |
 //! | byte streams, delays, partitions | `net.rs` |
 //! | schedules of faults | `faults.rs` |
 //! | a run in virtual time; its trace and violations | `run.rs`, `observer.rs` |
@@ -45,6 +45,7 @@ mod caller;
 pub mod faults;
 mod host;
 pub mod logs;
+mod member;
 pub mod model;
 mod net;
 mod observer;
