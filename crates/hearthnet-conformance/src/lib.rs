@@ -7,14 +7,17 @@
 //! | concept | file |
 //! |---|---|
 //! | check: attempts, each a state and a script | `script.rs` |
-//! | the list of checks | `list.rs` |
+//! | the list of checks; those of streams and steps | `list.rs`, `streams.rs` |
+//! | limits of a host's HELLO | `limits.rs` |
 //! | carrying out checks | `run.rs` |
 //! | raw peer, and rules that a caller can break | `raw/` |
 
+mod limits;
 mod list;
 pub mod raw;
 mod run;
 mod script;
+mod streams;
 
 pub use run::{Outcome, Verdict, run};
 pub use script::{Host, MakeToken, ReceiptTest, Shard, SignedStep, Test, Token};

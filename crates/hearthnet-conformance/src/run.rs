@@ -6,12 +6,13 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::time::timeout;
 
-use crate::list::{self, Limits};
+use crate::limits::Limits;
+use crate::list;
 use crate::raw::violations::Reached;
 use crate::raw::{
     Arrived, Credentials, Ending, Failed, Frame, Hello, Peer, SWITCHING, cbor, kind, stream_open,
 };
-use crate::script::{Act, At, Attempt, Check, Expect, Host, POSITIONS, Token};
+use crate::script::{Act, At, Attempt, Check, Expect, Host, PATIENCE, POSITIONS, Token};
 
 /// Time for a host to end a session that a check has ended.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -97,7 +98,7 @@ async fn limits(host: &Host) -> Result<Limits, String> {
     let mut peer = upgraded(host).await.map_err(|Failed(why)| why)?;
     peer.send(hello(host, "pipeline", Token::Valid)?.frame())
         .await;
-    let answer = next(&mut peer, kind::HELLO, list::PATIENCE).await?;
+    let answer = next(&mut peer, kind::HELLO, PATIENCE).await?;
     if !answer.is(kind::HELLO) {
         return Err(describe(&mut peer, answer).await);
     }
@@ -244,7 +245,7 @@ async fn reach(host: &Host, at: &At) -> Result<Option<Peer>, Failed> {
             let mut peer = upgraded(host).await?.greeted(&hello).await?;
             let (weights, layers) = (&host.shard.weights, host.shard.layers);
             peer.send(stream_open(1, weights, layers, POSITIONS)).await;
-            let answer = next(&mut peer, kind::STREAM_OPENED, list::PATIENCE).await;
+            let answer = next(&mut peer, kind::STREAM_OPENED, PATIENCE).await;
             let answer = answer.map_err(Failed)?;
             if !answer.is(kind::STREAM_OPENED) {
                 return Err(Failed(describe(&mut peer, answer).await));

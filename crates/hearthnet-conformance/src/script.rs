@@ -8,10 +8,13 @@ use std::time::Duration;
 use hearthnet_transport::CloseCode;
 
 use crate::raw::violations::Reached;
-use crate::raw::{Credentials, Outgoing};
+use crate::raw::{Credentials, Frame, Outgoing, kind};
 
 /// Positions of a stream on which checks run steps, and most steps that a check sends at once.
 pub(crate) const POSITIONS: u32 = 64;
+
+/// Time for an answer: the longest deadline of an opening session, and a slow host's work.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Test of a frame's body. The error says what is wrong with it.
 pub type Test = Arc<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
@@ -181,4 +184,67 @@ impl fmt::Display for Expect {
             Expect::Fault(codes) => write!(f, "STREAM_ERROR {}", codes.join(" or ")),
         }
     }
+}
+
+pub(crate) fn check(name: &'static str, section: &'static str, attempts: Vec<Attempt>) -> Check {
+    Check {
+        name,
+        section,
+        patience: PATIENCE,
+        attempts,
+        without: "",
+    }
+}
+
+pub(crate) fn attempt(what: impl Into<String>, at: At, script: Vec<Act>) -> Attempt {
+    Attempt {
+        what: what.into(),
+        at,
+        script,
+    }
+}
+
+pub(crate) fn send(what: impl Into<Outgoing>) -> Act {
+    Act::Send(what.into())
+}
+
+pub(crate) fn end(code: CloseCode) -> Act {
+    Act::Expect(Expect::End(code))
+}
+
+pub(crate) fn fault(codes: &'static [&'static str]) -> Act {
+    Act::Expect(Expect::Fault(codes))
+}
+
+pub(crate) fn frame(kind: u8, name: &'static str, test: Test) -> Act {
+    Act::Expect(Expect::Frame(kind, name, test))
+}
+
+pub(crate) fn any_body() -> Test {
+    Arc::new(|_: &[u8]| Ok(()))
+}
+
+/// Expects a frame of this body.
+pub(crate) fn exactly(kind: u8, name: &'static str, expected: Vec<u8>) -> Act {
+    let test: Test = Arc::new(move |body: &[u8]| match body == expected {
+        true => Ok(()),
+        false => Err(format!("{name} with another body")),
+    });
+    frame(kind, name, test)
+}
+
+pub(crate) fn session() -> At {
+    At::Reached(Reached::Session(|hello| hello))
+}
+
+pub(crate) fn stream() -> At {
+    At::Reached(Reached::Stream)
+}
+
+/// PING and its PONG: the session goes on.
+pub(crate) fn goes_on() -> [Act; 2] {
+    [
+        send(Frame::ping()),
+        exactly(kind::PONG, "PONG of the same bytes", vec![0; 8]),
+    ]
 }
