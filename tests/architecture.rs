@@ -1,6 +1,6 @@
 //! ARCHITECTURE.md matches the repository: its table of crates matches the manifests, and every
 //! path exists. The modules of a crate do not import each other in a circle. Only one crate names the
-//! operating system.
+//! operating system. No file of a crate is too long.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -237,6 +237,22 @@ fn only_the_platform_names_the_operating_system() {
     }
 }
 
+/// Most lines of a file, without tests at its end.
+const LINES: usize = 600;
+
+#[test]
+fn no_file_of_a_crate_has_more_than_600_lines() {
+    let mut long = Vec::new();
+    for (name, _) in table(&architecture()) {
+        for (module, source) in &Sources::read(&name).0 {
+            if source.lines > LINES {
+                long.push(format!("{name}::{}: {}", module.join("::"), source.lines));
+            }
+        }
+    }
+    assert!(long.is_empty(), "split by what they do: {long:#?}");
+}
+
 #[test]
 fn imports_are_found_in_source_text() {
     let code = r##"
@@ -309,6 +325,8 @@ struct Source {
     code: Vec<String>,
     /// Lines before the tests, without comments.
     text: String,
+    /// Number of lines before the tests.
+    lines: usize,
 }
 
 /// Modules of a crate, without those of tests.
@@ -349,11 +367,13 @@ impl Sources {
         }
         let before_tests = text.split("#[cfg(test)]\nmod tests {").next();
         let lines = before_tests.unwrap_or_default().lines();
+        let count = lines.clone().count();
         let code_lines = lines.filter(|line| !line.trim_start().starts_with("//"));
         let source = Source {
             imports,
             code,
             text: code_lines.collect(),
+            lines: count,
         };
         self.0.insert(path, source);
     }

@@ -587,21 +587,4 @@ smallest node id stays. Hosts that have all measured the model follow `hearthnet
 host that has lost all other nodes for 20 s takes all layers, if its memory and disk hold them.";
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Args::command().debug_assert();
-    }
-
-    #[test]
-    fn a_setting_counts_before_and_after_the_subcommand() {
-        let line = "hearthnet --set a=1 config --set=b=2 show --set c=--set";
-        let (args, _) = Args::read(line.split(' ').map(OsString::from)).unwrap();
-        assert_eq!(args.global.set, ["a=1", "b=2", "c=--set"]);
-        let line = "hearthnet chat --set a=1 -- --set";
-        let (args, _) = Args::read(line.split(' ').map(OsString::from)).unwrap();
-        assert_eq!(args.global.set, ["a=1"]);
-    }
-}
+mod tests;
