@@ -216,7 +216,7 @@ fn reversed(rows: &[f32], width: usize) -> Vec<f32> {
 fn smollm2() -> (ModelFile, Tokenizer, Vec<u32>) {
     let file = ModelFile::open(&hearthnet_testkit::smollm2()).unwrap();
     let tokenizer = Tokenizer::from_gguf(file.gguf()).unwrap();
-    let text = include_str!("../../../../crates/hearthnet-engine/examples/leakage.txt");
+    let text = include_str!("../../../../crates/hearthnet-engine/examples/leakage/texts.txt");
     let text = tokenizer.encode_document(text, Special::Plain).unwrap();
     (file, tokenizer, text)
 }
