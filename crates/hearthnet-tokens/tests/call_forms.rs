@@ -10,7 +10,8 @@ use hearthnet_tokens::tools::{
 };
 use serde_json::{Value, json};
 
-use crate::turns::{read, source, template, vocabulary};
+use crate::turns::{read, source, template};
+use crate::vocabularies::vocabulary;
 
 /// Template, vocabulary, beginning and end of calls, and whether the template writes lists as JSON.
 const FORMS: &[(&str, &str, &str, &str, bool)] = &[

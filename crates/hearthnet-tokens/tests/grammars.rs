@@ -13,15 +13,11 @@ use serde_json::{Value, json};
 use std::sync::LazyLock;
 use std::thread;
 
+use crate::vocabularies::vocabulary;
+
 static SMOLLM2: LazyLock<Tokenizer> = LazyLock::new(|| {
     Tokenizer::from_gguf(&Gguf::open(&hearthnet_testkit::smollm2()).unwrap()).unwrap()
 });
-
-fn vocabulary(name: &str) -> Tokenizer {
-    let name = format!("ggml-vocab-{name}.gguf");
-    let gguf = Gguf::open(&hearthnet_testkit::vocabularies().join(name)).unwrap();
-    Tokenizer::from_gguf(&gguf).unwrap()
-}
 
 fn start(tokenizer: &Tokenizer, grammar: &Grammar) -> Result<Constraint, GrammarError> {
     Constraint::new(tokenizer.grammar_vocabulary()?, grammar, true)

@@ -2,7 +2,6 @@
 //! turns of each family within their grammar, and what the reader makes of them.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use hearthnet_files::gguf::Gguf;
 use hearthnet_files::sampling::SamplerConfig;
 use hearthnet_tokens::grammar::Constraint;
 use hearthnet_tokens::template::{Chat, ChatMessage, ChatTemplate, Role, TemplateTime};
@@ -13,6 +12,9 @@ use hearthnet_tokens::tools::{
 use hearthnet_tokens::{Detokenizer, Grammar, Sampler};
 use serde_json::{Value, json};
 use std::fs;
+use std::thread;
+
+use crate::vocabularies::vocabulary;
 
 /// Template, vocabulary, whether the template describes tools, and the text that begins a call.
 const FAMILIES: &[(&str, &str, bool, &str)] = &[
@@ -120,12 +122,6 @@ const FAMILIES: &[(&str, &str, bool, &str)] = &[
 fn conversations() -> u64 {
     let asked = std::env::var("HEARTHNET_TEST_TURNS");
     asked.map_or(12, |asked| asked.parse().unwrap())
-}
-
-pub(crate) fn vocabulary(name: &str) -> Tokenizer {
-    let name = format!("ggml-vocab-{name}.gguf");
-    let gguf = Gguf::open(&hearthnet_testkit::vocabularies().join(name)).unwrap();
-    Tokenizer::from_gguf(&gguf).unwrap()
 }
 
 pub(crate) fn source(name: &str) -> String {
@@ -297,68 +293,76 @@ pub(crate) fn read(
     (said, thoughts, calls)
 }
 
+/// Random turns of a family.
+fn check_turns((name, vocabulary_name, native, begins): &(&str, &str, bool, &str)) {
+    let (tokenizer, template) = (vocabulary(vocabulary_name), template(name));
+    let logits = logits(&tokenizer);
+    let format = template.turn_format();
+    let mut called = 0;
+    eprintln!("{name}");
+    for n in 0..conversations() {
+        let tools = tools(match n % 4 {
+            0 => ToolChoice::Required,
+            1 => ToolChoice::Named("get".into()),
+            _ => ToolChoice::Auto,
+        });
+        let messages = conversation(n);
+        let chat = Chat {
+            messages: &messages,
+            tools: &tools.list,
+            variables: &[],
+        };
+        let prompt = template.prompt(&tokenizer, &chat, true);
+        let prompt = prompt.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let written = tokenizer.decode_with_special(&prompt.ids);
+        assert!(written.contains("get_weather"), "{name}: {written}");
+        assert!(written.contains(&format!("Oslo {n}")), "{name}: {written}");
+        assert_eq!(written.contains("You may call these"), !native, "{name}");
+        // A random text would not end its reasoning.
+        let must = tools.must_call();
+        let thought = match (prompt.thinking, format.thinks()) {
+            (true, _) => Thought::Begun,
+            (false, true) if !must => Thought::May,
+            (false, true) => Thought::None,
+            (false, false) => Thought::None,
+        };
+        // The calls of Llama and gpt-oss are the whole answer.
+        let whole = begins.starts_with('{') || begins.starts_with("<|channel");
+        let before = if whole { 0 } else { 3 };
+        let begins = (!must && n % 8 != 7).then_some((before, *begins));
+        let text = random_turn((&tokenizer, &logits), format, thought, &tools, begins, n);
+        let (said, _, calls) = read(format, thought, &tools, &text, usize::MAX);
+        for cut in [1, 3] {
+            let again = read(format, thought, &tools, &text, cut);
+            assert_eq!((&again.0, &again.2), (&said, &calls), "{name}");
+        }
+        if must {
+            assert!(said.is_empty(), "{name}: {said:?}");
+            assert!(!calls.is_empty(), "{name}: {text:?}");
+        }
+        let marks = format.marks(true);
+        assert!(!marks.iter().any(|mark| said.contains(mark)), "{said:?}");
+        for call in &calls {
+            let allowed = tools.callable().iter().any(|tool| tool.name == call.name);
+            assert!(allowed, "{name}: {}", call.name);
+            let arguments: Value = serde_json::from_str(&call.arguments).unwrap();
+            assert!(arguments["town"].as_str().unwrap().chars().count() <= 6);
+            let days = arguments.get("days");
+            assert!(days.is_none_or(|days| (1..10).contains(&days.as_i64().unwrap())));
+        }
+        called += calls.len();
+    }
+    assert!(called as u64 >= conversations() / 2, "{name}: {called}");
+}
+
 #[test]
 fn no_random_turn_of_any_family_has_a_malformed_call_or_a_mark_in_its_text() {
-    for (name, vocabulary_name, native, begins) in FAMILIES {
-        let (tokenizer, template) = (vocabulary(vocabulary_name), template(name));
-        let logits = logits(&tokenizer);
-        let format = template.turn_format();
-        let mut called = 0;
-        eprintln!("{name}");
-        for n in 0..conversations() {
-            let tools = tools(match n % 4 {
-                0 => ToolChoice::Required,
-                1 => ToolChoice::Named("get".into()),
-                _ => ToolChoice::Auto,
-            });
-            let messages = conversation(n);
-            let chat = Chat {
-                messages: &messages,
-                tools: &tools.list,
-                variables: &[],
-            };
-            let prompt = template.prompt(&tokenizer, &chat, true);
-            let prompt = prompt.unwrap_or_else(|error| panic!("{name}: {error}"));
-            let written = tokenizer.decode_with_special(&prompt.ids);
-            assert!(written.contains("get_weather"), "{name}: {written}");
-            assert!(written.contains(&format!("Oslo {n}")), "{name}: {written}");
-            assert_eq!(written.contains("You may call these"), !native, "{name}");
-            // A random text would not end its reasoning.
-            let must = tools.must_call();
-            let thought = match (prompt.thinking, format.thinks()) {
-                (true, _) => Thought::Begun,
-                (false, true) if !must => Thought::May,
-                (false, true) => Thought::None,
-                (false, false) => Thought::None,
-            };
-            // The calls of Llama and gpt-oss are the whole answer.
-            let whole = begins.starts_with('{') || begins.starts_with("<|channel");
-            let before = if whole { 0 } else { 3 };
-            let begins = (!must && n % 8 != 7).then_some((before, *begins));
-            let text = random_turn((&tokenizer, &logits), format, thought, &tools, begins, n);
-            let (said, _, calls) = read(format, thought, &tools, &text, usize::MAX);
-            for cut in [1, 3] {
-                let again = read(format, thought, &tools, &text, cut);
-                assert_eq!((&again.0, &again.2), (&said, &calls), "{name}");
-            }
-            if must {
-                assert!(said.is_empty(), "{name}: {said:?}");
-                assert!(!calls.is_empty(), "{name}: {text:?}");
-            }
-            let marks = format.marks(true);
-            assert!(!marks.iter().any(|mark| said.contains(mark)), "{said:?}");
-            for call in &calls {
-                let allowed = tools.callable().iter().any(|tool| tool.name == call.name);
-                assert!(allowed, "{name}: {}", call.name);
-                let arguments: Value = serde_json::from_str(&call.arguments).unwrap();
-                assert!(arguments["town"].as_str().unwrap().chars().count() <= 6);
-                let days = arguments.get("days");
-                assert!(days.is_none_or(|days| (1..10).contains(&days.as_i64().unwrap())));
-            }
-            called += calls.len();
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for part in FAMILIES.chunks(FAMILIES.len().div_ceil(threads)) {
+            scope.spawn(|| part.iter().for_each(check_turns));
         }
-        assert!(called as u64 >= conversations() / 2, "{name}: {called}");
-    }
+    });
 }
 
 #[test]

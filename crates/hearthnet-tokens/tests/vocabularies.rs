@@ -7,7 +7,10 @@ use hearthnet_files::tokenizer_parts::TokenizerError;
 use hearthnet_testkit::{assert_matches, assert_none_differ};
 use hearthnet_tokens::template::{ChatMessage, ChatTemplate};
 use hearthnet_tokens::tokenizer::{Special, TokenKind, Tokenizer};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::fs;
+use std::sync::{Arc, OnceLock};
 
 /// Separator of the texts.
 const BETWEEN: &str = "\n__ggml_vocab_test__\n";
@@ -23,6 +26,14 @@ fn file(name: &str) -> Gguf {
 
 fn tokenizer(name: &str) -> Result<Tokenizer, TokenizerError> {
     Tokenizer::from_gguf(&file(name))
+}
+
+/// Tokenizer of a supported vocabulary. All tests share it, with its trie for grammars.
+pub(crate) fn vocabulary(name: &str) -> Tokenizer {
+    static READ: Mutex<BTreeMap<String, Arc<OnceLock<Tokenizer>>>> = Mutex::new(BTreeMap::new());
+    let place = Arc::clone(READ.lock().entry(name.to_owned()).or_default());
+    let read = || tokenizer(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+    place.get_or_init(read).clone()
 }
 
 /// Texts of a vocabulary's test, with their ids.
@@ -45,7 +56,7 @@ fn ids_equal_those_of_llama_cpp_in_every_vocabulary() {
     let mut compared = 0;
     let mut wrong = Vec::new();
     for name in SUPPORTED.split(' ') {
-        let tokenizer = tokenizer(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let tokenizer = vocabulary(name);
         for (text, expected) in cases(name) {
             let got = tokenizer.encode(&text, Special::Plain).unwrap();
             compared += 1;
