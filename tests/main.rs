@@ -16,6 +16,7 @@
 
 mod support;
 
+mod absent_source;
 mod adversarial;
 mod architecture;
 mod at_home;

@@ -17,7 +17,7 @@ use crate::support::up::{Household, Up, medium};
 use crate::support::*;
 
 /// Memory for all layers of the models here, in MiB.
-const ALL: u32 = 4096;
+pub(crate) const ALL: u32 = 4096;
 
 /// Random model with 43 MiB per layer.
 fn large(layers: u32) -> TinyLlama {
@@ -52,7 +52,7 @@ fn weights_id(home: &Household) -> String {
 }
 
 /// Asserts that a part holds only genuine pieces, and returns their bytes.
-fn genuine(home: &Household) -> u64 {
+pub(crate) fn genuine(home: &Household) -> u64 {
     let Some(part) = home.part() else {
         return 0;
     };
@@ -65,7 +65,7 @@ fn genuine(home: &Household) -> u64 {
 }
 
 /// Bytes that a home had to fetch for what it holds, of these layers at least.
-fn needed(home: &Household, layers: u32) -> u64 {
+pub(crate) fn needed(home: &Household, layers: u32) -> u64 {
     let part = home.part().expect("a part");
     let table = part.table();
     let wanted = [table.of_head(), table.of_layers(0, layers - 1)].concat();
@@ -73,41 +73,6 @@ fn needed(home: &Household, layers: u32) -> u64 {
     let identity = part.identity();
     let objects = identity.head_bytes + identity.manifest_bytes + table.list().len() as u64;
     table.bytes(&part.held()) + objects
-}
-
-#[test]
-fn a_home_fetches_from_the_neighbours_that_are_there_and_waits_for_the_rest() {
-    let (attic, first) = founded(&medium(6));
-    // The founder serves the first three of six layers, this home the next two.
-    let cellar = Household::new(30, &[&first.address]);
-    let second = cellar.up(&["--join", first.code()]);
-    assert_eq!(cellar.until_serving(&second), (3, 4));
-    let (code, address) = (first.code().to_owned(), first.address.clone());
-    first.kill();
-    // All six do not fit into its memory.
-    until("it says what would help", || {
-        second.said().contains("it has memory for 2 of them")
-    });
-
-    // Only the founder has layer 2.
-    let shed = Household::new(ALL, &[&second.address, &address]).holding(5);
-    let third = shed.up(&["--join", &code]);
-    until("it says what is missing", || {
-        third.said().contains("no source has the missing")
-    });
-    assert_eq!(
-        shed.serving(),
-        None,
-        "it serves layers without their weights"
-    );
-    let before = genuine(&shed);
-    assert!(before > 0 && second.sent() >= before, "{}", third.said());
-
-    let first = attic.up_at(&address, &[]);
-    shed.until_serving(&third);
-    let (needed, sent) = (needed(&shed, 5), first.sent() + second.sent());
-    assert!(sent * 100 <= needed * 102, "{sent} for {needed}");
-    genuine(&shed);
 }
 
 #[test]
