@@ -1,7 +1,7 @@
 //! Weights from neighbours of which one is away for a while.
 //!
-//! Tests begin in the order of their names. The test of this file waits for minutes, nearly idle:
-//! its name sorts first, so that the others run meanwhile, and not the whole binary waits at its end.
+//! Tests begin in the order of their names. This file has a name that sorts first, because its test
+//! waits for minutes: the other tests run meanwhile.
 
 use crate::support::up::{Household, medium};
 use crate::support::*;
