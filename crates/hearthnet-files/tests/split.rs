@@ -258,7 +258,7 @@ fn seed(files: &[Vec<u8>]) -> Vec<u8> {
 
 /// `HEARTHNET_WRITE_CORPUS=1` writes the seeds after a change.
 #[test]
-fn every_file_of_the_fuzzers_corpus_is_survived() {
+fn the_fuzzer_begins_with_a_split_model() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/split");
     let small = TinyLlama {
         layers: 1,
@@ -274,10 +274,4 @@ fn every_file_of_the_fuzzers_corpus_is_survived() {
         }
         assert_eq!(fuzzing::split(bytes).is_some(), *name == "model", "{name}");
     }
-    let mut count = 0;
-    for entry in fs::read_dir(corpus).unwrap() {
-        fuzzing::split(&fs::read(entry.unwrap().path()).unwrap());
-        count += 1;
-    }
-    assert!(count >= seeds.len());
 }

@@ -488,7 +488,7 @@ fn a_truncated_manifest_is_refused_at_every_length() {
 
 /// `HEARTHNET_WRITE_CORPUS=1` writes the first file after a change of the format.
 #[test]
-fn every_file_of_the_fuzzers_corpus_is_survived() {
+fn the_fuzzer_begins_with_a_sound_manifest() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/manifest");
     let good = manifest(&TinyLlama {
         layers: 1,
@@ -499,9 +499,6 @@ fn every_file_of_the_fuzzers_corpus_is_survived() {
         fs::write(corpus.join("sound"), &good).unwrap();
     }
     assert_eq!(fs::read(corpus.join("sound")).unwrap(), good);
-    for entry in fs::read_dir(corpus).unwrap() {
-        hearthnet_files::fuzzing::manifest(&fs::read(entry.unwrap().path()).unwrap());
-    }
 }
 
 proptest! {
