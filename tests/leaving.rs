@@ -8,30 +8,12 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::support::community::Street;
+use crate::support::community::{RANGES, SECOND, Street, chat};
 use crate::support::gauges::Gauges;
 use crate::support::*;
 
-const QUESTION: &str = "Tell me a long story about a lighthouse keeper and a lost whale.";
+/// Tokens of an answer.
 const TOKENS: usize = 256;
-
-/// Number of frames after which the host is asked to stop: in the middle of the answer.
-const FRAMES: usize = 12;
-
-/// Layers of the hosts, in start order.
-const RANGES: [&str; 3] = ["0-14", "15-29", "15-29"];
-
-/// Hosts of the second half.
-const SECOND: [usize; 2] = [1, 2];
-
-/// Runs `hearthnet chat --frames`. `on_frames` is called once with the first frames.
-fn chat(home: &Home, how: &[&str], on_frames: impl FnOnce(&[Value])) -> Vec<Value> {
-    let (model, tokens) = (model(), TOKENS.to_string());
-    let ask = ["chat", QUESTION, "--frames", "--model", model];
-    let sampled = words("--temperature 0.8 --seed 7 --max-tokens");
-    let args = [&ENABLE[..], &ask, &sampled, &[&*tokens], how].concat();
-    frames(&mut home.hearthnet(&args), FRAMES, on_frames)
-}
 
 /// Nodes that advertise layers, according to a node's own log.
 fn advertised(home: &Home) -> Vec<String> {
@@ -68,11 +50,11 @@ fn a_member_that_shuts_down_during_an_answer_costs_no_token_and_is_no_failure() 
     let all: Vec<&str> = ids.iter().map(String::as_str).collect();
     until_advertised(&founder, &all);
 
-    let undisturbed = chat(&founder, &["--local"], |_| {});
+    let undisturbed = chat(&founder, TOKENS, &["--local"], |_| {});
     assert_eq!(told(&undisturbed, "token_delta").len(), TOKENS);
 
     let mut leaver = None;
-    let frames = chat(&founder, &[], |frames| {
+    let frames = chat(&founder, TOKENS, &[], |frames| {
         let at = serving(frames, &ids, SECOND);
         hosts[at].signal(Signal::TERM);
         leaver = Some(at);
@@ -140,7 +122,7 @@ fn a_member_that_shuts_down_during_an_answer_costs_no_token_and_is_no_failure() 
     assert!(!record.iter().any(|event| of_founder(event, "host_failed")));
 
     // The next chat runs without it.
-    let next = chat(&founder, &[], |_| {});
+    let next = chat(&founder, TOKENS, &[], |_| {});
     assert_eq!(told(&next, "token_delta"), answer);
     assert!(told(&next, "shard_failover").is_empty());
 }
@@ -156,7 +138,7 @@ fn a_silent_member_with_a_spare_delays_no_chat() {
     } = Street::start(&[], &RANGES);
     let all: Vec<&str> = ids.iter().map(String::as_str).collect();
     until_advertised(&founder, &all);
-    let undisturbed = chat(&founder, &["--local"], |_| {});
+    let undisturbed = chat(&founder, TOKENS, &["--local"], |_| {});
     let same = |frames: &[Value], what: &str| {
         let (told, alone) = (
             told(frames, "token_delta"),
@@ -168,7 +150,7 @@ fn a_silent_member_with_a_spare_delays_no_chat() {
     // One of the two is stopped before any connection. The answer shows no trace of it, whether the
     // chat would have chosen it or kept it as a spare.
     hosts[SECOND[0]].signal(Signal::STOP);
-    let frames = chat(&founder, &[], |_| {});
+    let frames = chat(&founder, TOKENS, &[], |_| {});
     same(&frames, "beside a stopped host");
     for status in told(&frames, "shard_status") {
         assert_eq!(status["status"], "ready", "{status:#}");
@@ -178,7 +160,7 @@ fn a_silent_member_with_a_spare_delays_no_chat() {
 
     // Stopped in mid-answer, at the default settings.
     let mut struck = None;
-    let frames = chat(&founder, &[], |frames| {
+    let frames = chat(&founder, TOKENS, &[], |frames| {
         let at = serving(frames, &ids, SECOND);
         hosts[at].signal(Signal::STOP);
         struck = Some(at);

@@ -8,30 +8,12 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::support::community::Street;
+use crate::support::community::{RANGES, SECOND, Street, chat};
 use crate::support::memory_group::Group;
 use crate::support::*;
 
-const QUESTION: &str = "Tell me a long story about a lighthouse keeper and a lost whale.";
+/// Tokens of an answer.
 const TOKENS: usize = 512;
-
-/// Number of frames after which the host is disturbed: in the middle of the answer.
-const FRAMES: usize = 12;
-
-/// Layers of the hosts, in start order.
-const RANGES: [&str; 3] = ["0-14", "15-29", "15-29"];
-
-/// Hosts of the second half.
-const SECOND: [usize; 2] = [1, 2];
-
-/// Runs `hearthnet chat --frames`. `on_frames` is called once with the first frames.
-fn chat(home: &Home, how: &[&str], on_frames: impl FnOnce(&[Value])) -> Vec<Value> {
-    let (model, tokens) = (model(), TOKENS.to_string());
-    let ask = ["chat", QUESTION, "--frames", "--model", model];
-    let sampled = words("--temperature 0.8 --seed 7 --max-tokens");
-    let args = [&ENABLE[..], &ask, &sampled, &[&*tokens], how].concat();
-    frames(&mut home.hearthnet(&args), FRAMES, on_frames)
-}
 
 /// Output of a command without multicast, which prints JSON.
 fn json_of(home: &Home, command: &[&str]) -> Value {
@@ -75,9 +57,9 @@ fn a_pause_during_an_answer_costs_no_token_and_resume_brings_the_layers_back() {
         hosts: _hosts,
         ids,
     } = Street::start(&[], &RANGES);
-    let alone = chat(&founder, &["--local"], |_| {});
+    let alone = chat(&founder, TOKENS, &["--local"], |_| {});
     let mut paused = None;
-    let frames = chat(&founder, &[], |frames| {
+    let frames = chat(&founder, TOKENS, &[], |frames| {
         let at = serving(frames, &ids, SECOND);
         let said = json_of(&members[at], &["pause", "--for", "2h"]);
         assert!(said["until_ms"].is_u64(), "{said:#}");
@@ -91,7 +73,7 @@ fn a_pause_during_an_answer_costs_no_token_and_resume_brings_the_layers_back() {
     assert!(status.contains("paused by you until "), "{status}");
 
     // The next answer runs without it, although it is the only process of its home.
-    let next = chat(&founder, &[], |_| {});
+    let next = chat(&founder, TOKENS, &[], |_| {});
     assert_eq!(told(&next, "token_delta"), told(&alone, "token_delta"));
     assert!(told(&next, "shard_failover").is_empty());
 
@@ -108,9 +90,9 @@ fn a_host_that_restarts_with_other_layers_during_an_answer_costs_no_token() {
         mut hosts,
         ids,
     } = Street::start(&[], &RANGES);
-    let alone = chat(&founder, &["--local"], |_| {});
+    let alone = chat(&founder, TOKENS, &["--local"], |_| {});
     let mut restarted = None;
-    let frames = chat(&founder, &[], |frames| {
+    let frames = chat(&founder, TOKENS, &[], |frames| {
         let at = serving(frames, &ids, SECOND);
         hosts[at].signal(Signal::TERM);
         wait_for_end(hosts[at].child.id());
@@ -121,7 +103,7 @@ fn a_host_that_restarts_with_other_layers_during_an_answer_costs_no_token() {
     assert_moved(&frames, &alone, &ids[at], &ids[3 - at]);
     let layers = &hosts[at].ready["descriptor"]["layer_range"];
     assert_eq!(layers, &json!([0, 29]));
-    let next = chat(&founder, &[], |_| {});
+    let next = chat(&founder, TOKENS, &[], |_| {});
     assert_eq!(told(&next, "token_delta"), told(&alone, "token_delta"));
 }
 
@@ -153,9 +135,9 @@ fn a_daemon_that_changes_its_layers_during_an_answer_costs_no_token_and_counts_w
         ids.push(member.node_id());
         members.push(member);
     }
-    let alone = chat(&founder, &["--local"], |_| {});
+    let alone = chat(&founder, TOKENS, &["--local"], |_| {});
     let mut changed = None;
-    let frames = chat(&founder, &[], |frames| {
+    let frames = chat(&founder, TOKENS, &[], |frames| {
         let at = serving(frames, &ids, SECOND);
         let request = &mut requests[at - 1];
         if let Some(before) = request.take() {
@@ -190,11 +172,11 @@ fn a_pause_survives_a_restart_and_chats_of_the_home_go_on() {
     let settings = ["--set", &on, "--set", &all];
     let (founder, daemon) = community::founded(&settings);
     until_serving(&founder);
-    let alone = chat(&founder, &["--local"], |_| {});
+    let alone = chat(&founder, TOKENS, &["--local"], |_| {});
 
     json_of(&founder, &["pause"]);
     until_suspended(&founder, "paused by you");
-    let own = chat(&founder, &[], |_| {});
+    let own = chat(&founder, TOKENS, &[], |_| {});
     assert_eq!(told(&own, "token_delta"), told(&alone, "token_delta"));
 
     drop(daemon);
@@ -254,7 +236,7 @@ fn a_memory_hog_gets_the_memory_of_layers_and_the_answer_goes_on() {
         hosts,
         ids,
     } = Street::start(&[], &RANGES);
-    let alone = chat(&founder, &["--local"], |_| {});
+    let alone = chat(&founder, TOKENS, &["--local"], |_| {});
     // Layers that are loaded in the group count for it.
     for (at, group) in SECOND.into_iter().zip(&groups) {
         let host = hosts[at].child.id();
@@ -271,7 +253,7 @@ fn a_memory_hog_gets_the_memory_of_layers_and_the_answer_goes_on() {
 
     let own = |at: usize| anonymous_bytes(hosts[at].child.id());
     let mut hog = None;
-    let frames = chat(&founder, &[], |frames| {
+    let frames = chat(&founder, TOKENS, &[], |frames| {
         let at = serving(frames, &ids, SECOND);
         let group = &groups[at - 1];
         let before = own(at);

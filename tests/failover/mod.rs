@@ -248,9 +248,13 @@ fn two_failures_in_one_answer_cost_no_token() {
 
 #[test]
 fn without_a_spare_the_answer_continues_locally() {
-    let scene = Scene::new();
+    continues_locally(&Scene::new(), &[0, 1, 20, TOKENS - 1]);
+}
+
+/// Kills the second of two hosts at some tokens: this machine finishes each answer.
+fn continues_locally(scene: &Scene, positions: &[u32]) {
     let mut fleet = Fleet::new(&scene.caller, 1);
-    for position in [0, 1, 20, TOKENS - 1] {
+    for &position in positions {
         let mut struck = String::new();
         let what = format!("local fallback at token {position}");
         let (_, heard) = scene.ask(&fleet.addresses(), true, &what, |token, route| {

@@ -49,20 +49,7 @@ fn the_whole_fault_matrix_gives_the_same_answer_with_recurrent_layers() {
 
 #[test]
 fn without_a_spare_an_answer_of_recurrent_layers_continues_locally() {
-    let scene = scene((2, 1));
-    let mut fleet = Fleet::new(&scene.caller, 1);
-    for position in [0, 20] {
-        let mut struck = String::new();
-        let what = format!("local fallback at token {position}");
-        let (_, heard) = scene.ask(&fleet.addresses(), true, &what, |token, route| {
-            if token == position {
-                struck.clone_from(&route[1]);
-                fleet.strike(&struck, Fault::Kill);
-            }
-        });
-        assert!(heard.local, "at token {position}");
-        fleet.mend(&scene.caller, &struck, Fault::Kill);
-    }
+    continues_locally(&scene((2, 1)), &[0, 20]);
 }
 
 /// A second turn without the first answer goes back before it: with private layers to a checkpoint

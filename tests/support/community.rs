@@ -4,7 +4,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use super::{Home, QUIET, Server, TOGETHER, model, succeeded};
+use super::{ENABLE, Home, QUIET, Server, TOGETHER, frames, model, succeeded, words};
 
 /// Settings of every node.
 pub(crate) const ALONE: [&str; 6] = [
@@ -16,6 +16,28 @@ pub(crate) const ALONE: [&str; 6] = [
     "--set",
     "http.listen=127.0.0.1:0",
 ];
+
+/// Layers of the hosts of a [`Street`] whose answers are disturbed, in start order.
+pub(crate) const RANGES: [&str; 3] = ["0-14", "15-29", "15-29"];
+
+/// Hosts of the second half.
+pub(crate) const SECOND: [usize; 2] = [1, 2];
+
+/// Frames of a chat of `tokens` tokens. `on_frames` is called once with the first ones, in the middle
+/// of the answer.
+pub(crate) fn chat(
+    home: &Home,
+    tokens: usize,
+    how: &[&str],
+    on_frames: impl FnOnce(&[Value]),
+) -> Vec<Value> {
+    let question = "Tell me a long story about a lighthouse keeper and a lost whale.";
+    let (model, tokens) = (model(), tokens.to_string());
+    let ask = ["chat", question, "--frames", "--model", model];
+    let sampled = words("--temperature 0.8 --seed 7 --max-tokens");
+    let args = [&ENABLE[..], &ask, &sampled, &[&*tokens], how].concat();
+    frames(&mut home.hearthnet(&args), 12, on_frames)
+}
 
 /// Founds a community with research enabled.
 pub(crate) fn found(founder: &Home) {
