@@ -11,12 +11,19 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// Folder of a crate.
+fn folder(name: &str) -> PathBuf {
+    let folders = [root(), root().join("crates")].map(|folder| folder.join(name));
+    let folder = folders.into_iter().find(|folder| folder.exists());
+    folder.unwrap_or_else(|| panic!("{name}: no folder"))
+}
+
 fn architecture() -> String {
     fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md")
 }
 
-fn manifest(folder: &str) -> toml::Table {
-    let path = root().join(folder).join("Cargo.toml");
+fn manifest(folder: &Path) -> toml::Table {
+    let path = folder.join("Cargo.toml");
     let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     text.parse()
         .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -50,7 +57,7 @@ fn table(text: &str) -> Vec<(String, BTreeSet<String>)> {
 /// Crates of the workspace by the last part of their folder, each with its non-test dependencies
 /// within the workspace.
 fn manifests() -> BTreeMap<String, BTreeSet<String>> {
-    let workspace = manifest(".");
+    let workspace = manifest(&root());
     let folders: Vec<&str> = workspace["workspace"]["members"]
         .as_array()
         .expect("a list of members")
@@ -59,7 +66,7 @@ fn manifests() -> BTreeMap<String, BTreeSet<String>> {
         .collect();
     let packages: BTreeMap<&str, toml::Table> = folders
         .into_iter()
-        .map(|folder| (folder, manifest(folder)))
+        .map(|folder| (folder, manifest(&root().join(folder))))
         .collect();
     let ours: BTreeSet<&str> = packages
         .values()
@@ -253,6 +260,51 @@ fn no_file_of_a_crate_has_more_than_600_lines() {
     assert!(long.is_empty(), "split by what they do: {long:#?}");
 }
 
+/// Adds the texts of all files of Rust below a folder.
+fn add_texts(folder: &Path, texts: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            add_texts(&path, texts);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            texts.push(fs::read_to_string(path).expect("UTF-8"));
+        }
+    }
+}
+
+/// Whether comments have code that rustdoc would run.
+fn has_doc_test(text: &str) -> bool {
+    let lines = text.lines().map(str::trim_start);
+    let comments = lines.filter_map(|line| line.strip_prefix("//!").or(line.strip_prefix("///")));
+    let fences = comments.filter_map(|line| line.trim_start().strip_prefix("```"));
+    let run = ["", "rust", "no_run", "should_panic", "compile_fail"];
+    fences.step_by(2).any(|begin| run.contains(&begin.trim()))
+}
+
+#[test]
+fn tests_are_only_where_they_are_run() {
+    let (mut on, mut off) = (0, 0);
+    for (name, _) in table(&architecture()) {
+        let (folder, mut texts) = (folder(&name), Vec::new());
+        add_texts(&folder.join("src"), &mut texts);
+        let manifest = manifest(&folder);
+        let lib = manifest.get("lib").and_then(|lib| lib.get("doctest"));
+        if lib.and_then(toml::Value::as_bool) == Some(false) {
+            let found = texts.iter().any(|text| has_doc_test(text));
+            assert!(
+                !found,
+                "{name} has code in a comment: remove `doctest = false`"
+            );
+            off += 1;
+        } else {
+            on += texts.iter().filter(|text| has_doc_test(text)).count();
+        }
+        let main = fs::read_to_string(folder.join("src/main.rs")).unwrap_or_default();
+        assert!(!main.contains("#[test]"), "{name}: main.rs has tests");
+    }
+    assert!(on > 5 && off > 5, "{on} {off}");
+}
+
 #[test]
 fn imports_are_found_in_source_text() {
     let code = r##"
@@ -334,10 +386,7 @@ struct Sources(BTreeMap<ModulePath, Source>);
 
 impl Sources {
     fn read(name: &str) -> Self {
-        let folders = [root(), root().join("crates")];
-        let src = folders.map(|folder| folder.join(name).join("src"));
-        let src = src.into_iter().find(|src| src.exists());
-        let src = src.unwrap_or_else(|| panic!("{name}: no folder"));
+        let src = folder(name).join("src");
         let mut all = Self(BTreeMap::new());
         all.add(&src, &src.join("lib.rs"), Vec::new());
         assert!(
