@@ -1,5 +1,6 @@
 //! Whole-program tests in one binary, so that the program is linked once. Each file of this folder
-//! is a module, except `chat_app.rs`, a test of hearthnet-orchestrator. To run one file:
+//! is a module, except `chat_app.rs`, a test of hearthnet-orchestrator, and `with_torch.rs`, which has
+//! the tests of libtorch. To run one file:
 //!
 //! ```text
 //! cargo test -p hearthnet --test program -- failover::
@@ -55,8 +56,6 @@ mod same_answer;
 mod second_opinion;
 mod secrets;
 mod soak;
-#[cfg(feature = "torch")]
-mod torch;
 mod up;
 mod weights;
 mod wrong_clock;
