@@ -9,8 +9,8 @@ use crate::limits::{Limits, limits_in_range};
 use crate::raw::violations::{self, Change, Reached, Violation};
 use crate::raw::{Frame, Message, Step, cbor, chunk, dtype, flag, kind, opcode, stream_open};
 use crate::script::{
-    Act, At, Attempt, Check, Expect, Host, PATIENCE, Test, Token, any_body, attempt, check, end,
-    exactly, frame, send, session, stream,
+    Act, At, Attempt, Check, Expect, Host, Test, Token, any_body, attempt, check, end, exactly,
+    frame, send, session, stream,
 };
 use crate::streams::{faults, opened, receipts, result, steps, streams};
 
