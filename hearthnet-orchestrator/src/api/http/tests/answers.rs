@@ -1,7 +1,8 @@
 //! Content of answers: text, log-probabilities, usage; whole or streamed.
 
 use super::*;
-use crate::chat::choice_seed;
+use crate::api::http::reply::Header;
+use crate::chat::{Frame, choice_seed};
 
 #[test]
 fn a_plain_answer_has_openais_shape() {

@@ -3,6 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::api::http::translate::Stamp;
+use crate::api::http::translate::anthropic::{self, Purpose};
+use crate::api::http::translate::ollama::Asked;
 
 /// Description of all paths.
 fn document() -> Value {
