@@ -425,7 +425,7 @@ impl Report {
         });
         format!(
             "{}: medians of {}; prompt of {} tokens, {} chats with {} tokens each\n\n\
-             {}\n{}\n{}\n{}\n  embedding, output matrix and sampling here: {} us\n  \
+             {}\n{}\n{}\n{}\n  embedding and output matrix here: {} us\n  \
              answers: {}\n",
             self.model,
             self.repetitions,
