@@ -1,6 +1,6 @@
 //! `hearthnet chat` on a terminal, with line editing, pasting, Ctrl-C and Ctrl-D, and in a shell
-//! with files and pipes. Real model, real processes, and a controlling terminal of the process's
-//! own.
+//! with files and pipes; the questions of `hearthnet up`. Real model, real processes, and a
+//! controlling terminal of the process's own.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -16,6 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 
+use crate::support::up::Household;
 use crate::support::*;
 
 /// Prompt of a chat that is ready for input.
@@ -228,6 +229,46 @@ fn saved(home: &Home) -> Vec<(String, String)> {
     pairs
         .map(|m| (field(m, "role"), field(m, "content")))
         .collect()
+}
+
+#[test]
+fn up_asks_three_questions_keeps_the_answers_and_then_asks_no_more() {
+    let household = Household::new(512, &[]);
+    let file = TinyLlama::default().write(household.home.path());
+    let file = file.to_str().expect("UTF-8");
+    let start = |more: &[&str]| {
+        let up = words("up --no-open --listen 127.0.0.1:0 --http 127.0.0.1:0");
+        let command = household.command(&[&up[..], more].concat());
+        Terminal::start(&command, 80, "xterm-256color")
+    };
+    let end = |mut terminal: Terminal| {
+        let said = terminal.wait_for("page  ");
+        terminal.press("\u{3}");
+        assert_eq!(terminal.end().0, Some(0));
+        said
+    };
+    let mut terminal = start(&["--model", file]);
+    terminal.wait_for("type a name to found a new one. [Home] ");
+    terminal.enter("Elm Street");
+    terminal.wait_for("memory may it use? [50 %] ");
+    terminal.enter("all");
+    terminal.wait_for("a number from 1 to 100");
+    terminal.wait_for("memory may it use? [50 %] ");
+    terminal.enter("30");
+    terminal.wait_for("the others call this machine? [");
+    terminal.enter("Kim");
+    terminal.wait_for("founded \"Elm Street\" with this machine, \"Kim\"");
+    terminal.wait_for("hearth1");
+    end(terminal);
+    let config = household
+        .home
+        .path()
+        .join("config/hearthnet/hearthnet.toml");
+    let config = std::fs::read_to_string(config).expect("the configuration");
+    assert_contains(&config, &["\nname = \"Kim\"\n", "\nmemory_percent = 30\n"]);
+
+    let said = end(start(&[]));
+    assert!(!said.contains('?') && said.contains("Kim"), "{said}");
 }
 
 #[test]

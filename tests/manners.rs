@@ -3,7 +3,7 @@
 //! model, real processes.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -164,6 +164,15 @@ fn a_daemon_that_changes_its_layers_during_an_answer_costs_no_token_and_counts_w
     drop(daemons);
 }
 
+/// Class of a process at the disk.
+fn disk_class(process: u32) -> String {
+    let ionice = Command::new("ionice")
+        .args(["-p", &process.to_string()])
+        .output();
+    let said = ionice.expect("ionice of util-linux starts").stdout;
+    text(&said).trim().to_owned()
+}
+
 #[test]
 fn a_pause_survives_a_restart_and_chats_of_the_home_go_on() {
     let host = "research.distributed_inference.host";
@@ -172,6 +181,11 @@ fn a_pause_survives_a_restart_and_chats_of_the_home_go_on() {
     let settings = ["--set", &on, "--set", &all];
     let (founder, daemon) = community::founded(&settings);
     until_serving(&founder);
+    let classes = |node: &Server| {
+        let node = node.child.id();
+        [node, engine_of(node)].map(disk_class)
+    };
+    assert_eq!(classes(&daemon), ["idle"; 2]);
     let alone = chat(&founder, TOKENS, &["--local"], |_| {});
 
     json_of(&founder, &["pause"]);
@@ -180,10 +194,13 @@ fn a_pause_survives_a_restart_and_chats_of_the_home_go_on() {
     assert_eq!(told(&own, "token_delta"), told(&alone, "token_delta"));
 
     drop(daemon);
-    let _daemon = community::serve(&founder, &settings);
+    let settings = [&settings[..], &["--set", "manners.idle_io=false"]].concat();
+    let daemon = community::serve(&founder, &settings);
     until_suspended(&founder, "paused by you");
     json_of(&founder, &["resume"]);
     until_serving(&founder);
+    let usual = disk_class(std::process::id());
+    assert_eq!(classes(&daemon), [usual.clone(), usual]);
 }
 
 #[test]

@@ -147,6 +147,7 @@ fn the_page_shows_the_community_and_makes_invites_that_the_log_knows() {
     assert_eq!(state["members"][0]["connected"], true);
     assert_eq!(state["may_invite"], json!(["member", "trusted"]));
     assert_eq!(state["chats"]["running"], 0);
+    assert_eq!(state["chats"]["models"][0]["alone"], true);
     assert!(state["paused"] == false && state["downloads"] == json!([]));
 
     let invite = |body| http::post_json(&at, "/hearthnet/v1/invite", &body);

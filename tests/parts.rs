@@ -61,9 +61,19 @@ fn commands_find_the_part_of_an_adopted_model_by_its_name_and_say_what_it_lacks(
         "layers 5-5 of tiny-f32-1 are not all on this machine",
     );
     assert_complains(&output, "`hearthnet model pull tiny-f32-1 --layers 5-5`");
+    // What the message says helps.
+    succeeded(&cellar.run(&["model", "pull", NAME, "--layers", "5-5"]));
+    let third = cellar.serve(&serve[1..]);
+    assert_eq!(cellar.until_serving(&third), (5, 5));
+    third.stop();
     let output = cellar.run(&["chat", "Name three colours.", "--local", "--model", NAME]);
     assert!(!output.status.success());
     assert_complains(&output, "only a part of tiny-f32-1 is on this machine");
+    // The home with the whole file answers alone with the model of the community.
+    let ask = words("chat colours --local --temperature=0 --max-tokens=8");
+    let named = [&ask[..], &["--model", NAME]].concat();
+    let answers = [&ask, &named].map(|ask| succeeded(&attic.run(ask)));
+    assert_eq!(answers[0], answers[1]);
     let output = attic.run(&["plan", "qwen3-4b"]);
     assert!(!output.status.success());
     assert_complains(&output, "nothing of qwen3-4b is on this machine");

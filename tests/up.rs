@@ -210,6 +210,8 @@ fn a_later_up_asks_nothing_and_serves_again_without_fetching() {
     first.stop();
     let first = attic.up_at(&address, &[]);
     assert!(first.code.is_none());
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", first.child.id()));
+    assert_eq!(name.expect("it runs"), "hearthnet\n");
     attic.until_serving(&first);
     assert_eq!(together(&cellar), together(&attic));
 }

@@ -147,12 +147,13 @@ export class Mesh {
     return done;
   }
 
-  // Homes that hold the model that answers; none if this computer answers alone.
+  // Homes that hold the model that answers; none if this computer answers alone. `alone` is true while
+  // it does so because the homes do not hold all of the model.
   holders() {
     const chat = this.state.chats.models.find((it) => it.id === this.model());
     const model = this.state.models.find((it) => it.weights_sha256 === chat?.weights_sha256);
     const hosts = (model?.hosts ?? []).filter((it) => it.connected);
-    return { model, names: [...new Set(hosts.map((it) => it.name))] };
+    return { model, names: [...new Set(hosts.map((it) => it.name))], alone: !!chat?.alone && !!model?.missing.length };
   }
 
   draw() {
@@ -169,9 +170,9 @@ export class Mesh {
       say($('now'), this.away ? 'This node is away.' : 'Looking for the node.');
       return;
     }
-    const { model, names } = this.holders();
-    const answers = words(state, model, names);
-    document.body.classList.toggle('is-partial', !!model?.missing.length || !state.chats.models.length);
+    const { model, names, alone } = this.holders();
+    const answers = words(state, model, names, alone);
+    document.body.classList.toggle('is-partial', (!!model?.missing.length && !alone) || !state.chats.models.length);
     say($('who'), state.paused ? 'Paused' : answers.short);
     say($('community'), state.community?.name ?? 'HearthNet');
     say($('now'), answers.long);
@@ -301,9 +302,15 @@ function progress({ done, total }, began) {
 }
 
 // Who answers, short for the top of the page, and as a sentence.
-function words(state, model, names) {
+function words(state, model, names, alone) {
   if (!state.chats.models.length) {
     return { short: 'No model yet', long: `This computer cannot answer yet. ${awaits(state)}` };
+  }
+  if (alone) {
+    return {
+      short: 'This computer answers',
+      long: 'This computer answers alone. A home that joins takes a part of the model.',
+    };
   }
   if (model?.adopted && !names.length) {
     const next = waiting(state, model.name) ? 'Its download waits: see “Models”.' : 'The homes are fetching their parts of it.';

@@ -44,6 +44,8 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::ArgMatches;
+use hearthnet_platform::machine::stand_back_at_disk;
+use hearthnet_platform::process::set_name;
 use zeroizing_alloc::ZeroAlloc;
 
 use crate::cli::args::{Args, Command, ConfigCommand, Global};
@@ -174,6 +176,11 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
     let cx = &Context { global, config };
     // Before any thread is started, because threads keep the access they start with.
     if let Some((model, engine, from)) = command.serves() {
+        // `up` becomes the daemon by a path that does not name the program.
+        set_name(c"hearthnet");
+        if cx.config.manners.idle_io {
+            stand_back_at_disk();
+        }
         start_starter();
         isolation::enter(cx, model, engine, from);
     }

@@ -436,11 +436,11 @@ async function pause() {
   assert.ok(await page.isHidden('#quiet-configured'));
 
   // The node of the test has its model, so the state is replaced.
-  let [done, waiting, adopted] = [25e6, [], true];
+  let [done, waiting, adopted, chats] = [25e6, [], true, []];
   await page.route('**/hearthnet/v1/state', async (route) => {
     const response = await route.fetch();
     const state = await response.json();
-    state.chats.models = [];
+    state.chats.models = chats;
     const plan = { words: [`Ana would run ${done / 1e6} % of the model.`], details: ['Ana: holds layers 0-29'] };
     state.models = !adopted ? [] : [{ name: 'tiny', weights_sha256: '00', layers: 30, missing: [[0, 29]], hosts: [], adopted: true, plan }];
     state.waiting = waiting;
@@ -477,8 +477,13 @@ async function pause() {
   await page.waitForFunction(() => /tiny waits: see “Models”/.test(document.querySelector('#now').textContent));
   assert.match(await page.locator('#models').innerText(), /no home that is here has the rest of it/);
   await accessible(page, 'while a download waits');
-  adopted = false;
+  // It has the whole file, and no home serves the rest.
   waiting = [];
+  chats = [{ id: 'tiny', weights_sha256: '00', alone: true }];
+  await page.waitForFunction(() => /^This computer answers alone\. A home that joins/.test(document.querySelector('#now').textContent));
+  assert.ok(!await page.isDisabled('#send'));
+  chats = [];
+  adopted = false;
   await page.waitForFunction(() => /hearthnet model adopt MODEL/.test(document.querySelector('#now').textContent));
   await view.close();
 }

@@ -318,8 +318,8 @@ pub struct LayerTimes {
 }
 
 /// Loads some layers of a model on the exact engine, and runs rows through them for about `budget`.
-/// The times are those of the fastest run. So many bytes of other memory as `swept` are read before
-/// each run: they take the place of the weights in a cache of that size.
+/// The times are those of the median run. So many bytes of other memory as `swept` are read before
+/// each run, as a chat reads other weights in between.
 ///
 /// # Errors
 /// [`LoadError`], or [`EngineError`] if the engine refuses the rows.
@@ -330,7 +330,7 @@ pub fn time_layers(
     budget: Duration,
     swept: u64,
 ) -> Result<LayerTimes, Box<dyn Error>> {
-    let others = other_memory(swept);
+    let others = OtherMemory::new(swept);
     let count = layers.end.saturating_sub(layers.start).max(1);
     let values = file.spec().row_values(&layers);
     let mut engine = Engine::load(file, layers, options, &mut |_, _| ())?;
@@ -343,19 +343,15 @@ pub fn time_layers(
         let input = row.repeat(rows as usize);
         let mut x = input.clone();
         let (begin, mut times) = (Instant::now(), Vec::new());
-        // The first run, which warms up, is not counted.
         while times.len() < 6 || begin.elapsed() < budget / 2 {
             engine.truncate(seq, 0)?;
             x.copy_from_slice(&input);
-            // Reads one byte of each line of the cache.
-            std::hint::black_box(others.iter().step_by(64).fold(0u8, |sum, byte| sum ^ byte));
+            others.read();
             let began = Instant::now();
             engine.forward(&[Span::new(seq, 0, rows)], &mut x)?;
             times.push(began.elapsed());
         }
-        // Other programs interrupt runs, which makes them slower and never faster.
-        let fastest = times.into_iter().skip(1).min();
-        Ok(fastest.unwrap_or_default() / count / rows)
+        Ok(typical(times) / count / rows)
     };
     Ok(LayerTimes {
         row: time(1)?,
@@ -363,15 +359,33 @@ pub fn time_layers(
     })
 }
 
-/// Memory of so many bytes; none if the system has too little.
-fn other_memory(bytes: u64) -> Vec<u8> {
-    let mut memory = Vec::new();
-    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-    if memory.try_reserve_exact(bytes).is_ok() {
-        // Memory that was never written maps to a single page of zeros.
-        memory.resize(bytes, 1);
+/// Median of the times of runs. The first run, which warms up, does not count.
+pub fn typical(times: Vec<Duration>) -> Duration {
+    let mut warm: Vec<Duration> = times.into_iter().skip(1).collect();
+    warm.sort();
+    warm.get(warm.len() / 2).copied().unwrap_or_default()
+}
+
+/// Memory that takes the place of measured weights in the processor's cache.
+pub struct OtherMemory(Vec<u8>);
+
+impl OtherMemory {
+    /// Memory of so many bytes; none if the system has too little.
+    pub fn new(bytes: u64) -> Self {
+        let mut memory = Vec::new();
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        if memory.try_reserve_exact(bytes).is_ok() {
+            // Memory that was never written maps to a single page of zeros.
+            memory.resize(bytes, 1);
+        }
+        Self(memory)
     }
-    memory
+
+    /// Reads one byte of each line of the cache.
+    pub fn read(&self) {
+        let lines = self.0.iter().step_by(64);
+        std::hint::black_box(lines.fold(0_u8, |sum, byte| sum ^ byte));
+    }
 }
 
 /// Bytes read per pass: more than caches hold.
@@ -435,6 +449,13 @@ mod tests {
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(median(&[7.0]), 7.0);
         assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn the_typical_run_is_the_median_without_the_first() {
+        let times = |us: &[u64]| us.iter().copied().map(Duration::from_micros).collect();
+        assert_eq!(typical(times(&[1, 9, 4, 5])), Duration::from_micros(5));
+        assert_eq!(typical(times(&[1])), Duration::ZERO);
     }
 
     #[test]

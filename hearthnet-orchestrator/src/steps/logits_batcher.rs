@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hearthnet_engine::bench::{OtherMemory, typical};
 use hearthnet_engine::{EngineError, Head};
 use hearthnet_files::ModelSpec;
 
@@ -79,23 +80,24 @@ impl LogitsBatcher {
         self.head.norm(rows)
     }
 
-    /// Time to embed a token and to compute logits from one row, as in a running chat: the shortest
-    /// of five, after a run that warms up.
+    /// Time to embed a token and to compute logits from one row, as in a running chat: the median of
+    /// five, after a run that warms up. So many bytes of other memory as `swept` are read before each
+    /// run, as a chat reads its layers.
     ///
     /// # Errors
     /// As for [`Head::embed`] and [`Head::logits`].
-    pub fn measure(&self) -> Result<Duration, EngineError> {
+    pub fn measure(&self, swept: u64) -> Result<Duration, EngineError> {
         let (mut row, mut logits) = (Vec::new(), Vec::new());
-        let mut shortest = Duration::MAX;
-        for run in 0..=5 {
+        let others = OtherMemory::new(swept);
+        let mut times = Vec::new();
+        for _ in 0..=5 {
+            others.read();
             let begin = Instant::now();
             self.head.embed(&[0], &mut row)?;
             self.head.logits(&row, &mut logits)?;
-            if run > 0 {
-                shortest = shortest.min(begin.elapsed());
-            }
+            times.push(begin.elapsed());
         }
-        Ok(shortest)
+        Ok(typical(times))
     }
 
     /// Registers a chat that will need logits. `hosted`: hosts compute its rows in between.

@@ -56,7 +56,7 @@ pub(crate) fn run(args: &PlanArgs, cx: &Context) -> Result<(), Failure> {
         }
         why.failure(&model.id, &name)
     })?;
-    print_result(args.json, &report, || report.text())
+    print_result(args.json, &report, || report.text(&named.to_string()))
 }
 
 /// Members that do not answer the running node. Without one, nothing is known of them.

@@ -104,6 +104,7 @@ pub(crate) struct Manners {
     pub(crate) cores_percent: Within<usize, 1, 100>,
     /// Alias: `research.distributed_inference.host.niceness`.
     pub(crate) niceness: Within<i32, 0, 19>,
+    pub(crate) idle_io: bool,
     #[serde(deserialize_with = "quiet_hours")]
     pub(crate) quiet_hours: Option<QuietHours>,
     pub(crate) only_when_idle: bool,

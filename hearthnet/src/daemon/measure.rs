@@ -45,7 +45,9 @@ use crate::cli::Stop;
 use crate::cli::args::EngineKind;
 use crate::config::Config;
 use crate::home::{Home, Online, now_ms};
-use crate::hosting::layer_times::{Times, benchmark, duration_us, exceeds_cache, sample, whole_us};
+use crate::hosting::layer_times::{
+    Times, benchmark, bytes_in_use, duration_us, sample, swept_beside, whole_us,
+};
 use crate::models::{given_bytes, share_of_free, weights_budget};
 use crate::node::{DaemonNode, wait_until_synced};
 use crate::planning::shape;
@@ -84,7 +86,7 @@ pub(super) struct Measurer {
 /// Results of earlier rounds.
 struct Known {
     heads: BTreeMap<WeightsId, Rounds>,
-    /// By weights, instruction set, threads, and whether weights come from memory or from the cache.
+    /// By weights, instruction set, threads, and size of the held layers and the head.
     layers: BTreeMap<String, Times>,
     /// Models whose benchmark failed.
     failed: Vec<WeightsId>,
@@ -253,7 +255,9 @@ impl Measurer {
         let before = known.heads.get(&model.weights);
         if before.is_none_or(|rounds| rounds.is_due(Instant::now())) && !self.is_busy() {
             let served = Arc::clone(model);
-            let measured = spawn_blocking(move || served.text.head.measure()).await;
+            let budget = share_of_free(BENCHMARK_PERCENT);
+            let swept = swept_beside(&model.file, model.file.head_bytes(), budget);
+            let measured = spawn_blocking(move || served.text.head.measure(swept)).await;
             let (took, now) = (measured.ok().and_then(Result::ok), Instant::now());
             known
                 .heads
@@ -276,11 +280,9 @@ impl Measurer {
             .config
             .engine_options(Some(self.config.host_threads(cores)));
         let (isa, threads) = (options.isa.name(), options.threads);
-        let source = match exceeds_cache(&model.file) {
-            true => " memory",
-            false => "",
-        };
-        let key = format!("{} {isa} {threads}{source}", model.weights);
+        // A home that holds more of the model reads more between two passes through a layer.
+        let in_use = bytes_in_use(&model.file) >> 20;
+        let key = format!("{} {isa} {threads} {in_use} MiB", model.weights);
         let before = known.layers.get(&key).copied();
         let is_known = before.is_some_and(|times| times.runs >= BENCHMARKS);
         if is_known || self.is_busy() || known.failed.contains(&model.weights) {

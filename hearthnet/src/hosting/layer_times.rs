@@ -50,21 +50,18 @@ pub(crate) struct Sample {
     swept: u64,
 }
 
-/// Whether the held layers and the head exceed the processor's cache, so that each step of a chat reads
-/// them from memory.
-pub(crate) fn exceeds_cache(file: &ModelFile) -> bool {
+/// Bytes of all held layers and of the head: those that a chat through them reads.
+pub(crate) fn bytes_in_use(file: &ModelFile) -> u64 {
     let held = file.held_layers().into_iter();
     let held = held.flat_map(|(lo, hi)| lo..=hi);
     let held = held.map(|layer| file.layer_bytes(layer));
-    let in_use = held.fold(file.head_bytes(), u64::saturating_add);
-    cache_bytes().is_none_or(|cache| in_use > cache)
+    held.fold(file.head_bytes(), u64::saturating_add)
 }
 
 /// Held layers for a benchmark that takes at most `budget` bytes of memory.
 ///
-/// Few layers stay in the large cache of a server, where a chat through all held layers finds none of
-/// them. More layers would take long to load. So other memory is read between the runs, if the held
-/// layers exceed the cache.
+/// Few layers stay in a cache that all weights of a chat do not fit into. More layers would take long
+/// to load. So other memory is read between the runs.
 pub(crate) fn sample(file: &ModelFile, budget: u64) -> Option<Sample> {
     let longest = file
         .held_layers()
@@ -79,24 +76,30 @@ pub(crate) fn sample(file: &ModelFile, budget: u64) -> Option<Sample> {
         }
         end += 1;
     }
-    let swept = match exceeds_cache(file) {
-        true => swept(cache_bytes().unwrap_or(0), taken, budget),
-        false => 0,
-    };
+    let swept = swept_beside(file, taken, budget);
     (lo < end).then_some(Sample {
         layers: lo..end,
         swept,
     })
 }
 
-/// Bytes of other memory to read between runs of `taken` bytes of weights, so that the cache keeps none
-/// of them.
-fn swept(cache: u64, taken: u64, budget: u64) -> u64 {
+/// Bytes of other memory to read before each run of `measured` bytes of a model's weights, with both in
+/// at most `budget` bytes of memory.
+pub(crate) fn swept_beside(file: &ModelFile, measured: u64, budget: u64) -> u64 {
+    let cache = cache_bytes().unwrap_or(0);
+    swept(bytes_in_use(file), measured, cache, budget)
+}
+
+/// As much as a chat that reads `in_use` bytes reads beside the `measured` ones, but no more than the
+/// cache holds. A virtual machine reports a cache of which it has a share only, so that also weights
+/// that would fit into it may not stay there.
+fn swept(in_use: u64, measured: u64, cache: u64, budget: u64) -> u64 {
+    let others = in_use.saturating_sub(measured).min(cache);
     // Of twice as much as it holds, the cache keeps nothing by itself.
-    let is_cached = taken < cache.saturating_mul(2);
-    let fits = taken.saturating_add(cache) <= budget;
+    let is_cached = measured < cache.saturating_mul(2);
+    let fits = measured.saturating_add(others) <= budget;
     match is_cached && fits {
-        true => cache,
+        true => others,
         false => 0,
     }
 }
@@ -148,11 +151,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cache_is_swept_unless_the_sample_passes_through_it_or_memory_is_short() {
-        assert_eq!(swept(480, 70, 8_000), 480);
-        assert_eq!(swept(32, 70, 8_000), 0);
-        assert_eq!(swept(480, 70, 500), 0);
-        assert_eq!(swept(0, 70, 8_000), 0);
+    fn as_much_is_read_between_runs_as_a_chat_reads_up_to_the_size_of_the_cache() {
+        // In use, measured, cache, budget.
+        assert_eq!(swept(92, 64, 480, 8_000), 28);
+        assert_eq!(swept(64, 64, 480, 8_000), 0);
+        assert_eq!(swept(4_000, 70, 480, 8_000), 480);
+        assert_eq!(swept(4_000, 70, 32, 8_000), 0);
+        assert_eq!(swept(4_000, 70, 480, 500), 0);
+        assert_eq!(swept(4_000, 70, 0, 8_000), 0);
     }
 
     #[test]

@@ -133,6 +133,19 @@ pub(crate) fn here(state: &Community) -> impl Iterator<Item = &Adoption> {
     all.filter(|model| part_folder(model).is_some())
 }
 
+/// The adopted model of which all is on this machine, if there is exactly one.
+pub(crate) fn only_whole(global: &Global) -> Option<ModelRef> {
+    let state = community(global)?.state();
+    let is_whole = |model: &&Adoption| {
+        let part = part_folder(model).and_then(|folder| Part::open_reading(&folder).ok());
+        part.is_some_and(|part| part.missing(&[part.table().all()]).is_empty())
+    };
+    let mut whole = here(&state).filter(is_whole);
+    let first = whole.next()?;
+    let is_only = whole.next().is_none();
+    is_only.then(|| ModelRef::Id(first.name.clone()))
+}
+
 /// The adopted model of that name, if a part of it is on this machine.
 pub(crate) fn named(global: &Global, name: &ModelRef) -> Option<Adoption> {
     let ModelRef::Id(id) = name else {

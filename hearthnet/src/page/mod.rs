@@ -57,6 +57,8 @@ async fn state(
 ) -> Response<Body> {
     let mut state = state::service(&page.service);
     if let Some(it) = &page.node {
+        let inference = &it.config.research.distributed_inference;
+        state::add_alone(&mut state, &page.service, inference.fallback_to_local);
         let (own, running) = (it.home.key.id(), it.node.running());
         state::add_node(&mut state, &it.home.state(), &own, &running, now_ms());
         state::add_pause(&mut state, it.pause.state());

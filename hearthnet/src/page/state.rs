@@ -49,6 +49,19 @@ pub(super) fn service(service: &Service) -> Value {
     })
 }
 
+/// Adds to the models whether this machine answers with them when no other home can.
+pub(super) fn add_alone(page: &mut Value, service: &Service, fallback: bool) {
+    let Some(shown) = page["chats"]["models"].as_array_mut() else {
+        return;
+    };
+    let models = service.models();
+    for shown in shown {
+        let mut models = models.iter();
+        let model = models.find(|it| shown["weights_sha256"] == it.weights.to_string());
+        shown["alone"] = json!(fallback && model.is_some_and(|it| it.file.is_whole()));
+    }
+}
+
 /// Adds whether the node serves layers to others.
 pub(super) fn add_pause(page: &mut Value, pause: PauseState) {
     page["paused"] = json!(pause.paused);

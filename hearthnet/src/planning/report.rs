@@ -70,6 +70,9 @@ pub(crate) struct Report {
     /// Whether all of the model is on this machine.
     #[serde(skip)]
     is_here: bool,
+    /// Layers of the model.
+    #[serde(skip)]
+    total: u32,
 }
 
 /// Reason that there is no plan.
@@ -229,10 +232,12 @@ impl Report {
             held_twice: best.twice.iter().copied().filter_map(inclusive).collect(),
             is_optimal: best.is_optimal,
             is_here: asked.is_here,
+            total: model.layers(),
         })
     }
 
-    pub(crate) fn text(&self) -> String {
+    /// Text of the command, for which `named` names the model.
+    pub(crate) fn text(&self, named: &str) -> String {
         let mut out = format!(
             "{} for {}\n  {}\n",
             self.model,
@@ -249,7 +254,7 @@ impl Report {
                 "  this machine alone: the model does not fit into the memory that it gives"
             ),
         };
-        let _ = writeln!(out, "  {}", self.advised());
+        let _ = writeln!(out, "  {}", self.advised(named));
         let rows = self.nodes.iter().map(|row| {
             let computes = match (row.computes.as_slice(), row.layers) {
                 ([], Some(_)) => "as a spare".to_owned(),
@@ -297,17 +302,21 @@ impl Report {
         out
     }
 
-    fn advised(&self) -> String {
+    fn advised(&self, named: &str) -> String {
         match self.advice {
             Advice::Alone => {
-                let how = match self.is_here {
-                    true => "`hearthnet chat --local`",
-                    false => {
-                        "`hearthnet chat --local`, once all of the model is here: `hearthnet model pull`, for an \
-                         adopted model with --layers, fetches what is missing"
-                    }
+                let once = match self.is_here {
+                    true => String::new(),
+                    false => format!(
+                        ", once all of the model is here: `hearthnet model pull {named} --layers 0-{}` \
+                         fetches the rest while no node runs here",
+                        self.total.saturating_sub(1)
+                    ),
                 };
-                format!("advice: answer on this machine alone, which is at least as fast ({how})")
+                format!(
+                    "advice: answer on this machine alone, which is at least as fast (`hearthnet chat --local \
+                     --model {named}`{once})"
+                )
             }
             Advice::OneNode => {
                 let one = self.nodes.iter().find(|row| !row.computes.is_empty());
@@ -479,7 +488,7 @@ mod tests {
         let token_s = 0.011_664;
         assert!((found.speed.tokens_per_second * token_s - 1.0).abs() < 1e-3);
         assert!(found.alone.is_none());
-        let text = found.text();
+        let text = found.text("a-model");
         for part in [
             "85.7 tokens/s",
             "this machine alone: the model does not fit",
@@ -498,21 +507,24 @@ mod tests {
     fn a_machine_that_is_fast_enough_is_advised_to_answer_alone() {
         let found = report(vec![caller(10, 500), machine(2, 10, 480)]).unwrap();
         assert_eq!(found.advice, Advice::Alone);
-        assert!(found.text().contains("(`hearthnet chat --local`)"));
+        let text = found.text("a-model");
+        let how = "(`hearthnet chat --local --model a-model`)";
+        assert!(text.contains(how), "{text}");
         assert!(found.alone.is_some());
         let part = Report {
             is_here: false,
             ..found
         };
-        let text = part.text();
-        assert!(text.contains("once all of the model is here"), "{text}");
+        let text = part.text("a-model");
+        let how = "`hearthnet model pull a-model --layers 0-11` fetches the rest";
+        assert!(text.contains(how), "{text}");
     }
 
     #[test]
     fn one_fast_neighbour_is_named() {
         let found = report(vec![caller(0, 1_000), machine(2, 10, 100)]).unwrap();
         assert_eq!(found.advice, Advice::OneNode);
-        assert!(found.text().contains("let home 2 run all layers"));
+        assert!(found.text("a-model").contains("let home 2 run all layers"));
     }
 
     #[test]

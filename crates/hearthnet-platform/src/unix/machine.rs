@@ -1,5 +1,6 @@
-//! Clocks, local time, name of the machine, priority of a thread.
+//! Clocks, local time, name of the machine, priorities of a thread and of a process.
 
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use chrono::{DateTime, Datelike as _, Local, Timelike as _};
@@ -65,5 +66,20 @@ pub fn stand_back(niceness: i32) {
         && let Err(error) = rustix::process::setpriority_process(None, niceness)
     {
         tracing::debug!(%error, "a thread keeps the priority of its process");
+    }
+}
+
+/// Lets the disk serve other programs before this process and the processes and threads that it
+/// starts. Must run before its first thread.
+///
+/// rustix has no `ioprio_set`, so the program of util-linux makes the call.
+pub fn stand_back_at_disk() {
+    let process = std::process::id().to_string();
+    let mut command = Command::new("ionice");
+    command.args(["-c", "3", "-p", &process]);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let done = command.stderr(Stdio::null()).status();
+    if !done.is_ok_and(|status| status.success()) {
+        tracing::debug!("the disk serves this process like others: ionice fails");
     }
 }

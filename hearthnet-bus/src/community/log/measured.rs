@@ -35,7 +35,7 @@ pub struct Measured {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSpeed {
-    /// Embedding, output matrix and sampling of one token on this node as caller, in us; 0: not
+    /// Embedding and output matrix for one token on this node as caller, in us; 0: not
     /// known.
     pub head_us: u32,
     /// What a step of one row takes on this node as host beside its layers, in us.

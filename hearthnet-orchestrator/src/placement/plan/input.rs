@@ -77,7 +77,7 @@ pub struct Machine {
     pub layer_us: u32,
     /// One of many rows through one layer; 0 if not measured.
     pub prefill_row_us: u32,
-    /// Embedding, output matrix and sampling of one token.
+    /// Embedding and output matrix for one token.
     pub head_us: u32,
     /// What a step takes beside the layers, if the node computes it as a host.
     pub step_us: u32,

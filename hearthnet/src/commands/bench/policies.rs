@@ -28,7 +28,7 @@ use crate::cli::args::{HostLayers, MeshArgs};
 use crate::cli::{Failure, failure, print_result, table};
 use crate::config::{Config, Context};
 use crate::hosting::host_process::different_answers;
-use crate::hosting::layer_times::{benchmark, duration_us, sample};
+use crate::hosting::layer_times::{benchmark, duration_us, sample, swept_beside};
 use crate::models::OpenModel;
 
 /// Tokens of a chat that measures a delay, and most chats until it is known.
@@ -294,7 +294,8 @@ impl Bench<'_> {
     async fn head_us(&self) -> Result<u32, Failure> {
         let served = self.service.model(&self.model.id);
         let served = served.ok_or_else(|| Failure::internal("the bench has no model"))?;
-        let measured = tokio::task::spawn_blocking(move || served.text.head.measure());
+        let swept = swept_beside(&served.file, served.file.head_bytes(), u64::MAX);
+        let measured = tokio::task::spawn_blocking(move || served.text.head.measure(swept));
         let took = measured.await.map_err(Failure::internal)?;
         let took = took.map_err(Failure::internal)?;
         Ok(duration_us(took))
@@ -424,7 +425,7 @@ impl Report {
         });
         format!(
             "{}: medians of {}; prompt of {} tokens, {} chats with {} tokens each\n\n\
-             {}\n{}\n{}\n{}\n  embedding, output matrix and sampling here: {} us\n  \
+             {}\n{}\n{}\n{}\n  embedding and output matrix here: {} us\n  \
              answers: {}\n",
             self.model,
             self.repetitions,

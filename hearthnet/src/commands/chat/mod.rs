@@ -50,6 +50,7 @@ use crate::cli::args::{ChatArgs, PrivateArgs, SamplingArgs};
 use crate::cli::{Failure, Kind, Spinner, TerminalStyle, failure, note, runtime};
 use crate::config::{Config, Context};
 use crate::home::{Home, now_ms};
+use crate::models::adopted::only_whole;
 use crate::models::{open_model, open_resolved, resolve};
 use crate::node::{Process, TransientNode, find_home};
 
@@ -329,7 +330,9 @@ impl Chat<'_> {
                 if home.is_some() {
                     runtime.block_on(transient.wait_until_synced());
                 }
-                open_model(cx, None, home.as_ref())?
+                // Alone, it needs no host: a model that is only served does not help.
+                let alone = args.local.then(|| only_whole(&cx.global)).flatten();
+                open_model(cx, alone.as_ref(), home.as_ref())?
             }
         };
         if let Some(home) = &home {
