@@ -46,7 +46,7 @@ impl std::fmt::Debug for Chunk {
 }
 
 /// Row granularity of engines: a chunk of a few rows less takes as long.
-const GRAIN: usize = 8;
+pub(super) const GRAIN: usize = 8;
 
 /// Rows per chunk, 1 to `most`, when `rows` are cut into the fewest chunks. Chunks are about equal,
 /// because every host behind the first waits for one whole chunk.

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::fuzzing::{Conversation, LAYERS};
+use super::rows::GRAIN;
 use super::*;
 
 const LIMITS: Limits = Limits {

@@ -82,14 +82,14 @@ fn labels_are_the_names_that_the_specifications_list() {
         Refused,
         Disputed,
     ];
-    let spec = include_str!("../../../specs/distributed-inference.md");
+    let spec = include_str!("../../../../specs/distributed-inference.md");
     for kind in kinds {
         assert!(spec.contains(&format!("\n| `{}` | ", kind.into_str())));
     }
     let standings = [Standing::Good, Standing::Failing, Standing::Quarantined];
     let labels = standings.map(|standing| format!("`{}`", standing.into_str()));
     let listed = format!("{{standing}}` ({})", labels.join(", "));
-    assert!(include_str!("../../../specs/http-api.md").contains(&listed));
+    assert!(include_str!("../../../../specs/http-api.md").contains(&listed));
 }
 
 #[test]
