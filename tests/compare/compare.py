@@ -38,6 +38,7 @@ SHAPES = {
     "llama-3.2-3b": {"prefill": 2.5, "decode": 1.6},
     "qwen2.5-7b": {"prefill": 2.5, "decode": 1.6},
     "qwen3-30b-a3b": {"prefill": 1.3, "decode": 1.3},
+    "qwen3.6-35b-a3b": {"prefill": 1.3, "decode": 1.3},
 }
 # Build flags with which llama.cpp uses the same instructions as HearthNet.
 AVX2 = ["-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON"]
@@ -146,7 +147,7 @@ def model_files(hearthnet, model, types):
 
 
 def shape_files(shapes):
-    """A file with random weights for each shape, kept in the cache; the largest takes 18 GB."""
+    """A file with random weights for each shape, kept in the cache; the largest takes 21 GB."""
     files = {}
     for name in shapes:
         files[name] = cache() / "compare" / f"{name}.random.gguf"

@@ -29,6 +29,8 @@ pub struct Shape {
     ffn: u32,
     /// Experts per layer, and experts used per token.
     experts: Option<(u32, u32)>,
+    /// Three of four layers have a gated delta rule, and all of them an expert for all tokens.
+    delta: Option<Delta>,
     vocab: u32,
     context: u32,
     rope_base: f32,
@@ -41,6 +43,32 @@ pub struct Shape {
     end: &'static str,
 }
 
+/// Recurrence of Qwen3.5 and Qwen3.6.
+#[derive(Clone, Copy, Debug)]
+struct Delta {
+    key_heads: u32,
+    value_heads: u32,
+    /// Width of each of these heads.
+    head_dim: u32,
+    /// Positions of the convolution.
+    convolution: u32,
+    /// Values per head of attention that are rotated.
+    rotated: u32,
+}
+
+impl Delta {
+    /// Every so many layers have attention.
+    const ATTENTION_EVERY: u32 = 4;
+
+    fn values(&self) -> u32 {
+        self.value_heads * self.head_dim
+    }
+
+    fn channels(&self) -> u32 {
+        2 * self.key_heads * self.head_dim + self.values()
+    }
+}
+
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + \
     message['content'] + '<|im_end|>\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
@@ -51,7 +79,7 @@ const LLAMA_3: &str = "{{ bos_token }}{% for message in messages %}\
 
 impl Shape {
     /// Shapes of the scale tests.
-    pub const ALL: [Self; 3] = [
+    pub const ALL: [Self; 4] = [
         Self {
             name: "llama-3.2-3b",
             architecture: "llama",
@@ -62,6 +90,7 @@ impl Shape {
             head_dim: 128,
             ffn: 8192,
             experts: None,
+            delta: None,
             vocab: 128_256,
             context: 131_072,
             rope_base: 500_000.0,
@@ -81,6 +110,7 @@ impl Shape {
             head_dim: 128,
             ffn: 18_944,
             experts: None,
+            delta: None,
             vocab: 152_064,
             context: 32_768,
             rope_base: 1e6,
@@ -100,12 +130,39 @@ impl Shape {
             head_dim: 128,
             ffn: 768,
             experts: Some((128, 8)),
+            delta: None,
             vocab: 151_936,
             context: 40_960,
             rope_base: 1e6,
             epsilon: 1e-6,
             tied: false,
             vocabulary: "qwen2",
+            template: CHATML,
+            end: "<|im_end|>",
+        },
+        Self {
+            name: "qwen3.6-35b-a3b",
+            architecture: "qwen35moe",
+            layers: 40,
+            width: 2048,
+            heads: 16,
+            kv_heads: 2,
+            head_dim: 256,
+            ffn: 512,
+            experts: Some((256, 8)),
+            delta: Some(Delta {
+                key_heads: 16,
+                value_heads: 32,
+                head_dim: 128,
+                convolution: 4,
+                rotated: 64,
+            }),
+            vocab: 248_320,
+            context: 262_144,
+            rope_base: 1e7,
+            epsilon: 1e-6,
+            tied: false,
+            vocabulary: "qwen35",
             template: CHATML,
             end: "<|im_end|>",
         },
@@ -132,9 +189,11 @@ impl Shape {
         writer.write(&mut out, |index, out| {
             let (_, dims, dtype) = &tensors[index];
             if let [count] = dims[..] {
-                // Norms scatter around 1, biases around 0; frequencies are divided by 1.
+                // Norms scatter around 1, decays around -1, biases around 0; frequencies are divided
+                // by 1.
                 let (mean, scale) = match &tensors[index].0 {
                     name if name.ends_with(".bias") => (0.0, 0.1),
+                    name if name.ends_with(".ssm_a") => (-1.0, 0.1),
                     name if name.starts_with("rope") => (1.0, 0.0),
                     _ => (1.0, 0.1),
                 };
@@ -187,20 +246,47 @@ impl Shape {
             let mut add =
                 |name: &str, dims: &[u64], dtype| add(format!("blk.{layer}.{name}"), dims, dtype);
             add("attn_norm.weight", &[width], F32);
-            add("attn_q.weight", &[width, queries], Q4_K);
-            add("attn_k.weight", &[width, keys], Q4_K);
-            add("attn_v.weight", &[width, keys], more);
-            if self.architecture == "qwen2" {
-                add("attn_q.bias", &[queries], F32);
-                add("attn_k.bias", &[keys], F32);
-                add("attn_v.bias", &[keys], F32);
+            let recurrent = (layer + 1) % Delta::ATTENTION_EVERY != 0;
+            if let Some(delta) = self.delta.filter(|_| recurrent) {
+                let [channels, values] = [delta.channels(), delta.values()].map(u64::from);
+                let heads = u64::from(delta.value_heads);
+                add("attn_qkv.weight", &[width, channels], Q4_K);
+                add("attn_gate.weight", &[width, values], Q4_K);
+                let positions = u64::from(delta.convolution);
+                add("ssm_conv1d.weight", &[positions, channels], F32);
+                add("ssm_dt.bias", &[heads], F32);
+                add("ssm_a", &[heads], F32);
+                add("ssm_beta.weight", &[width, heads], Q4_K);
+                add("ssm_alpha.weight", &[width, heads], Q4_K);
+                add("ssm_norm.weight", &[u64::from(delta.head_dim)], F32);
+                add("ssm_out.weight", &[values, width], Q4_K);
+            } else {
+                // Gates of the output stand beside the queries.
+                let gated = if self.delta.is_some() { 2 } else { 1 };
+                add("attn_q.weight", &[width, gated * queries], Q4_K);
+                add("attn_k.weight", &[width, keys], Q4_K);
+                add("attn_v.weight", &[width, keys], more);
+                if self.architecture == "qwen2" {
+                    add("attn_q.bias", &[queries], F32);
+                    add("attn_k.bias", &[keys], F32);
+                    add("attn_v.bias", &[keys], F32);
+                }
+                if self.experts.is_some() {
+                    add("attn_q_norm.weight", &[u64::from(self.head_dim)], F32);
+                    add("attn_k_norm.weight", &[u64::from(self.head_dim)], F32);
+                }
+                add("attn_output.weight", &[queries, width], Q4_K);
             }
-            if self.architecture == "qwen3moe" {
-                add("attn_q_norm.weight", &[u64::from(self.head_dim)], F32);
-                add("attn_k_norm.weight", &[u64::from(self.head_dim)], F32);
+            match self.delta {
+                None => add("ffn_norm.weight", &[width], F32),
+                Some(_) => {
+                    add("post_attention_norm.weight", &[width], F32);
+                    add("ffn_gate_inp_shexp.weight", &[width, 1], F32);
+                    add("ffn_gate_shexp.weight", &[width, ffn], Q4_K);
+                    add("ffn_up_shexp.weight", &[width, ffn], Q4_K);
+                    add("ffn_down_shexp.weight", &[ffn, width], more);
+                }
             }
-            add("attn_output.weight", &[queries, width], Q4_K);
-            add("ffn_norm.weight", &[width], F32);
             match self.experts.map(|(count, _)| u64::from(count)) {
                 None => {
                     add("ffn_gate.weight", &[width, ffn], Q4_K);
@@ -242,12 +328,25 @@ impl Shape {
         own("attention.key_length", Value::U32(self.head_dim));
         own("attention.value_length", Value::U32(self.head_dim));
         own("rope.freq_base", Value::F32(self.rope_base));
-        own("rope.dimension_count", Value::U32(self.head_dim));
+        let rotated = self.delta.map_or(self.head_dim, |delta| delta.rotated);
+        own("rope.dimension_count", Value::U32(rotated));
         own("vocab_size", Value::U32(self.vocab));
         if let Some((count, used)) = self.experts {
             own("expert_count", Value::U32(count));
             own("expert_used_count", Value::U32(used));
             own("expert_feed_forward_length", Value::U32(self.ffn));
+        }
+        if let Some(delta) = self.delta {
+            own("expert_shared_feed_forward_length", Value::U32(self.ffn));
+            own(
+                "full_attention_interval",
+                Value::U32(Delta::ATTENTION_EVERY),
+            );
+            own("ssm.conv_kernel", Value::U32(delta.convolution));
+            own("ssm.state_size", Value::U32(delta.head_dim));
+            own("ssm.group_count", Value::U32(delta.key_heads));
+            own("ssm.time_step_rank", Value::U32(delta.value_heads));
+            own("ssm.inner_size", Value::U32(delta.values()));
         }
         let path = vocabularies.join(format!("ggml-vocab-{}.gguf", self.vocabulary));
         let vocabulary = Gguf::open(&path).expect("a vocabulary");
@@ -334,5 +433,6 @@ mod tests {
         assert_eq!(parameters("llama-3.2-3b"), 3_212_749_824);
         assert_eq!(parameters("qwen2.5-7b"), 7_615_616_512);
         assert_eq!(parameters("qwen3-30b-a3b"), 30_532_122_624);
+        assert_eq!(parameters("qwen3.6-35b-a3b"), 34_660_610_688);
     }
 }
