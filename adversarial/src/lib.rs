@@ -63,7 +63,7 @@ pub use attack::{Entry, Observation, Verdict};
 pub use attacks::{ATTACKS, TEMPLATE};
 pub use case::{CASES, Case};
 pub use cores::Cores;
-pub use detection::{Detections, detection};
+pub use detection::{Detections, Found, detection};
 pub use intruder::{Intrusion, intrude};
 pub use memory::Budget;
 pub use report::{Conditions, Line, Report, heading, page};

@@ -12,8 +12,8 @@ use clap::{Args, Parser, Subcommand};
 use futures_util::{StreamExt as _, stream};
 use hearthnet_adversarial::{
     Bands, Conditions, Cores, Effort, HarnessError, Intrusion, Model, Pace, Report, Setup,
-    VictimSettings, calibrate, detection, explain, hash_of, heading, intrude, list, listed, new_attack, page,
-    real_model, run, select, sensitivity, serve_victim,
+    VictimSettings, calibrate, detection, explain, hash_of, heading, intrude, list, listed,
+    new_attack, page, real_model, run, select, sensitivity, serve_victim,
 };
 use hearthnet_files::ModelFile;
 use indicatif::{ProgressBar, ProgressStyle};
