@@ -250,7 +250,7 @@ impl Fleet {
     ) -> Result<Hosts> {
         let (mut running, mut addrs, mut links) = (Vec::new(), Vec::new(), Vec::new());
         for (key, file, tamper) in hosts {
-            let model = (MODEL, self.model.weights);
+            let model = (self.model.model_id.as_str(), self.model.weights);
             let start = tampered_host(&file, model, caller.id(), &key, tamper);
             let host = self.runtime.block_on(start)?;
             let addr = HostAddr {

@@ -75,23 +75,6 @@ impl Scene for Logs {
     ];
 }
 
-/// Whether the faults can make an honest member fork its history.
-///
-/// A member whose disk has lost acknowledged writes asks one peer for all events before it writes
-/// (`specs/event-log.md` 8). If its lost events were at another peer only, and faults keep that one
-/// away, it signs other events with their numbers. So a fork is a defect only if no other fault
-/// keeps members apart.
-fn may_fork(schedule: &Schedule<Logs>) -> bool {
-    let kinds = || schedule.faults.iter().map(|fault| fault.kind);
-    let apart = kinds().filter(|kind| {
-        !matches!(
-            kind,
-            Kind::FullDisk | Kind::ClockJump | Kind::DamagedPacket | Kind::Revoke
-        )
-    });
-    kinds().any(|kind| kind == Kind::LostWrites) && apart.count() > 1
-}
-
 /// Runs a schedule.
 pub fn run(founded: &Founded, schedule: &Schedule<Logs>) -> Report {
     in_virtual_time(scene(founded, schedule))
@@ -100,11 +83,7 @@ pub fn run(founded: &Founded, schedule: &Schedule<Logs>) -> Report {
 async fn scene(founded: &Founded, schedule: &Schedule<Logs>) -> Report {
     let begin = Instant::now();
     let (observer, net) = (Observer::begin(), Net::new(schedule.seed));
-    let known = Known {
-        may_fork: may_fork(schedule),
-        ..Known::default()
-    };
-    let (known, dir) = (Arc::new(Mutex::new(known)), memory_folder());
+    let (known, dir) = (Arc::new(Mutex::<Known>::default()), memory_folder());
     let members: Vec<Rc<Member>> = (0..MEMBERS)
         .map(|node| {
             let dir = dir.path().join(node.to_string());
@@ -154,37 +133,31 @@ async fn scene(founded: &Founded, schedule: &Schedule<Logs>) -> Report {
         })
     };
     loop {
-        let left = members.iter().filter(|member| !is_revoked(member.node));
-        let heads: Vec<_> = left.map(|member| member.check_heads()).collect();
+        let left = || members.iter().filter(|member| !is_revoked(member.node));
+        let heads: Vec<_> = left().map(|member| member.check_heads()).collect();
+        // All members are there, so each log has its own events back, or knows that they are lost.
+        let doubts = left().any(|member| member.log().is_some_and(|log| log.is_in_doubt()));
         let seconds = healed.elapsed().as_secs();
         let lengths: Vec<u64> = heads
             .iter()
             .map(|heads| heads.iter().flatten().map(|(_, (seq, _))| seq).sum())
             .collect();
         observer.note("run", format!("{lengths:?} events"));
-        if heads.windows(2).all(|pair| pair.first() == pair.last()) && seconds > 2 {
-            break;
-        }
-        if known.lock().forked {
-            observer.note(
-                "run",
-                "a member has lost events that no peer at hand had, and forked",
-            );
+        let are_equal = heads.windows(2).all(|pair| pair.first() == pair.last());
+        if are_equal && !doubts && seconds > 2 {
             break;
         }
         if healed.elapsed() > CONVERGE_WITHIN {
             observer.violated(
                 "run",
-                format!("the logs do not become equal: {lengths:?} events"),
+                format!("the logs do not become equal: {lengths:?} events, in doubt: {doubts}"),
             );
             break;
         }
         members.iter().for_each(|member| member.upkeep());
         sleep(Duration::from_secs(1)).await;
     }
-    if !known.lock().forked {
-        check_events(&members, &observer, &known.lock(), is_revoked);
-    }
+    check_events(&members, &observer, &known.lock(), is_revoked);
     for member in &members {
         let log = member.log();
         if let Some(Ok(found)) = log.map(|log| log.verify()) {

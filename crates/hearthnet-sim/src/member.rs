@@ -86,10 +86,6 @@ fn files(dir: &Path) -> Vec<String> {
 /// The observer's knowledge of the logs.
 #[derive(Default)]
 pub(crate) struct Known {
-    /// A fork of a member that has lost writes is no defect.
-    pub(crate) may_fork: bool,
-    /// Such a fork has happened.
-    pub(crate) forked: bool,
     /// Tag of each author's event by number: one history.
     pub(crate) history: BTreeMap<(NodeId, u64), u64>,
     /// Acknowledged durable events by author.
@@ -270,16 +266,13 @@ impl Member {
             Err(error) => {
                 let mut known = self.known.lock();
                 known.failed += 1;
-                let is_fine = match error {
+                let is_fine = matches!(
+                    error,
                     LogError::Clock { .. }
-                    | LogError::Behind { .. }
-                    | LogError::ReadOnly { .. }
-                    | LogError::NoEffect(_) => true,
-                    LogError::Frozen { .. } => {
-                        known.may_fork && known.forgetful.contains(&own.id())
-                    }
-                    _ => false,
-                };
+                        | LogError::Behind { .. }
+                        | LogError::ReadOnly { .. }
+                        | LogError::NoEffect(_)
+                );
                 self.observer
                     .check(&self.name, is_fine, || format!("append: {error}"));
                 self.observer
@@ -308,10 +301,6 @@ impl Member {
         let mut known = self.known.lock();
         let mut ends = BTreeMap::new();
         for (author, head) in heads.authors {
-            if known.may_fork && known.forgetful.contains(&author) {
-                known.forked |= head.fork.is_some();
-                continue;
-            }
             let tag = *known.history.entry((author, head.seq)).or_insert(head.tip);
             self.observer.check(&self.name, tag == head.tip, || {
                 format!("event {} of an author is another one here", head.seq)

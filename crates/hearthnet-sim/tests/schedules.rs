@@ -76,6 +76,12 @@ fn logs_survive_schedules_of_faults() {
     assert!(revoked > seeds / 10, "{revoked} revocations");
 }
 
+/// A member lost its last events, and the peer that had them was away when it asked another one.
+#[test]
+fn a_member_that_lost_events_waits_for_the_peer_that_has_them() {
+    log(&Schedule::of_seed(823));
+}
+
 fn is_repeatable(first: &Report, second: &Report, seed: u64) {
     let differs = first.trace.iter().zip(&second.trace).find(|(a, b)| a != b);
     assert_eq!(differs, None, "seed {seed}");

@@ -289,10 +289,10 @@ impl From<LogError> for Failure {
             LogError::Behind { .. } => {
                 return Self::new(
                     Kind::Community,
-                    "the event log was restored from a backup or repaired; writing is paused until it has synced with another member",
+                    "the event log was restored from a backup or repaired; writing is paused until it has synced with the other members",
                 )
                 .code(error.code())
-                .hint("run `hearthnet up` in another home and try again; if no other member is left, `hearthnet log resume --yes` continues without a sync");
+                .hint("run `hearthnet up` in the other homes and try again; if a member will not come back, `hearthnet log resume --yes` continues without it");
             }
             LogError::Thread(_) => return no_thread(&error),
             LogError::NoEffect(NoEffect::TooManyModels | NoEffect::ModelNotAdopted) => (

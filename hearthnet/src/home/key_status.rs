@@ -104,7 +104,7 @@ impl KeyStatus {
 pub(crate) fn warn_before_command(home: &Home) {
     if home.log.is_in_doubt() && home.state().members().count() > 1 {
         note(
-            "the event log was restored from a backup or repaired; writing is paused until it has synced with another member",
+            "the event log was restored from a backup or repaired; writing is paused until it has synced with the other members",
         );
     }
     warn_of_clock(&home.dir);

@@ -5,6 +5,10 @@
 //! cargo run --release -p hearthnet-engine --example leakage [-- --train TOKENS --guess TOKENS]
 //! ```
 //!
+//! With `--noise 1`, the caller adds random numbers to the rows that enter layer 2, and the attacker
+//! knows how large they are: it learns its map from such rows, and of its first 64 guesses for a word
+//! takes the one whose row is nearest. The table compares that with the change of the answer.
+//!
 //! With `--random TOKENS`, each text is replaced by that many random tokens. This models a secret
 //! beginning that a caller puts before its conversation.
 //!
@@ -47,7 +51,14 @@ use self::probe::Probe;
 
 const TEXT: &str = include_str!("texts.txt");
 /// Numbers of private first layers.
-const DEPTHS: [u32; 5] = [0, 1, 2, 4, 8];
+const DEPTHS: [u32; 7] = [0, 1, 2, 4, 8, 15, 22];
+/// Deepest of them at which words are guessed: a guess runs all private layers.
+const GUESSED: u32 = 8;
+/// Entry of [`DEPTHS`] at which noise is added, and its norm as a part of the row's.
+const NOISY: usize = 2;
+const NOISE: [f32; 7] = [0.0, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0];
+/// Guesses for each word behind noise.
+const NEAREST: usize = 64;
 /// Numbers of private last layers.
 const LAST: [u32; 5] = [0, 1, 2, 4, 8];
 /// Texts that the model writes for the attacker in parallel.
@@ -60,7 +71,7 @@ type Nearest = Vec<Vec<u32>>;
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<()> {
-    let (mut train, mut guess, mut random) = (32_768usize, 96usize, 0usize);
+    let (mut train, mut guess, mut random, mut noise) = (32_768usize, 96usize, 0usize, 0usize);
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
         let value = args.next().ok_or("a number is missing")?.parse()?;
@@ -68,6 +79,7 @@ fn main() -> Outcome<()> {
             "--train" => train = value,
             "--guess" => guess = value,
             "--random" => random = value,
+            "--noise" => noise = value,
             _ => return Err(format!("unknown: {flag}").into()),
         }
     }
@@ -82,14 +94,14 @@ fn main() -> Outcome<()> {
         .map(|text| Ok(lab.tokenizer.encode(text.trim(), Special::Plain)?))
         .collect::<Outcome<_>>()?;
     let (mut chance, vocab) = (Chance(0x51a7_0b5c_93d1_e2f4), lab.norms.len() as u64);
-    let mut noise = |_: Vec<u32>| {
+    let mut tokens = |_: Vec<u32>| {
         (0..random)
             .map(|_| (chance.next() % vocab) as u32)
             .collect()
     };
     let texts: Vec<Vec<u32>> = match random {
         0 => texts,
-        _ => texts.into_iter().map(&mut noise).collect(),
+        _ => texts.into_iter().map(&mut tokens).collect(),
     };
     let seen = lab.read(&texts)?;
     say(&format!(
@@ -97,6 +109,9 @@ fn main() -> Outcome<()> {
         seen.ids.len(),
         texts.len()
     ));
+    if noise > 0 {
+        return lab.noise(&learned, &seen, &texts, guess);
+    }
     println!(
         "| private first layers | lookup | probe, first of 1 | first of 5 | guesses: words right | guesses per word | time per word |"
     );
@@ -110,8 +125,8 @@ fn main() -> Outcome<()> {
         let ranks = lab.rank(&probe.map(rows));
         let (first, five) = (ranks.best(&seen.ids), ranks.within(5, &seen.ids));
         let guessed = match depth {
-            0 => String::from("- | - | -"),
-            _ => lab.guess(&probe, depth, index, &texts, guess)?.to_string(),
+            1..=GUESSED => lab.guess(&probe, depth, index, &texts, guess)?.to_string(),
+            _ => String::from("- | - | -"),
         };
         println!(
             "| {depth} | {:.1}% | {:.1}% | {:.1}% | {guessed} |",
@@ -338,7 +353,9 @@ impl Lab {
                     let (now, later) = rest.split_at(most.min(rest.len()));
                     (rest, most) = (later, (most * 4).min(GUESSES.1));
                     guessed.tried += now.len() as u64;
-                    found = self.try_words(now, &own, &mut prefix, position, target)?;
+                    let same =
+                        |x: &[f32]| x.chunks_exact(width).position(|row| is_same(row, target));
+                    found = self.try_words(now, &own, &mut prefix, position, &same)?;
                 }
                 guessed.words += 1;
                 match found {
@@ -359,14 +376,108 @@ impl Lab {
         Ok(seen)
     }
 
-    /// Returns the given word that produces the row, and appends it to the prefix.
+    /// Prints what noise of several strengths hides, and how much it changes the answer.
+    fn noise(
+        &mut self,
+        learned: &Seen,
+        seen: &Seen,
+        texts: &[Vec<u32>],
+        guess: usize,
+    ) -> Outcome<()> {
+        println!(
+            "| noise | probe, first of 1 | nearest of {NEAREST} guesses: words right | likeliest next token changed |"
+        );
+        println!("|---|---|---|---|");
+        let own = self.likeliest(&seen.leaving[0])?;
+        let mut chance = Chance(0x2545_f491_4f6c_dd1d);
+        for strength in NOISE {
+            let mut rows = learned.rows[NOISY].clone();
+            chance.disturb(&mut rows, self.width, strength);
+            let probe = Probe::learn(&rows, &learned.ids, &self.table);
+            let mut rows = seen.rows[NOISY].clone();
+            chance.disturb(&mut rows, self.width, strength);
+            let first = self.rank(&probe.map(&rows)).best(&seen.ids);
+            let mut answer = Vec::new();
+            let (mut right, mut words) = (0, 0);
+            for ids in texts {
+                let (sent, leaving) = self.disturbed(ids, strength, &mut chance)?;
+                answer.extend(self.likeliest(&leaving[self.width..])?);
+                let count = ids.len().min(guess.div_ceil(texts.len()));
+                right += self.nearest_words(&probe, &ids[..count], &sent)?;
+                words += count;
+            }
+            let changed = own.iter().zip(&answer).filter(|(a, b)| a != b).count();
+            println!(
+                "| {}% | {:.1}% | {right} of {words} | {:.1}% |",
+                strength * 100.0,
+                first * 100.0,
+                changed as f64 / own.len() as f64 * 100.0
+            );
+        }
+        Ok(())
+    }
+
+    /// Rows that a host receives behind noise, and those that leave the last layer.
+    fn disturbed(
+        &mut self,
+        ids: &[u32],
+        strength: f32,
+        chance: &mut Chance,
+    ) -> Outcome<(Vec<f32>, Vec<f32>)> {
+        let (mut x, mut sent) = (Vec::new(), Vec::new());
+        self.head.embed(ids, &mut x)?;
+        for piece in &mut self.pieces {
+            if piece.layers().start == DEPTHS[NOISY] {
+                chance.disturb(&mut x, self.width, strength);
+                sent.clone_from(&x);
+            }
+            let seq = piece.open()?;
+            piece.forward(&[Span::new(seq, 0, ids.len() as u32)], &mut x)?;
+            piece.close(seq);
+        }
+        Ok((sent, x))
+    }
+
+    /// Number of words that are found: for each, the guess whose row is nearest to the one that was
+    /// sent.
+    fn nearest_words(&mut self, probe: &Probe, ids: &[u32], sent: &[f32]) -> Outcome<usize> {
+        let width = self.width;
+        let depth = DEPTHS[NOISY];
+        let own = 0..self
+            .pieces
+            .iter()
+            .take_while(|p| p.layers().end <= depth)
+            .count();
+        let mut prefix = self.open_sequence()?;
+        let mut right = 0;
+        for ((position, target), id) in (0u32..).zip(sent.chunks_exact(width)).zip(ids) {
+            let ranked = self.nearest(&probe.map(target), NEAREST).0;
+            let words = ranked.into_iter().next().unwrap_or_default();
+            let distance = |row: &[f32]| -> f32 {
+                row.iter().zip(target).map(|(a, b)| (a - b) * (a - b)).sum()
+            };
+            let nearest = |x: &[f32]| {
+                let rows = x.chunks_exact(width).map(distance).enumerate();
+                rows.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(n, _)| n)
+            };
+            let found = self.try_words(&words, &own, &mut prefix, position, &nearest)?;
+            right += usize::from(found == Some(*id));
+        }
+        for (piece, seq) in self.pieces.iter_mut().zip(prefix) {
+            piece.close(seq);
+        }
+        Ok(right)
+    }
+
+    /// Runs words through the private layers. Returns the one whose row `pick` chooses, and appends it
+    /// to the prefix.
     fn try_words(
         &mut self,
         words: &[u32],
         own: &Range<usize>,
         prefix: &mut [SeqId],
         position: u32,
-        target: &[f32],
+        pick: &dyn Fn(&[f32]) -> Option<usize>,
     ) -> Outcome<Option<u32>> {
         let mut x = Vec::new();
         self.head.embed(words, &mut x)?;
@@ -385,12 +496,7 @@ impl Lab {
             engine.forward(&spans, &mut x)?;
             forks.push(seqs);
         }
-        let same = |row: &[f32]| {
-            row.iter()
-                .zip(target)
-                .all(|(a, b)| a.to_bits() == b.to_bits())
-        };
-        let found = x.chunks_exact(self.width).position(same);
+        let found = pick(&x);
         for (piece, seqs) in own.clone().zip(forks) {
             for (n, seq) in seqs.into_iter().enumerate() {
                 let left = if Some(n) == found {
@@ -459,6 +565,10 @@ fn order(scores: &[f32], most: usize) -> Vec<u32> {
     ids
 }
 
+fn is_same(a: &[f32], b: &[f32]) -> bool {
+    a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 16];
     for (a, b) in a.chunks_exact(16).zip(b.chunks_exact(16)) {
@@ -478,6 +588,16 @@ impl Chance {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
+    }
+
+    /// Adds random signs to rows. `strength`: their norm as a part of the row's.
+    fn disturb(&mut self, rows: &mut [f32], width: usize, strength: f32) {
+        for row in rows.chunks_exact_mut(width) {
+            let size = strength * dot(row, row).sqrt() / (width as f32).sqrt();
+            for value in row {
+                *value += if self.next() % 2 == 0 { size } else { -size };
+            }
+        }
     }
 
     /// Draws a token by its logit.

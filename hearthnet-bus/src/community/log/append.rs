@@ -10,6 +10,7 @@ use super::db;
 use super::error::{LogError, Refusal};
 use super::event::{Event, EventHash, EventId, Lane, MAX_LIFE_MS, MAX_OFF_MS};
 use super::merge::{Merge, Quotas};
+use super::recover::Own;
 use super::store::{ADVERT_LIFE_MS, EventLog};
 use super::view::View;
 use crate::{CommunityId, NodeId, NodeKey};
@@ -58,7 +59,7 @@ impl EventLog {
             _ => ADVERT_LIFE_MS,
         };
         let durable = body.slot().is_none();
-        let id = self.write(now_ms, |conn, view, quotas| {
+        let work = |conn: &Connection, view: &mut View, quotas: &Quotas| {
             if durable {
                 self.check_clock(view, key.id(), &body, now_ms)?;
                 view.settle(conn, now_ms, true)?;
@@ -79,12 +80,18 @@ impl EventLog {
                 Err(_) => return Err(LogError::Frozen { author: key.id() }),
             }
             merge.finish()?;
-            Ok((true, event.id))
+            Ok((true, event))
+        };
+        let event = self.write_own(now_ms, work, |event| {
+            let (author, seq, guard) = (event.author, event.seq, &self.inner.guard);
+            match durable {
+                false => {}
+                // The root's history may fork.
+                true if author == self.community().root() => guard.sync(),
+                true => guard.mark_own(Own { author, seq }),
+            }
         })?;
-        if durable {
-            self.inner.guard.sync();
-        }
-        Ok(id)
+        Ok(event.id)
     }
 
     /// Refuses to write with a clock that other members contradict. It is compared with the clocks
@@ -113,13 +120,14 @@ impl EventLog {
     }
 
     /// Periodic maintenance, to be called about once a second. Applies events whose activation time
-    /// has come. If the last event of `key`'s chain was post-dated by a wrong clock, and members'
+    /// has come. Ends a doubt that only members caused that do not run any more. If the last event of `key`'s chain was post-dated by a wrong clock, and members'
     /// clocks now agree with this one, it appends a `clock.set` event, so that other nodes accept
     /// the chain.
     ///
     /// # Errors
     /// As [`EventLog::append`].
     pub fn maintain(&self, key: &NodeKey, now_ms: u64) -> Result<(), LogError> {
+        self.end_doubt(key.id(), now_ms)?;
         let (waiting, ahead) = {
             let writer = self.inner.writer.lock();
             let time_ms = writer.view.last_time(&writer.conn, &key.id())?;

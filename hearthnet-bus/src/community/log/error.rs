@@ -58,8 +58,8 @@ pub enum LogError {
     /// The log lacks some of this key's own events, or was restored after damage. A new event could
     /// reuse the number of an event that other nodes have.
     #[error(
-        "some of this machine's own events may be missing; connect to a member of the community \
-         first, which sends them"
+        "some of this machine's own events may be missing; connect to the other members of the \
+         community first, which send them"
     )]
     Behind { author: NodeId },
     /// The clock of this machine differs too much from those of the other members. They would

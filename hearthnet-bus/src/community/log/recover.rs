@@ -10,19 +10,21 @@
 //! The second and third are reported ([`Recovery`], code `log_recovered`). *Doubt* is set when
 //! acknowledged events may be lost: some of them may be this node's own, and a peer may have them.
 //! Signing other events with their numbers would be a fork. So the log refuses to write durable
-//! events until a peer was asked for all that it has ([`super::EventLog::caught_up`]), unless the
-//! log knows of no other member.
+//! events until it has its own ones again, or enough members were asked for all that they have
+//! ([`super::EventLog::asked`]), unless the log knows of no other member.
 //!
 //! # The mark
 //!
 //! `log.lock` holds the identity of the log's file and its count of changes. The mark is written
-//! after each commit, and is on the disk when an own durable event is acknowledged. Then:
+//! after each commit, and is on the disk when an own durable event is acknowledged. Beside it stand
+//! the author and the number of the last own durable event. They are on the disk before peers are
+//! sent the event, so they say which events a log in doubt must get back. Then:
 //!
 //! | the log at opening | meaning |
 //! |---|---|
 //! | has fewer changes than the mark | commits are lost: doubt, reported |
-//! | is another file than the mark names | a copy, such as a restored backup: doubt |
-//! | has changes, and the mark is missing or unreadable | unknown: doubt |
+//! | is another file than the mark names | a copy, such as a restored backup: doubt; the number is dropped |
+//! | has changes, and the mark is missing or unreadable | unknown: doubt; the number is dropped |
 //! | has more changes than the mark | a crash or a power cut between commit and mark: no loss |
 //!
 //! The mark follows the commit, so a crash never makes it claim a change that was not stored.
@@ -46,7 +48,7 @@ use super::error::LogError;
 use super::event::{Checked, Event, EventHash};
 use super::merge::{Merge, Quotas};
 use super::view::View;
-use crate::CommunityId;
+use crate::{CommunityId, NodeId};
 
 /// Name of the file that handles lock. It holds the [`Mark`].
 const LOCK: &str = "log.lock";
@@ -124,6 +126,40 @@ impl Mark {
     }
 }
 
+/// Place of the last own event, behind the [`Mark`] in the same sector.
+const OWN_AT: u64 = 32;
+
+/// The last durable event that this node has written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Own {
+    pub(super) author: NodeId,
+    pub(super) seq: u64,
+}
+
+impl Own {
+    const BYTES: usize = 48;
+
+    /// Key, number and a checksum.
+    fn encode(self) -> Vec<u8> {
+        let mut bytes = [self.author.as_bytes().as_slice(), &self.seq.to_be_bytes()].concat();
+        let sum = Sha256::digest(&bytes);
+        bytes.extend(sum.iter().take(8));
+        bytes
+    }
+
+    /// Reads it; `None` if it is missing or damaged.
+    fn read(file: &File) -> Option<Self> {
+        let mut stored = [0; Self::BYTES];
+        files::read_exact_at(file, &mut stored, OWN_AT).ok()?;
+        let (key, rest) = stored.split_first_chunk::<32>()?;
+        let own = Self {
+            author: NodeId::from_checked(*key),
+            seq: u64::from_be_bytes(*rest.first_chunk()?),
+        };
+        (own.encode() == stored).then_some(own)
+    }
+}
+
 /// Shared lock of a handle, released when dropped; and the mark in the locked file.
 #[derive(Debug)]
 pub(super) struct RecoveryLock {
@@ -180,6 +216,32 @@ impl RecoveryLock {
         }
     }
 
+    /// Stores an own durable event, of which peers may be sent the number from now on, and brings it
+    /// and the mark to the disk.
+    pub(super) fn mark_own(&self, own: Own) {
+        self.write_own(&own.encode());
+        self.sync();
+    }
+
+    /// The last own durable event; `None` if it is not known.
+    pub(super) fn own(&self) -> Option<Own> {
+        Own::read(&self.lock)
+    }
+
+    /// Drops the last own event: this log is none that has its number.
+    pub(super) fn forget_own(&self) {
+        if self.own().is_some() {
+            self.write_own(&[0; Own::BYTES]);
+            self.sync();
+        }
+    }
+
+    fn write_own(&self, bytes: &[u8]) {
+        if let Err(error) = files::write_all_at(&self.lock, bytes, OWN_AT) {
+            tracing::warn!("the event log could not store its last own event in {LOCK}: {error}");
+        }
+    }
+
     /// Brings the mark to the disk.
     pub(super) fn sync(&self) {
         if let Err(error) = self.lock.sync_data() {
@@ -231,6 +293,11 @@ pub(super) fn open(
         guard.log = Mark::read(&guard.lock).unwrap_or_default();
         let (conn, view) = load(path, None)?;
         return Ok((conn, view, guard, None));
+    }
+    let file = Mark::of(path, 0);
+    if !Mark::read(&guard.lock).is_some_and(|mark| mark.has_file_of(file)) {
+        // The number may be that of a copy, which is behind.
+        guard.forget_own();
     }
     let (conn, view, recovery) = match load(path, Some(dir)) {
         Ok((conn, view)) => {

@@ -3,6 +3,7 @@
 //! The lock, the connection, the in-memory view and the state for readers change together, only in
 //! `EventLog::write`. The operations that use it are in `append.rs` and `receive.rs`.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +27,7 @@ use super::heads::Heads;
 use super::merge::{Compacted, Merge, Quotas};
 use super::recover::{self, Recovery, RecoveryLock};
 use super::view::View;
-use crate::{CommunityId, now_ms};
+use crate::{CommunityId, NodeId, now_ms};
 
 /// Name of the log's file in the data directory.
 pub const FILE_NAME: &str = "log.sqlite";
@@ -79,6 +80,8 @@ pub(super) struct Inner {
     recovery: Option<Recovery>,
     /// Events may be missing, according to the file when it was opened.
     doubt: AtomicBool,
+    /// Members that were asked for all that they have since then.
+    asked: Mutex<BTreeSet<NodeId>>,
     /// Keeps other processes from repairing the file while it is in use.
     pub(super) guard: RecoveryLock,
     /// Dropped with the last handle, which ends the thread that retries writing.
@@ -118,6 +121,7 @@ impl EventLog {
             return Err(LogError::Exists { path });
         }
         // Before the log exists: the mark of a former log must not be compared with this one.
+        guard.forget_own();
         guard.name_log(&path, 0);
         db::create(&tx, community)?;
         tx.commit()?;
@@ -178,6 +182,7 @@ impl EventLog {
             }),
             recovery,
             doubt,
+            asked: Mutex::default(),
             guard,
             _alive: alive,
         });
@@ -240,7 +245,7 @@ impl EventLog {
     }
 
     /// Returns whether events of this node may be missing that other nodes have: after damage or in
-    /// a restored copy. Durable events of this node are refused until a peer was asked
+    /// a restored copy. Durable events of this node are refused until others were asked
     /// ([`LogError::Behind`]).
     pub fn is_in_doubt(&self) -> bool {
         // Another process may have asked a peer meanwhile.
@@ -261,9 +266,45 @@ impl EventLog {
         self.inner.changes.send_modify(|_| {});
     }
 
-    /// Records that a peer was asked for all that it has and everything was received. After damage
-    /// or in a restored copy, this allows durable events of this node again; otherwise it has no
-    /// effect.
+    /// Records that `peer` was asked by `own`, the key of this node, for all that it has, and that
+    /// everything was received. Ends the doubt of a log that may lack own events if that was enough.
+    ///
+    /// # Errors
+    /// [`LogError::ReadOnly`] and other errors of the disk.
+    pub fn asked(&self, own: NodeId, peer: NodeId, now_ms: u64) -> Result<(), LogError> {
+        if self.inner.doubt.load(Ordering::Relaxed) {
+            self.inner.asked.lock().insert(peer);
+            self.end_doubt(own, now_ms)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the doubt of a log that was asked for (`specs/event-log.md` 8):
+    ///
+    /// - if it is known which own event was the last one, and that is here;
+    /// - if all other members were asked;
+    /// - if it is not known, as in a copy, and all other members that run were asked.
+    pub(super) fn end_doubt(&self, own: NodeId, now_ms: u64) -> Result<(), LogError> {
+        if !self.inner.doubt.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        {
+            let (state, asked) = (self.state(), self.inner.asked.lock());
+            let is_asked = |node: &NodeId| *node == own || asked.contains(node);
+            let is_enough = match self.inner.guard.own().filter(|last| last.author == own) {
+                Some(last) => db::last_seq(&self.inner.writer.lock().conn, &own)? >= last.seq,
+                None => state.nodes(now_ms).all(|seen| is_asked(&seen.node)),
+            };
+            let is_enough = is_enough || state.members().all(|(node, _)| is_asked(node));
+            if asked.is_empty() || !is_enough {
+                return Ok(());
+            }
+        }
+        self.caught_up(now_ms)
+    }
+
+    /// Allows durable events of this node again after damage or in a restored copy, whatever events
+    /// it may lack; otherwise it has no effect.
     ///
     /// # Errors
     /// [`LogError::ReadOnly`] and other errors of the disk.
@@ -369,6 +410,17 @@ impl EventLog {
         now_ms: u64,
         work: impl FnOnce(&Connection, &mut View, &Quotas) -> Result<(bool, T), LogError>,
     ) -> Result<T, LogError> {
+        self.write_own(now_ms, work, |_| {})
+    }
+
+    /// As [`Self::write`]. `stored` is called when a change is on the disk, and before peers or other
+    /// tasks hear of it.
+    pub(super) fn write_own<T>(
+        &self,
+        now_ms: u64,
+        work: impl FnOnce(&Connection, &mut View, &Quotas) -> Result<(bool, T), LogError>,
+        stored: impl FnOnce(&T),
+    ) -> Result<T, LogError> {
         let inner = &*self.inner;
         inner.now_ms.store(now_ms, Ordering::Relaxed);
         let mut guard = inner.writer.lock();
@@ -377,9 +429,10 @@ impl EventLog {
             work(conn, view, &inner.quotas)
         });
         match &result {
-            Ok((changed, _)) => {
+            Ok((changed, done)) => {
                 if *changed {
                     inner.guard.mark(writer.view.changes);
+                    stored(done);
                     inner.publish(writer);
                 }
                 inner.note_health(None, now_ms);

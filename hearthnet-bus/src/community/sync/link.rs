@@ -242,12 +242,13 @@ pub async fn gossip(
         let latest = session.progress();
         if latest.in_sync && !told {
             told = true;
-            // A log that may lack own events now has those that this peer had. It may write again
-            // before tasks that wait for `in_sync` are woken.
-            if repaired.is_in_doubt() {
+            // A log that may lack own events now has those that this peer had. If that is enough, it
+            // may write again before tasks that wait for `in_sync` are woken. A session of the root
+            // has not brought them.
+            if only.is_none() && repaired.is_in_doubt() {
                 let log = repaired.clone();
                 let now_ms = (accounts.clock)();
-                let noted = run_blocking(&background(), move || log.caught_up(now_ms));
+                let noted = run_blocking(&background(), move || log.asked(own, peer, now_ms));
                 if let Ok(Err(error)) = noted.await {
                     tracing::warn!(%error, "the log could not record that it is complete again");
                 }

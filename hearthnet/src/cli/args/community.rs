@@ -296,9 +296,9 @@ pub(crate) enum LogCommand {
     },
     /// Write again without asking other members for events that this copy of the log lacks.
     ///
-    /// After a restore or a repair this node writes no new events until it has synced with another
-    /// member. Skip that only if no other member is left, or if no member has later events of this
-    /// node: two histories of one node freeze its key for good.
+    /// After a restore or a repair this node writes no new events until it has synced with the other
+    /// members. Skip that only if the missing ones will not come back, or have no later events of
+    /// this node: two histories of one node freeze its key for good.
     Resume {
         /// Confirm that no other member has later events of this node.
         #[arg(long)]

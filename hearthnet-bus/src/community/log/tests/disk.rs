@@ -409,6 +409,59 @@ fn a_restored_copy_writes_nothing_before_a_sync_and_does_not_fork() {
     assert!(!restored.reopened().log.is_in_doubt());
 }
 
+/// The founder's log after a fault of its disk, which has lost an own event; and the log of another
+/// member, which has that event.
+fn forgetful() -> (Home, Home) {
+    let dir = busy().closed();
+    let file = dir.path().join(FILE_NAME);
+    let old = std::fs::read(&file).unwrap();
+    let (home, other) = (Home::opened(dir), Home::joining());
+    home.append(1, invited(60, Level::Member, 1));
+    sync(&home.log, &other.log, NOW);
+    let dir = home.closed();
+    std::fs::write(&file, old).unwrap();
+    (Home::opened(dir), other)
+}
+
+#[test]
+fn a_log_that_lost_own_events_waits_for_them_or_until_all_members_were_asked() {
+    let asked = |home: &Home, seed| {
+        let (own, peer) = (key(1).id(), key(seed).id());
+        home.log.asked(own, peer, NOW).unwrap();
+    };
+    let (found, other) = forgetful();
+    assert_eq!(report(&found), Some(Code::new("log_recovered")));
+    // A member that lacks the event, too.
+    asked(&found, 3);
+    assert_eq!(found.refused(1, new_event()).code(), "log_behind");
+    sync(&other.log, &found.log, NOW);
+    found.log.maintain(&key(1), NOW).unwrap();
+    found.append(1, new_event());
+    sync(&found.log, &other.log, NOW);
+    assert_eq!(other.log.state().frozen().count(), 0);
+    assert!(!found.reopened().log.is_in_doubt());
+
+    let (found, _) = forgetful();
+    asked(&found, 3);
+    let found = found.reopened();
+    asked(&found, 3);
+    assert_eq!(found.refused(1, new_event()).code(), "log_behind");
+    asked(&found, 2);
+    found.append(1, new_event());
+}
+
+#[test]
+fn a_copy_asks_all_members_that_run() {
+    let copy = Home::opened(copied(&busy().closed()));
+    copy.append(2, seen("attic"));
+    copy.log.asked(key(1).id(), key(3).id(), NOW).unwrap();
+    assert_eq!(copy.refused(1, new_event()).code(), "log_behind");
+    // The other one has gone.
+    let later = NOW + ADVERT_LIFE_MS;
+    copy.log.maintain(&key(1), later).unwrap();
+    assert!(!copy.log.is_in_doubt());
+}
+
 #[test]
 fn a_copy_that_two_processes_open_at_once_is_in_doubt_at_the_next_opening() {
     let dir = busy().closed();
