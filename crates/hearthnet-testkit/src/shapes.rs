@@ -246,7 +246,7 @@ impl Shape {
             let mut add =
                 |name: &str, dims: &[u64], dtype| add(format!("blk.{layer}.{name}"), dims, dtype);
             add("attn_norm.weight", &[width], F32);
-            let recurrent = (layer + 1) % Delta::ATTENTION_EVERY != 0;
+            let recurrent = !(layer + 1).is_multiple_of(Delta::ATTENTION_EVERY);
             if let Some(delta) = self.delta.filter(|_| recurrent) {
                 let [channels, values] = [delta.channels(), delta.values()].map(u64::from);
                 let heads = u64::from(delta.value_heads);
