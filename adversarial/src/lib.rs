@@ -30,7 +30,6 @@
 //! | table, JSON, and the page with plots | `report/` |
 //! | attacks by group, name or number, with their texts | `selection.rs` |
 //! | strength of lies about rows against their detection | `sensitivity/` |
-//! | requests until an audit finds a host that lies in every answer | `detection.rs` |
 //! | new attacks in a checkout | `scaffold.rs` |
 //!
 //! `README.md` says how to add an attack.
@@ -41,7 +40,6 @@ mod bench;
 mod canary;
 mod case;
 mod cores;
-mod detection;
 mod fleet;
 mod honest;
 mod household;
@@ -63,7 +61,6 @@ pub use attack::{Entry, Observation, Verdict};
 pub use attacks::{ATTACKS, TEMPLATE};
 pub use case::{CASES, Case};
 pub use cores::Cores;
-pub use detection::{Detections, Found, detection};
 pub use intruder::{Intrusion, intrude};
 pub use memory::Budget;
 pub use report::{Conditions, Line, Report, heading, page};
