@@ -299,7 +299,6 @@ fn check_turns((name, vocabulary_name, native, begins): &(&str, &str, bool, &str
     let logits = logits(&tokenizer);
     let format = template.turn_format();
     let mut called = 0;
-    eprintln!("{name}");
     for n in 0..conversations() {
         let tools = tools(match n % 4 {
             0 => ToolChoice::Required,
@@ -341,7 +340,10 @@ fn check_turns((name, vocabulary_name, native, begins): &(&str, &str, bool, &str
             assert!(!calls.is_empty(), "{name}: {text:?}");
         }
         let marks = format.marks(true);
-        assert!(!marks.iter().any(|mark| said.contains(mark)), "{said:?}");
+        assert!(
+            !marks.iter().any(|mark| said.contains(mark)),
+            "{name}: {said:?}"
+        );
         for call in &calls {
             let allowed = tools.callable().iter().any(|tool| tool.name == call.name);
             assert!(allowed, "{name}: {}", call.name);

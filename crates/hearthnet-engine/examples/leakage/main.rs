@@ -595,7 +595,11 @@ impl Chance {
         for row in rows.chunks_exact_mut(width) {
             let size = strength * dot(row, row).sqrt() / (width as f32).sqrt();
             for value in row {
-                *value += if self.next() % 2 == 0 { size } else { -size };
+                *value += if self.next().is_multiple_of(2) {
+                    size
+                } else {
+                    -size
+                };
             }
         }
     }
