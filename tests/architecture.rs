@@ -260,7 +260,7 @@ fn no_file_of_a_crate_has_more_than_600_lines() {
     assert!(long.is_empty(), "split by what they do: {long:#?}");
 }
 
-/// `tests/run` runs the tests of libraries and those in `tests/` folders only.
+/// Programs may have no test harness (`test = false`), so tests in their main files would not run.
 #[test]
 fn no_program_has_tests_in_its_main_file() {
     for (name, _) in table(&architecture()) {

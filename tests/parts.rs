@@ -61,7 +61,7 @@ fn commands_find_the_part_of_an_adopted_model_by_its_name_and_say_what_it_lacks(
         "layers 5-5 of tiny-f32-1 are not all on this machine",
     );
     assert_complains(&output, "`hearthnet model pull tiny-f32-1 --layers 5-5`");
-    // What the message says helps.
+    // The command that the message names makes it work.
     succeeded(&cellar.run(&["model", "pull", NAME, "--layers", "5-5"]));
     let third = cellar.serve(&serve[1..]);
     assert_eq!(cellar.until_serving(&third), (5, 5));

@@ -360,7 +360,7 @@ pub fn time_layers(
 }
 
 /// Median of the times of runs. The first run, which warms up, does not count.
-pub fn typical(times: Vec<Duration>) -> Duration {
+fn typical(times: Vec<Duration>) -> Duration {
     let mut warm: Vec<Duration> = times.into_iter().skip(1).collect();
     warm.sort();
     warm.get(warm.len() / 2).copied().unwrap_or_default()

@@ -8,12 +8,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hearthnet_engine::bench::{OtherMemory, typical};
+use hearthnet_engine::bench::OtherMemory;
 use hearthnet_engine::{EngineError, Head};
 use hearthnet_files::ModelSpec;
 
 use crate::steps::batcher::{AttendanceGuard, Batcher};
 use crate::steps::chat_loop;
+use crate::times::median;
 
 /// Maximum rows per batch. Their logits are in memory at once, and above this number the arithmetic
 /// of a row costs more than its share of reading the matrix.
@@ -97,7 +98,7 @@ impl LogitsBatcher {
             self.head.logits(&row, &mut logits)?;
             times.push(begin.elapsed());
         }
-        Ok(typical(times))
+        Ok(median(times.into_iter().skip(1)).unwrap_or_default())
     }
 
     /// Registers a chat that will need logits. `hosted`: hosts compute its rows in between.

@@ -10,6 +10,10 @@ use hearthnet_http::ApiError;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_transport::{BindError, Code};
 
+/// Why this node writes no events: its log is in doubt (`specs/event-log.md` 8).
+pub(crate) const IN_DOUBT: &str = "the event log was restored from a backup or repaired; writing is paused \
+                                   until it has synced with the other members";
+
 /// Category of a failure; each has its own exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -289,7 +293,7 @@ impl From<LogError> for Failure {
             LogError::Behind { .. } => {
                 return Self::new(
                     Kind::Community,
-                    "the event log was restored from a backup or repaired; writing is paused until it has synced with the other members",
+                    IN_DOUBT,
                 )
                 .code(error.code())
                 .hint("run `hearthnet up` in the other homes and try again; if a member will not come back, `hearthnet log resume --yes` continues without it");

@@ -13,6 +13,7 @@ use hearthnet_platform::whole_file::{self, Access};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::cli::failure::IN_DOUBT;
 use crate::cli::{Failure, Kind, failure, note, span, when};
 use crate::config::Config;
 use crate::home::community::{Home, ROOT_KEY, now_ms};
@@ -103,9 +104,7 @@ impl KeyStatus {
 /// Prints a warning if the log is in doubt, or if the clock is wrong.
 pub(crate) fn warn_before_command(home: &Home) {
     if home.log.is_in_doubt() && home.state().members().count() > 1 {
-        note(
-            "the event log was restored from a backup or repaired; writing is paused until it has synced with the other members",
-        );
+        note(IN_DOUBT);
     }
     warn_of_clock(&home.dir);
 }

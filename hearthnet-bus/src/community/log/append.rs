@@ -120,9 +120,9 @@ impl EventLog {
     }
 
     /// Periodic maintenance, to be called about once a second. Applies events whose activation time
-    /// has come. Ends a doubt that only members caused that do not run any more. If the last event of `key`'s chain was post-dated by a wrong clock, and members'
-    /// clocks now agree with this one, it appends a `clock.set` event, so that other nodes accept
-    /// the chain.
+    /// has come. Ends a doubt if the members that were not asked do not run any more. If the last event
+    /// of `key`'s chain was post-dated by a wrong clock, and members' clocks now agree with this one, it
+    /// appends a `clock.set` event, so that other nodes accept the chain.
     ///
     /// # Errors
     /// As [`EventLog::append`].
