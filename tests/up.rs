@@ -102,6 +102,19 @@ fn homes_with_empty_disks_fetch_only_their_parts_and_answer_as_the_whole_file() 
     // A third of this model is its embedding.
     assert!(shares[0] < 75 && shares[1] < 55, "{shares:?}");
 
+    // The attic has all layers on its disk and serves a half; the bakery has the private ones as well.
+    let held = |home: &Household| {
+        let rows = cellar.json(&["model", "list", "--json"]);
+        let mut rows = rows.as_array().into_iter().flatten();
+        let row = rows.find(|row| row["adopted"] == true)?.clone();
+        let node = home.home.node_id();
+        let mut all = row["held"].as_array().into_iter().flatten();
+        Some(all.find(|it| it["node"] == node.as_str())?["layers"].clone())
+    };
+    until("the list names what others hold", || {
+        held(&attic) == Some(json!([[0, 29]])) && held(&bakery) == Some(json!([[0, 1], [15, 29]]))
+    });
+
     let alone = attic.alone(&QUESTION, file);
     for home in [&bakery, &cellar] {
         assert_eq!(together(home), alone);
