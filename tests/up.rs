@@ -252,6 +252,24 @@ fn up_beside_a_running_daemon_prints_its_addresses() {
     assert_complains(&output, "--join without effect");
 }
 
+#[test]
+fn a_plan_for_a_model_of_the_catalogue_that_no_home_has_is_estimated_from_a_measured_one() {
+    let (attic, first, file) = founded(ALL);
+    let plan = ["plan", "smollm2-135m-instruct"];
+    let json = [&plan[..], &["--json"]].concat();
+    until("the home has measured its model", || {
+        attic.run(&json).status.success()
+    });
+    let told = attic.json(&json);
+    let measured = name(file.to_str().expect("UTF-8"));
+    assert_eq!(told["estimated_from"], measured.as_str());
+    assert_eq!(told["nodes"][0]["layers"], json!([2, 29]));
+    let said = succeeded(&attic.run(&plan));
+    let estimate = format!("sizes from the catalogue, times from those of {measured}");
+    assert_contains(&said, &[&estimate, "tokens/s"]);
+    drop(first);
+}
+
 /// Code in the JSON object of a command that fails.
 fn code_of(output: &Output) -> Value {
     let said = text(&output.stdout);
