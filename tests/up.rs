@@ -270,6 +270,77 @@ fn a_plan_for_a_model_of_the_catalogue_that_no_home_has_is_estimated_from_a_meas
     drop(first);
 }
 
+/// Folder with programs `names` that write their arguments to the file `calls` beside them.
+fn fake_programs(home: &Home, names: &[&str]) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let dir = home.path().join("programs");
+    std::fs::create_dir(&dir).expect("a folder");
+    for name in names {
+        let path = dir.join(name);
+        let script = format!("#!/bin/sh\necho {name} \"$@\" >> {}/calls\n", dir.display());
+        std::fs::write(&path, script).expect("a program");
+        let all = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&path, all).expect("a program");
+    }
+    dir
+}
+
+#[test]
+fn up_at_boot_writes_and_enables_a_unit_that_resumes_this_home_and_keeps_one_of_the_user() {
+    let (attic, first, _) = founded(ALL);
+    let programs = fake_programs(&attic.home, &["systemctl", "loginctl"]);
+    let at_boot = |programs: &Path| {
+        let mut command = attic.command(&["up", "--no-open", "--at-boot"]);
+        let config = attic.home.path().join("config");
+        let output = command
+            .env("PATH", programs)
+            .env("XDG_CONFIG_HOME", config)
+            .output();
+        let output = output.expect("hearthnet starts");
+        // Beside the running node it only prints the addresses.
+        assert_contains(&succeeded(&output), &[&first.address]);
+        text(&output.stderr)
+    };
+    let said = at_boot(&programs);
+    assert_contains(&said, &["starts this node at every boot"]);
+    let calls = || std::fs::read_to_string(programs.join("calls")).expect("calls");
+    let expected = "systemctl --user daemon-reload\nsystemctl --user enable hearthnet.service\n\
+                    loginctl enable-linger\n";
+    assert_eq!(calls(), expected);
+    let unit = attic
+        .home
+        .path()
+        .join("config/systemd/user/hearthnet.service");
+    let written = std::fs::read_to_string(&unit).expect("a unit");
+    let start = written.lines().find(|line| line.starts_with("ExecStart="));
+    let start = start.expect("a command");
+    assert!(start.ends_with("\"up\" \"--no-open\""), "{start}");
+    assert_contains(start, &["/hearthnet\" ", "\"discovery.mdns=false\""]);
+    assert_contains(
+        &written,
+        &[
+            "\nMemoryDenyWriteExecute=yes\n",
+            "\nWantedBy=default.target\n",
+        ],
+    );
+
+    std::fs::write(&unit, "of the user").expect("a unit");
+    assert_contains(&at_boot(&programs), &["is kept as it is"]);
+    assert_eq!(
+        std::fs::read_to_string(&unit).expect("a unit"),
+        "of the user"
+    );
+    assert_eq!(calls(), expected.repeat(2));
+
+    // A system without systemd.
+    let nothing = attic.home.path().join("nothing");
+    assert_contains(
+        &at_boot(&nothing),
+        &["does not start at boot", "no systemctl"],
+    );
+}
+
 /// Code in the JSON object of a command that fails.
 fn code_of(output: &Output) -> Value {
     let said = text(&output.stdout);
