@@ -42,6 +42,14 @@ pub(crate) const TOGETHER: [&str; 2] = [
 /// exclusively, and must not make a `Caller`: that would wait for the lock for ever.
 pub(crate) static PROCESSORS: RwLock<()> = RwLock::new(());
 
+/// Says that a test, or a part of it, does not run here, and why. libtest captures what the macros print,
+/// but not this.
+pub(crate) fn skipped(why: &str) {
+    let test = std::thread::current();
+    let name = test.name().unwrap_or_default();
+    let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
+}
+
 /// Arguments that name hosts.
 pub(crate) fn shards<'a>(addresses: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
     let addresses = addresses.into_iter();
