@@ -217,7 +217,7 @@ impl Fleet {
 
     /// Values per row.
     pub(crate) fn width(&self) -> usize {
-        self.model.width
+        self.model.rows.width as usize
     }
 
     /// Rows of the embedding table, concatenated.
@@ -387,7 +387,7 @@ pub(crate) async fn tampered_host(
         lo: 0,
         hi: spec.layers - 1,
         total_layers: spec.layers,
-        width: spec.width,
+        rows: spec.row_shape(),
         boundary: spec.boundary,
         context: spec.context,
         arithmetic: "canonical-1".into(),

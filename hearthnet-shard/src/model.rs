@@ -200,7 +200,7 @@ impl Known {
             lo: self.layers.0,
             hi: self.layers.1,
             total_layers: spec.layers,
-            width: spec.width,
+            rows: spec.row_shape(),
             boundary: spec.boundary,
             context: spec.context,
             arithmetic,

@@ -178,5 +178,6 @@ fn judged(
     engine.forward(&[Span::new(seq, 0, count)], &mut values)?;
     let mut rows = Vec::new();
     boundary.encode(&values, &mut rows);
-    Ok(evidence.finding(&rows))
+    let row_bytes = fleet.width() * boundary.bytes_per_value();
+    Ok(evidence.finding(&rows, row_bytes))
 }

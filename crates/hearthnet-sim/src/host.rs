@@ -109,7 +109,7 @@ impl Host {
             lo: self.layers.0,
             hi: self.layers.1,
             total_layers: LAYERS,
-            width: model.file.spec().width,
+            rows: model.file.spec().row_shape(),
             boundary: model.boundary(),
             context: model.file.spec().context,
             arithmetic: ARITHMETIC.to_owned(),

@@ -35,7 +35,7 @@ use hearthnet_hub::pull::{PullOptions, pull};
 /// Raw peer, shared with `hearthnet conformance`.
 pub use hearthnet_conformance::raw;
 
-pub use changed::{encoded, rewritten, with_metadata, with_nan};
+pub use changed::{encoded, rewritten, with_metadata, with_nan, with_tiny_vocabulary};
 pub use directory::TinyDirectory;
 pub use full_model::FullModel;
 pub use memory_folder::{TempDir, memory_folder};

@@ -86,14 +86,15 @@ pub(crate) fn recompute_here(model: &OpenModel, options: EngineOptions) -> Recom
         let engine = Engine::load(&file, layers.clone(), &options, &mut |_, _| {});
         let mut engine = engine.map_err(|e| failed(e.to_string()))?;
         let seq = engine.open().map_err(|e| failed(e.to_string()))?;
-        let (mut out, width) = (rows.to_vec(), file.spec().width as usize);
-        let mut position = 0;
-        for chunk in out.chunks_mut(AUDIT_ROWS * width) {
-            let count = u32::try_from(chunk.len() / width).unwrap_or(u32::MAX);
+        let (shape, mut out) = (file.spec().row_shape(), rows.to_vec());
+        let (values, mut position) = (shape.before(layers.len()), 0);
+        for chunk in out.chunks_mut(AUDIT_ROWS * values) {
+            let count = u32::try_from(chunk.len() / values).unwrap_or(u32::MAX);
             let ran = engine.forward(&[Span::new(seq, position, count)], chunk);
             ran.map_err(|e| failed(e.to_string()))?;
             position += count;
         }
+        shape.keep_outputs(layers.len(), &mut out);
         Ok(out)
     })
 }
