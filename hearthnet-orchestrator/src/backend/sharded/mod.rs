@@ -19,6 +19,7 @@
 //! | replacing a host that failed, leaves or has no room | `recovery.rs` |
 //! | copy of a sequence, on the same hosts | `fork.rs` |
 //! | spans computed again on other hosts | `audit.rs`, `audit_span.rs` |
+//! | observer in tests | `watch.rs` |
 
 mod audit;
 mod audit_span;
@@ -31,6 +32,8 @@ mod starting;
 mod steps;
 mod stream;
 mod waiting;
+#[cfg(feature = "testing")]
+pub mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -85,6 +88,9 @@ pub struct PumpSettings {
     pub start_timeout: Duration,
     /// Share of the answered spans that other hosts compute again, 0 to 1.
     pub audit_share: f64,
+    /// Observer of the pipeline.
+    #[cfg(feature = "testing")]
+    pub watch: Option<watch::Watch>,
 }
 
 impl Default for PumpSettings {
@@ -98,6 +104,8 @@ impl Default for PumpSettings {
             room_timeout: Duration::from_secs(300),
             start_timeout: Duration::from_secs(30),
             audit_share: 0.05,
+            #[cfg(feature = "testing")]
+            watch: None,
         }
     }
 }

@@ -94,6 +94,11 @@ impl ShardedBackend {
                 shard: hop.shard_id.as_str().into(),
                 trace: hop.trace(),
             });
+            #[cfg(feature = "testing")]
+            if let Some(watch) = &self.settings.watch {
+                let (layers, epoch) = ((hop.span.lo, hop.span.hi), hop.epoch);
+                watch.tell(super::watch::Told::Asked { layers, epoch });
+            }
             let asked = hop.ask(self.model.weights);
             self.hop_failures.extend(asked.err());
         }
@@ -181,6 +186,14 @@ impl ShardedBackend {
         let returned = data.clone();
         match self.pipeline.on_result(index, epoch, position, rows, data) {
             Ok(outcome @ (Outcome::Accepted | Outcome::Replayed)) => {
+                #[cfg(feature = "testing")]
+                if let Some(watch) = &self.settings.watch {
+                    watch.tell(super::watch::Told::Taken {
+                        layers: (hop.span.lo, hop.span.hi),
+                        epoch,
+                        position,
+                    });
+                }
                 if outcome == Outcome::Replayed {
                     hop.compare_replay(position, &returned);
                 }
