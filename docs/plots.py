@@ -61,8 +61,8 @@ class Svg:
     def dot(self, x, y, kind):
         self.parts.append(f'  <circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"/>')
 
-    def legend(self, x, y, names, step):
-        for kind, name in zip('abcd' if len(names) == 4 else 'bd', names):
+    def legend(self, x, y, names, step, kinds=None):
+        for kind, name in zip(kinds or ('abcd' if len(names) == 4 else 'bd'), names):
             self.rect(x, y - 10, 12, 12, kind)
             self.text(x + 18, y, name)
             x += step
@@ -120,25 +120,41 @@ def mesh(data):
     return svg.end()
 
 
-def privacy(data):
-    """Share of tokens that a host recovers, by private first layers."""
-    svg = Svg(760, 300, "Tokens that a host recovers, by the number of private first layers")
-    svg.text(20, 26, "Tokens of a prompt that a host recovers, in percent")
-    svg.legend(20, 50, ["linear probe", "embedding lookup"], 160)
+def grouped(title, legend, step, groups, foot):
+    """Bars of percentages from 0 to 100, in groups: name, and values in the order of the legend."""
+    svg = Svg(760, 300, title)
+    svg.text(20, 26, title)
+    svg.legend(20, 50, legend, step, 'bad')
     for value in range(0, 101, 25):
         y = 240 - 1.6 * value
         svg.line(60, y, 740, y, 'grid')
         svg.text(52, y + 4, f'{value}', 'end', 'small')
-    for group, row in enumerate(data['rows']):
-        x = 90 + group * 132
-        for column, kind, shift in ((2, 'b', 0), (1, 'd', 44)):
-            tall = 1.6 * float(row[column].rstrip('%'))
-            svg.rect(x + shift, 240 - tall, 40, tall, kind)
-            svg.text(x + shift + 20, 235 - tall, row[column].rstrip('%'), 'middle', 'small')
-        svg.text(x + 42, 260, row[0], 'middle')
-    svg.text(400, 286, "private first layers; by guessing and checking, a host found all 48 words tried at every depth",
-             'middle', 'small')
+    wide = 670 / len(groups)
+    for group, (name, values) in enumerate(groups):
+        x, bar = 68 + group * wide, wide * 0.9 / len(values)
+        for place, value in enumerate(values):
+            tall, left = 1.6 * float(value.rstrip('%')), x + place * bar
+            svg.rect(left, 240 - tall, bar - 3, tall, 'bad'[place])
+            svg.text(left + (bar - 3) / 2, 235 - tall, f'{float(value.rstrip("%")):.0f}', 'middle', 'small')
+        svg.text(x + wide * 0.43, 260, name, 'middle')
+    svg.text(400, 286, foot, 'middle', 'small')
     return svg.end()
+
+
+def privacy(data):
+    """Share of tokens that a host recovers, by private first layers."""
+    return grouped("Tokens of a prompt that a host recovers, in percent",
+                   ["trained network", "linear probe", "embedding lookup"], 160,
+                   [(row[0], [row[3], row[2], row[1]]) for row in data['rows']],
+                   "private first layers; by guessing and checking, a host found all 48 words tried at each of 1 to 8")
+
+
+def privacy_noise(data):
+    """What noise hides, and what it costs."""
+    return grouped("Rows behind two private layers, with noise: tokens that a host recovers, in percent",
+                   ["trained network", "nearest of 64 guesses", "next token changed"], 180,
+                   [(row[0], [row[2], row[3], row[4]]) for row in data['rows']],
+                   "norm of the noise as a part of the row's; a higher orange bar means a more different answer")
 
 
 def table(columns, rows):
@@ -154,10 +170,11 @@ def outputs(data):
             [name, *(f'{p} / {d}' for p, d in zip(prefill, ratios['decode'][name]))]
             for name, prefill in ratios['prefill'].items()]),
         **{name: table(data[name]['columns'], data[name]['rows'])
-           for name in ('large', 'leakage', 'leakage_last')},
+           for name in ('large', 'leakage', 'leakage_last', 'languages', 'auditor', 'noise')},
     }
     made = {HERE / f'{make.__name__.replace("_", "-")}.svg': make(figures) for make, figures in (
-        (llama_cpp, ratios), (mesh, data['mesh']), (privacy, data['leakage']))}
+        (llama_cpp, ratios), (mesh, data['mesh']), (privacy, data['leakage']),
+        (privacy_noise, data['noise']))}
     for path in sorted(HERE.glob('*.md')):
         text = path.read_text(encoding='utf-8')
         made[path] = re.sub(

@@ -4,7 +4,7 @@ use std::fs;
 
 use hearthnet_files::gguf::Value as Metadata;
 use hearthnet_testkit::{TinyLlama, split, with_metadata, write_split};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::*;
 
@@ -110,6 +110,37 @@ fn an_encoder_makes_vectors_and_is_refused_elsewhere_with_what_it_is_for() {
         assert_complains(&refused, "makes vectors of texts");
         assert_complains(&refused, "hearthnet embed");
     }
+    // The HTTP interface gives the same vectors, and says what the model is for.
+    let serve = words("serve --local --json --lifeline --http 127.0.0.1:0 --model");
+    let service = Server::start(&home, &[&serve[..], &[BERT]].concat());
+    let (address, id) = (http::address(&service), service.ready["models"][0].clone());
+    let body = json!({"model": id, "input": ["the cat", "the donkey"]});
+    let (status, answer) = http::post_json(&address, "/v1/embeddings", &body);
+    assert_eq!(status, 200, "{answer}");
+    let served = answer["data"].as_array().expect("vectors").iter();
+    let served: Vec<Value> = served.map(|one| one["embedding"].clone()).collect();
+    let served: Vec<Vec<f64>> = serde_json::from_value(json!(served)).expect("vectors");
+    let bits = |all: &[Vec<f64>]| -> Vec<u32> {
+        let all = all.concat().into_iter();
+        all.map(|value| (value as f32).to_bits()).collect()
+    };
+    assert_eq!(bits(&served), bits(&both));
+    assert_eq!(answer["hearthnet_pooling"], "mean-hidden-1");
+    let body = json!({"model": id, "input": "the cat ".repeat(40)});
+    let (status, answer) = http::post_json(&address, "/v1/embeddings", &body);
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (400, &json!("context_length_exceeded"))
+    );
+    let body = json!({"model": id, "messages": [{"role": "user", "content": "hello"}]});
+    let (status, answer) = http::post_json(&address, "/v1/chat/completions", &body);
+    assert_eq!(status, 400);
+    assert!(
+        answer.to_string().contains("makes vectors of texts"),
+        "{answer}"
+    );
+    let (_, shown) = http::post_json(&address, "/api/show", &json!({"model": id}));
+    assert_eq!(shown["capabilities"], json!(["embedding"]));
     let inspected = home.run(&["model", "inspect", BERT]);
     let shown = succeeded(&inspected);
     assert!(

@@ -50,7 +50,7 @@ impl Numbers {
 #[track_caller]
 fn assert_promtool_agrees(url: &str) {
     let Some(promtool) = std::env::var_os("HEARTHNET_TEST_PROMTOOL") else {
-        println!("skipped: tests/run finds no promtool for this machine");
+        skipped("tests/run finds no promtool for this machine");
         return;
     };
     let (address, path) = url

@@ -11,9 +11,9 @@ use hearthnet_files::Digest;
 use hearthnet_files::gguf::Value as Metadata;
 use hearthnet_files::gguf::writer::Writer;
 use hearthnet_files::manifest::{Manifest, record_path};
-use hearthnet_testkit::{TinyLlama, with_metadata, with_nan};
+use hearthnet_testkit::{TinyLlama, split, with_metadata, with_nan, write_split};
 use parking_lot::Mutex;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::*;
 
@@ -689,4 +689,49 @@ fn an_unknown_model_gets_suggestions_and_a_gated_repository_a_hint() {
         let said = text(&output.stderr);
         assert_contains(&said, &["HF_TOKEN", "https://huggingface.co/o/r"]);
     }
+}
+
+#[test]
+fn a_split_model_is_chatted_with_and_served_like_the_joined_file() {
+    let home = Home::new();
+    let tiny = TinyLlama::default();
+    let whole = tiny.write(home.path());
+    let parts = write_split(home.path(), &split(&tiny.bytes(), 3));
+    let [whole, parts] = [&whole, &parts].map(|path| path.to_str().expect("UTF-8"));
+    let greedy = words("--max-tokens 12 --temperature 0.9 --raw --json");
+    let chat = |model: &str, seed: &str| -> Value {
+        let local = [
+            "chat", "Vienna", "--local", "--model", model, "--seed", seed,
+        ];
+        home.json(&[&local[..], &greedy].concat())
+    };
+    // With random weights, any token may end an answer.
+    let is_long = |answer: &Value| answer["token_ids"].as_array().expect("tokens").len() > 4;
+    let seeds: Vec<String> = (1..30).map(|seed| seed.to_string()).collect();
+    let mut answers = seeds.iter().map(|seed| (seed, chat(whole, seed)));
+    let (seed, expected) = answers
+        .find(|(_, answer)| is_long(answer))
+        .expect("a long answer");
+    assert_eq!(chat(parts, seed)["token_ids"], expected["token_ids"]);
+
+    // Hosts of its layers.
+    let id = home.node_id();
+    let start = |layers| Host::start(&Home::new(), parts, layers, &id, &[]);
+    let hosts = ["0-0", "1-1"].map(start);
+    let own = ["--model", parts, "--seed", seed, "--private-first", "0"];
+    let extra = [&own[..], &words("--max-tokens 12 --temperature 0.9 --raw")].concat();
+    let output = home.ask("Vienna", &hosts.each_ref(), &extra);
+    let split: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
+    assert_eq!(split["token_ids"], expected["token_ids"]);
+
+    // The HTTP interface.
+    let serve = words("serve --local --json --lifeline --http 127.0.0.1:0 --model");
+    let service = Server::start(&home, &[&serve[..], &[parts]].concat());
+    let body = json!({
+        "model": service.ready["models"][0], "prompt": "Vienna", "max_tokens": 12,
+        "temperature": 0.9, "seed": seed.parse::<u64>().expect("a number"),
+    });
+    let (status, answer) = http::post_json(&http::address(&service), "/v1/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(answer["choices"][0]["text"], expected["text"]);
 }

@@ -356,7 +356,7 @@ fn a_single_machine_answers_a_crowd_a_conversation_and_curl_and_ends_at_an_inter
     service.client("turns");
     match Command::new("curl").arg("--version").output() {
         Ok(_) => curl_gets_an_answer_and_a_stream(&service),
-        Err(_) => println!("skipped: there is no curl on this machine"),
+        Err(_) => skipped("there is no curl on this machine"),
     }
     service.signal(Signal::INT);
     let status = service.process.child.wait().expect("its end");

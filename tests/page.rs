@@ -27,7 +27,7 @@ fn alone(home: &Home, settings: &[&str]) -> Server {
 /// Starts a scenario of `clients/page.mjs`; `None` if this machine has no browser for it.
 fn browser(service: &Server, scenario: &str, key: &str) -> Option<Child> {
     if std::env::var_os("HEARTHNET_TEST_NODE_MODULES").is_none() {
-        println!("skipped: tests/run finds no Chromium, Node.js and npm on this machine");
+        skipped("tests/run finds no Chromium, Node.js and npm on this machine");
         return None;
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/clients/page.mjs");

@@ -3,6 +3,7 @@
 use hearthnet_testkit::TinyLlama;
 use serde_json::{Value, json};
 
+use crate::support::gauges::Gauges;
 use crate::support::*;
 
 const PROMPT: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
@@ -117,6 +118,102 @@ fn any_split_of_recurrent_layers_gives_the_same_answer() {
         assert_eq!(split["text"], local["text"], "{ranges:?}");
         assert_eq!(split["token_ids"], local["token_ids"], "{ranges:?}");
     }
+}
+
+#[test]
+fn any_split_of_a_model_with_layer_inputs_gives_the_same_answer() {
+    let home = Home::new();
+    let model = layer_inputs(home.path());
+    let model = model.to_str().expect("UTF-8");
+    let ask = |seed: u32| {
+        let line = format!("--max-tokens 40 --temperature 0.9 --seed {seed}");
+        let local = ["chat", PROMPT, "--local", "--json", "--model", model];
+        (home.json(&[&local[..], &words(&line)].concat()), line)
+    };
+    let is_long = |answer: &Value| answer["token_ids"].as_array().expect("tokens").len() > 10;
+    let mut answers = (1..30).map(ask);
+    let (local, line) = answers
+        .find(|(answer, _)| is_long(answer))
+        .expect("a long answer");
+    let extra = [&words(&line)[..], &["--model", model]].concat();
+    for (private, ranges) in [
+        ("0", &["0-5"][..]),
+        ("0", &["0-0", "1-1", "2-5"]),
+        ("1", &["1-1", "2-5"]),
+        // As many as by default.
+        ("2", &["0-5"]),
+        ("2", &["2-5"]),
+    ] {
+        let hosts = of_model(&home, model, ranges);
+        let extra = [&extra[..], &["--private-first", private]].concat();
+        let output = home.ask(PROMPT, &hosts.iter().collect::<Vec<_>>(), &extra);
+        let said = text(&output.stderr);
+        let split: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
+        assert_eq!(
+            split["token_ids"], local["token_ids"],
+            "{private}, {ranges:?}"
+        );
+        assert_eq!(split["text"], local["text"], "{private}, {ranges:?}");
+        assert_contains(&said, &["per-layer embeddings", "exactly"]);
+    }
+    let refused = home.run(
+        &[
+            &ENABLE[..],
+            &["shard", "serve", "--model", model, "--layers", "2-4"],
+        ]
+        .concat(),
+    );
+    assert_complains(&refused, "uses the keys and values of layer");
+}
+
+#[test]
+fn a_model_with_layer_inputs_answers_and_makes_vectors_over_http_and_is_audited() {
+    let home = Home::new();
+    let model = layer_inputs(home.path());
+    let model = model.to_str().expect("UTF-8");
+    let printed = home.json(&["embed", "--model", model, "--json", "a whale"]);
+    let hosts = of_model(&home, model, &["1-1", "1-1", "2-5", "2-5"]);
+    let over_hosts = shards(hosts.iter().map(|host| &host.address));
+    let begin = [
+        &ENABLE[..],
+        &words("--set research.distributed_inference.audit_share=1"),
+        &words("serve --json --lifeline --http 127.0.0.1:0 --model"),
+        &[model],
+    ];
+    let begin = begin.concat();
+    let answers = [&["--local"][..], &over_hosts].map(|how| {
+        let how = match how {
+            ["--local"] => how.to_vec(),
+            hosts => [&["--private-first", "1", "--no-fallback"], hosts].concat(),
+        };
+        let service = Server::start(&home, &[&begin[..], &how].concat());
+        let (address, id) = (http::address(&service), service.ready["models"][0].clone());
+        let body = json!({
+            "model": id, "prompt": PROMPT, "max_tokens": 24, "temperature": 0.9, "seed": 5,
+        });
+        let (status, answer) = http::post_json(&address, "/v1/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        let body = json!({"model": id, "input": "a whale"});
+        let (status, vectors) = http::post_json(&address, "/v1/embeddings", &body);
+        assert_eq!(status, 200, "{vectors}");
+        let text = answer["choices"][0]["text"].clone();
+        (service, text, vectors["data"][0]["embedding"].clone())
+    });
+    let [(_, alone, vector), (service, together, same)] = &answers;
+    assert_eq!((together, same), (alone, vector));
+    let printed: Vec<f32> = serde_json::from_value(printed["vectors"][0].clone()).expect("one");
+    let vector: Vec<f32> = serde_json::from_value(vector.clone()).expect("numbers");
+    assert_eq!(vector, printed);
+    // Another host of each range computes the rows again, with the inputs of its layers.
+    let address = http::address(service);
+    let audits = |result: &str| {
+        let name = format!("distributed_inference_audits_total{{result=\"{result}\"}}");
+        Gauges::at(&address).value(&name)
+    };
+    until("both spans are audited", || {
+        assert_eq!(audits("mismatch"), None);
+        audits("confirmed").is_some_and(|count| count >= 2.0)
+    });
 }
 
 #[test]

@@ -102,6 +102,19 @@ fn homes_with_empty_disks_fetch_only_their_parts_and_answer_as_the_whole_file() 
     // A third of this model is its embedding.
     assert!(shares[0] < 75 && shares[1] < 55, "{shares:?}");
 
+    // The attic has all layers on its disk and serves a half; the bakery has the private ones as well.
+    let held = |home: &Household| {
+        let rows = cellar.json(&["model", "list", "--json"]);
+        let mut rows = rows.as_array().into_iter().flatten();
+        let row = rows.find(|row| row["adopted"] == true)?.clone();
+        let node = home.home.node_id();
+        let mut all = row["held"].as_array().into_iter().flatten();
+        Some(all.find(|it| it["node"] == node.as_str())?["layers"].clone())
+    };
+    until("the list names what others hold", || {
+        held(&attic) == Some(json!([[0, 29]])) && held(&bakery) == Some(json!([[0, 1], [15, 29]]))
+    });
+
     let alone = attic.alone(&QUESTION, file);
     for home in [&bakery, &cellar] {
         assert_eq!(together(home), alone);
@@ -237,6 +250,95 @@ fn up_beside_a_running_daemon_prints_its_addresses() {
     assert_contains(&said, &[&first.address, &first.http]);
     // A code of another community is not ignored in silence.
     assert_complains(&output, "--join without effect");
+}
+
+#[test]
+fn a_plan_for_a_model_of_the_catalogue_that_no_home_has_is_estimated_from_a_measured_one() {
+    let (attic, first, file) = founded(ALL);
+    let plan = ["plan", "smollm2-135m-instruct"];
+    let json = [&plan[..], &["--json"]].concat();
+    until("the home has measured its model", || {
+        attic.run(&json).status.success()
+    });
+    let told = attic.json(&json);
+    let measured = name(file.to_str().expect("UTF-8"));
+    assert_eq!(told["estimated_from"], measured.as_str());
+    assert_eq!(told["nodes"][0]["layers"], json!([2, 29]));
+    let said = succeeded(&attic.run(&plan));
+    let estimate = format!("sizes from the catalogue, times from those of {measured}");
+    assert_contains(&said, &[&estimate, "tokens/s"]);
+    drop(first);
+}
+
+/// Folder with programs `names` that write their arguments to the file `calls` beside them.
+fn fake_programs(home: &Home, names: &[&str]) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let dir = home.path().join("programs");
+    std::fs::create_dir(&dir).expect("a folder");
+    for name in names {
+        let path = dir.join(name);
+        let script = format!("#!/bin/sh\necho {name} \"$@\" >> {}/calls\n", dir.display());
+        std::fs::write(&path, script).expect("a program");
+        let all = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&path, all).expect("a program");
+    }
+    dir
+}
+
+#[test]
+fn up_at_boot_writes_and_enables_a_unit_that_resumes_this_home_and_keeps_one_of_the_user() {
+    let (attic, first, _) = founded(ALL);
+    let programs = fake_programs(&attic.home, &["systemctl", "loginctl"]);
+    let at_boot = |programs: &Path| {
+        let mut command = attic.command(&["up", "--no-open", "--at-boot"]);
+        let config = attic.home.path().join("config");
+        let output = command
+            .env("PATH", programs)
+            .env("XDG_CONFIG_HOME", config)
+            .output();
+        let output = output.expect("hearthnet starts");
+        // Beside the running node it only prints the addresses.
+        assert_contains(&succeeded(&output), &[&first.address]);
+        text(&output.stderr)
+    };
+    let said = at_boot(&programs);
+    assert_contains(&said, &["starts this node at every boot"]);
+    let calls = || std::fs::read_to_string(programs.join("calls")).expect("calls");
+    let expected = "systemctl --user daemon-reload\nsystemctl --user enable hearthnet.service\n\
+                    loginctl enable-linger\n";
+    assert_eq!(calls(), expected);
+    let unit = attic
+        .home
+        .path()
+        .join("config/systemd/user/hearthnet.service");
+    let written = std::fs::read_to_string(&unit).expect("a unit");
+    let start = written.lines().find(|line| line.starts_with("ExecStart="));
+    let start = start.expect("a command");
+    assert!(start.ends_with("\"up\" \"--no-open\""), "{start}");
+    assert_contains(start, &["/hearthnet\" ", "\"discovery.mdns=false\""]);
+    assert_contains(
+        &written,
+        &[
+            "\nMemoryDenyWriteExecute=yes\n",
+            "\nWantedBy=default.target\n",
+        ],
+    );
+
+    std::fs::write(&unit, "of the user").expect("a unit");
+    assert_contains(&at_boot(&programs), &["is kept as it is"]);
+    assert_eq!(
+        std::fs::read_to_string(&unit).expect("a unit"),
+        "of the user"
+    );
+    assert_eq!(calls(), expected.repeat(2));
+
+    // A system without systemd.
+    let nothing = attic.home.path().join("nothing");
+    assert_contains(
+        &at_boot(&nothing),
+        &["does not start at boot", "no systemctl"],
+    );
 }
 
 /// Code in the JSON object of a command that fails.

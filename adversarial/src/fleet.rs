@@ -1,15 +1,16 @@
 //! Caller over hosts that inspect received rows or change returned rows, for attacks on row
 //! contents. The model is a small one, in this process.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::evidence::Evidence;
-use hearthnet_bus::log::EventLog;
+use hearthnet_bus::log::{EventLog, Finding};
 use hearthnet_bus::node::Connections;
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
-use hearthnet_engine::Head;
+use hearthnet_engine::{Engine, Head, Span};
 use hearthnet_files::magnitude::Band;
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_files::{ModelFile, WeightsId};
@@ -75,12 +76,24 @@ impl Asked {
 #[derive(Clone)]
 struct Connected {
     links: Vec<Arc<HostLink>>,
+    /// Host that is used unless it is excluded, and the others.
+    first: Option<(NodeId, BTreeSet<NodeId>)>,
     choice: Choice,
 }
 
 impl HostSource for Connected {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
-        self.choice.among(&self.links, search)
+        match &self.first {
+            Some((first, others)) if !search.exclude.contains(first) => {
+                let search = Search {
+                    layers: search.layers.clone(),
+                    exclude: &(search.exclude | others),
+                    ..*search
+                };
+                self.choice.among(&self.links, &search)
+            }
+            _ => self.choice.among(&self.links, search),
+        }
     }
 
     fn choice(&self) -> &Choice {
@@ -99,6 +112,8 @@ pub(crate) struct Hosts {
     addrs: Vec<HostAddr>,
     links: Vec<Arc<HostLink>>,
     health: SharedHealth,
+    /// Host of all layers that routes use unless it is excluded.
+    pub(crate) first: Option<NodeId>,
 }
 
 /// Small model, and the caller's side of it.
@@ -115,6 +130,11 @@ pub(crate) struct Fleet {
 impl Hosts {
     pub(crate) fn addrs(&self) -> Vec<HostAddr> {
         self.addrs.clone()
+    }
+
+    fn others(&self, first: NodeId) -> BTreeSet<NodeId> {
+        let nodes = self.addrs.iter().map(|addr| addr.node);
+        nodes.filter(|node| *node != first).collect()
     }
 
     /// Sessions of the caller with the hosts.
@@ -215,9 +235,29 @@ impl Fleet {
         }
     }
 
+    /// Limits the magnitude of rows, by one band for each layer's output.
+    pub(crate) fn set_bands(&mut self, bands: Vec<Band>) {
+        self.model.bands = Some(bands);
+    }
+
+    /// What evidence shows, by the rows that layers from `lo` to `hi` of the right file compute.
+    pub(crate) fn finding(&self, evidence: &Evidence, (lo, hi): (u32, u32)) -> Result<Finding> {
+        let boundary = self.model.boundary;
+        let mut values = Vec::new();
+        boundary.decode(&evidence.rows, &mut values)?;
+        let mut engine = Engine::load(&self.file, lo..hi + 1, &one_thread(), &mut |_, _| {})?;
+        let seq = engine.open()?;
+        let count = u32::try_from(values.len() / self.width())?;
+        engine.forward(&[Span::new(seq, 0, count)], &mut values)?;
+        let mut rows = Vec::new();
+        boundary.encode(&values, &mut rows);
+        let row_bytes = self.width() * boundary.bytes_per_value();
+        Ok(evidence.finding(&rows, row_bytes))
+    }
+
     /// Values per row.
     pub(crate) fn width(&self) -> usize {
-        self.model.width
+        self.model.rows.width as usize
     }
 
     /// Rows of the embedding table, concatenated.
@@ -268,6 +308,7 @@ impl Fleet {
             addrs,
             links,
             health: SharedHealth::default(),
+            first: None,
         })
     }
 
@@ -310,6 +351,7 @@ impl Fleet {
         };
         let source = Connected {
             links: hosts.links.clone(),
+            first: hosts.first.map(|first| (first, hosts.others(first))),
             choice,
         };
         let backend = own.around(Box::new(self.backend(Box::new(source))?))?;
@@ -387,7 +429,7 @@ pub(crate) async fn tampered_host(
         lo: 0,
         hi: spec.layers - 1,
         total_layers: spec.layers,
-        width: spec.width,
+        rows: spec.row_shape(),
         boundary: spec.boundary,
         context: spec.context,
         arithmetic: "canonical-1".into(),

@@ -30,6 +30,7 @@
 //! | table, JSON, and the page with plots | `report/` |
 //! | attacks by group, name or number, with their texts | `selection.rs` |
 //! | strength of lies about rows against their detection | `sensitivity/` |
+//! | requests until a host that lies in every answer is caught | `detection/` |
 //! | new attacks in a checkout | `scaffold.rs` |
 //!
 //! `README.md` says how to add an attack.
@@ -40,6 +41,7 @@ mod bench;
 mod canary;
 mod case;
 mod cores;
+mod detection;
 mod fleet;
 mod honest;
 mod household;
@@ -61,6 +63,7 @@ pub use attack::{Entry, Observation, Verdict};
 pub use attacks::{ATTACKS, TEMPLATE};
 pub use case::{CASES, Case};
 pub use cores::Cores;
+pub use detection::{By, Detections, Found, HostLie, detection};
 pub use intruder::{Intrusion, intrude};
 pub use memory::Budget;
 pub use report::{Conditions, Line, Report, heading, page};

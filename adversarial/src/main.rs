@@ -12,8 +12,8 @@ use clap::{Args, Parser, Subcommand};
 use futures_util::{StreamExt as _, stream};
 use hearthnet_adversarial::{
     Bands, Conditions, Cores, Effort, HarnessError, Intrusion, Model, Pace, Report, Setup,
-    VictimSettings, calibrate, explain, hash_of, heading, intrude, list, listed, new_attack, page,
-    real_model, run, select, sensitivity, serve_victim,
+    VictimSettings, calibrate, detection, explain, hash_of, heading, intrude, list, listed,
+    new_attack, page, real_model, run, select, sensitivity, serve_victim,
 };
 use hearthnet_files::ModelFile;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -71,6 +71,13 @@ enum Command {
     /// Runs SmolLM2-135M-Instruct with the bands of its catalogue entry, or another model, on all cores,
     /// and takes some minutes. Honest rows are checked for false alarms.
     Sensitivity(SweepArgs),
+    /// Let a host lie in every answer, and count the requests until a check of its rows or an audit
+    /// catches it.
+    ///
+    /// Each run starts a host that lies and an honest one, with a small model of random weights, and
+    /// audits the product's share of the requests. Ten runs of each lie take a few minutes; use
+    /// `--runs 100` for figures.
+    Detection(DetectionArgs),
     /// Measure the bands of a model's rows, which the checks of rows need, and write them to a file.
     ///
     /// Prints the SHA-256 of the file, by which it can be pinned.
@@ -160,6 +167,19 @@ struct SweepArgs {
     bands_sha256: Option<String>,
 }
 
+#[derive(Debug, Args)]
+struct DetectionArgs {
+    /// Real runs of each lie; 1,000 are simulated in any case.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    runs: usize,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Also write a page with the curves to this file.
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+}
+
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         // These roles need a process with a single thread.
@@ -182,6 +202,7 @@ fn main() -> ExitCode {
             in_runtime(attack(arguments, cores))
         }
         Command::Sensitivity(arguments) => sweep(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Detection(arguments) => detect(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Calibrate {
             model,
             output,
@@ -272,6 +293,26 @@ fn sweep(arguments: &SweepArgs) -> Result<(), HarnessError> {
     };
     std::io::stdout().write_all(text.as_bytes())?;
     if let Some(path) = report {
+        fs::write(path, result.page())?;
+    }
+    Ok(())
+}
+
+fn detect(arguments: &DetectionArgs) -> Result<(), HarnessError> {
+    if let Some(path) = &arguments.report {
+        fs::write(path, "")?;
+    }
+    let mut runtime = Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_all().build()?;
+    let (bar, mut progress) = progress()?;
+    let result = detection(runtime.handle(), arguments.runs, &mut progress)?;
+    bar.finish_and_clear();
+    let text = match arguments.json {
+        true => serde_json::to_string_pretty(&result)? + "\n",
+        false => result.to_string(),
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    if let Some(path) = &arguments.report {
         fs::write(path, result.page())?;
     }
     Ok(())

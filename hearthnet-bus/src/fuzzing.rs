@@ -47,7 +47,7 @@ pub fn evidence(bytes: &[u8]) {
         let dispute = evidence.dispute([0; 32], 1);
         if evidence.check(&accuser, &dispute, "canonical-1").is_ok() {
             // The rows stand for those that a judge computed.
-            evidence.finding(&evidence.rows);
+            evidence.finding(&evidence.rows, evidence.row_bytes as usize);
         }
     }
 }

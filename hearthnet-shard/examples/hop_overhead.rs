@@ -19,6 +19,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use hearthnet_bus::{Grant, NodeKey};
 use hearthnet_files::BoundaryDtype;
+use hearthnet_files::spec::RowShape;
 use hearthnet_shard::{
     BENCH, EngineSource, Footprint, LayerEngine, LoadFault, PIPELINE, RunningHost, ServeConfig,
     Served, ShardHost, Span, StartProgress, StreamFault,
@@ -178,7 +179,7 @@ fn main() {
         lo: 0,
         hi: 0,
         total_layers: 1,
-        width,
+        rows: RowShape::plain(width),
         boundary: BoundaryDtype::F16,
         context: steps,
         arithmetic: "none".into(),

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use hearthnet_files::BoundaryDtype;
+use hearthnet_files::spec::RowShape;
 use zeroize::Zeroize as _;
 
 use crate::engine::{LayerEngine, Span};
@@ -15,6 +16,28 @@ pub(crate) struct Part<Q> {
     pub(crate) span: Span<Q>,
     /// Rows in wire encoding.
     pub(crate) data: Bytes,
+}
+
+impl<Q> Part<Q> {
+    /// Values of one of its rows, as received.
+    pub(crate) fn row_values(&self, shape: RowShape) -> usize {
+        values_before(self.layers, shape)
+    }
+
+    /// Values of all its rows, as received.
+    pub(crate) fn values(&self, shape: RowShape) -> usize {
+        self.span.rows as usize * self.row_values(shape)
+    }
+}
+
+/// Values of a row before some layers, first and last inclusive.
+pub(crate) fn values_before((lo, hi): (u32, u32), shape: RowShape) -> usize {
+    shape.before((lo..=hi).count())
+}
+
+/// Values of the rows of all parts, as received.
+fn values_of<Q>(parts: &[Part<Q>], shape: RowShape) -> usize {
+    parts.iter().map(|part| part.values(shape)).sum()
 }
 
 pub(crate) fn rows_of<Q>(parts: &[Part<Q>]) -> u32 {
@@ -31,13 +54,13 @@ pub(crate) fn compute<E: LayerEngine>(
     parts: &[Part<E::Seq>],
     x: &mut Vec<f32>,
     boundary: BoundaryDtype,
-    width: usize,
+    shape: RowShape,
 ) -> Vec<Result<(), StreamFault>> {
-    decode(parts, x, boundary, width);
+    decode(parts, x, boundary, shape);
     let mut results = Vec::with_capacity(parts.len());
     let mut rest = x.as_mut_slice();
     for batch in parts.chunk_by(|a, b| a.layers == b.layers) {
-        let (rows, after) = rest.split_at_mut(rows_of(batch) as usize * width);
+        let (rows, after) = rest.split_at_mut(values_of(batch, shape));
         rest = after;
         let Some(layers) = batch.first().map(|part| part.layers) else {
             continue;
@@ -49,9 +72,9 @@ pub(crate) fn compute<E: LayerEngine>(
             Err(_) => {
                 let mut rest = rows;
                 for part in batch {
-                    let (rows, after) = rest.split_at_mut(part.span.rows as usize * width);
+                    let (rows, after) = rest.split_at_mut(part.values(shape));
                     rest = after;
-                    results.push(alone(engine, part, rows, boundary, width));
+                    results.push(alone(engine, part, rows, boundary, shape));
                 }
             }
         }
@@ -65,26 +88,26 @@ fn alone<E: LayerEngine>(
     part: &Part<E::Seq>,
     rows: &mut [f32],
     boundary: BoundaryDtype,
-    width: usize,
+    shape: RowShape,
 ) -> Result<(), StreamFault> {
     let Span { seq, position, .. } = part.span;
     if engine.len(seq) > position {
         engine.truncate_to(seq, position)?;
     }
     let mut fresh = Vec::new();
-    decode(std::slice::from_ref(part), &mut fresh, boundary, width);
+    decode(std::slice::from_ref(part), &mut fresh, boundary, shape);
     rows.copy_from_slice(&fresh);
     fresh.as_mut_slice().zeroize();
     engine.forward(part.layers, &[part.span], rows)
 }
 
-/// Decodes the rows of every part into `x`, `width` values each.
-fn decode<Q>(parts: &[Part<Q>], x: &mut Vec<f32>, boundary: BoundaryDtype, width: usize) {
+/// Decodes the rows of every part into `x`.
+fn decode<Q>(parts: &[Part<Q>], x: &mut Vec<f32>, boundary: BoundaryDtype, shape: RowShape) {
     x.clear();
     // Reserved at once while empty: a reallocation would leave unwiped copies of rows behind.
-    x.reserve(rows_of(parts) as usize * width);
+    x.reserve(values_of(parts, shape));
     for part in parts {
-        let wanted = x.len() + part.span.rows as usize * width;
+        let wanted = x.len() + part.values(shape);
         // The length was checked when the step arrived: the decoding neither fails nor is cut short
         // here.
         let _ = boundary.decode(&part.data, x);

@@ -2,6 +2,7 @@
 
 use hearthnet_engine::LoadError;
 pub use hearthnet_engine::{Footprint, Span};
+use hearthnet_files::spec::RowShape;
 use hearthnet_files::{BoundaryDtype, ModelError};
 
 use crate::fault::{Resource, StreamFault};
@@ -51,9 +52,10 @@ pub trait LayerEngine: 'static {
     }
 
     /// Runs rows through layers `lo` to `hi` (counted over the model, both inclusive, all of
-    /// them here), in place. `x` is `[sum of rows, width]`, values representable in the
-    /// boundary dtype before and after; no sequence appears twice, and each stays with the
-    /// layers of its first rows.
+    /// them here), in place. `x` has the rows of all spans, each with the values of
+    /// [`RowShape::before`] these layers; outputs replace the residual stream of each row. Values
+    /// are representable in the boundary dtype before and after. No sequence appears twice, and
+    /// each stays with the layers of its first rows.
     ///
     /// # Errors
     /// The fault to end the stream with. Sequences may then hold any number of the new positions.
@@ -176,8 +178,8 @@ pub struct Served {
     pub hi: u32,
     /// Layers of the whole model.
     pub total_layers: u32,
-    /// Values per row of the residual stream.
-    pub width: u32,
+    /// Values of the rows.
+    pub rows: RowShape,
     /// Number format of the rows between blocks and on the wire.
     pub boundary: BoundaryDtype,
     /// Context length that the model was trained for.

@@ -10,6 +10,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use hearthnet_files::BoundaryDtype;
+use hearthnet_files::spec::RowShape;
 use hearthnet_transport::Message;
 use parking_lot::{Condvar, Mutex};
 
@@ -59,7 +60,7 @@ pub(crate) fn served() -> Served {
         lo: 2,
         hi: 5,
         total_layers: 8,
-        width: WIDTH,
+        rows: RowShape::plain(WIDTH),
         boundary: BoundaryDtype::F16,
         context: 4096,
         arithmetic: "fake-1".into(),

@@ -10,6 +10,7 @@ use hearthnet_bus::calls::CallServer;
 use hearthnet_bus::flight::Name;
 use hearthnet_bus::node::{Node, TensorSessions, bus_rule};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
+use hearthnet_files::spec::RowShape;
 use hearthnet_platform::process::resident_bytes_of_all;
 use hearthnet_transport::{Acceptor, Arrival, Config, Connection, Listener};
 use tokio::sync::watch;
@@ -113,9 +114,16 @@ pub(crate) async fn start<S: EngineSource>(
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<RunningHost, StartError> {
     config.validate()?;
-    let width = served.width;
     let (forks, truncates) = (Descriptor::FORKS, Descriptor::ANSWERS_TRUNCATION);
-    let products = format!(" width/{width} {forks} {truncates}");
+    // With per-layer inputs, the rows of a step have another width than those of its answer.
+    let width = match served.rows {
+        RowShape {
+            width,
+            per_layer: 0,
+        } => format!(" width/{width}"),
+        RowShape { .. } => String::new(),
+    };
+    let products = format!("{width} {forks} {truncates}");
     config.software.push_str(&products);
     let events = Arc::new(HostEvents::default());
     let (node, admitted, transport) = match place {

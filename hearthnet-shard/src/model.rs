@@ -7,6 +7,8 @@ use hearthnet_engine::{ARITHMETIC, Backend, Engine, EngineOn, EngineOptions, Seq
 use hearthnet_files::manifest::Manifest;
 use hearthnet_files::part::open_model;
 use hearthnet_files::{BoundaryDtype, ModelFile, ModelSpec, TextId, WeightsId};
+use hearthnet_transport::run_blocking;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::child::{Connect, Load, RemoteSource};
@@ -158,7 +160,7 @@ impl Known {
         serve.validate()?;
         let (report, mut reports) = mpsc::channel(16);
         let path = model.clone();
-        let opening = tokio::task::spawn_blocking(move || {
+        let opening = run_blocking(&Handle::current(), move || {
             let progress = in_phase(LoadPhase::Hashing, move |step| {
                 // A start that reads slowly misses some reports.
                 let _ = report.try_send(step);
@@ -200,7 +202,7 @@ impl Known {
             lo: self.layers.0,
             hi: self.layers.1,
             total_layers: spec.layers,
-            width: spec.width,
+            rows: spec.row_shape(),
             boundary: spec.boundary,
             context: spec.context,
             arithmetic,

@@ -25,7 +25,7 @@ use hearthnet_transport::{
     CloseCode, DType, Fork, Handler, Message, Step, StreamClose, StreamOpen, Truncate,
 };
 
-use crate::batch::{all_finite, wipe};
+use crate::batch::{all_finite, values_before, wipe};
 use crate::clock::Clock;
 use crate::config::ServeConfig;
 use crate::engine::Served;
@@ -277,7 +277,7 @@ impl StreamTable {
         let (position, arrived) = (step.position, self.host_state.clock.now());
         handle.asked(step.rows, arrived);
         let ticket = self
-            .check(&step)
+            .check(&step, handle.layers)
             .and_then(|()| handle.ticket(step.rows, self.host_state.config.max_waiting_steps));
         let ticket = match ticket {
             Ok(ticket) => ticket,
@@ -293,17 +293,15 @@ impl StreamTable {
         }
     }
 
-    fn check(&self, step: &Step) -> Result<(), StreamFault> {
+    fn check(&self, step: &Step, layers: (u32, u32)) -> Result<(), StreamFault> {
         let served = &self.host_state.served;
         let shape = |what: String| Err(StreamFault::TensorShape { what });
         if step.rows == 0 {
             return shape("a step has at least one row".into());
         }
-        if step.width != served.width {
-            return shape(format!(
-                "rows have {} values, not {}",
-                served.width, step.width
-            ));
+        let values = values_before(layers, served.rows);
+        if step.width as usize != values {
+            return shape(format!("rows have {values} values, not {}", step.width));
         }
         let boundary = served.boundary;
         if DType::of_rows(boundary.descriptor_name()) != Some(step.dtype) {

@@ -10,6 +10,7 @@
 //! ```
 
 mod engine;
+mod layer_inputs;
 mod recurrent;
 mod silence;
 
@@ -464,7 +465,7 @@ fn liar(caller: &Caller, lie: Lie, at: u32, layers: Range<u32>) -> (RunningHost,
         lo: layers.start,
         hi: layers.end - 1,
         total_layers: spec.layers,
-        width: spec.width,
+        rows: spec.row_shape(),
         boundary: spec.boundary,
         context: spec.context,
         arithmetic: "canonical-1".into(),

@@ -8,7 +8,10 @@ use crate::support::caller::conversation;
 
 /// First of these requests with an answer of all tokens, and that answer: with random weights, any
 /// token may end it.
-fn long_answer(caller: &Caller, request: impl Fn(u64) -> ChatRequest) -> (ChatRequest, Done) {
+pub(super) fn long_answer(
+    caller: &Caller,
+    request: impl Fn(u64) -> ChatRequest,
+) -> (ChatRequest, Done) {
     let asked = (0..100).map(|seed| {
         let request = request(seed);
         let done = caller.alone(&request);

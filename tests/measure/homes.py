@@ -593,6 +593,12 @@ class Sampler(threading.Thread):
                 best = max(best, (sample[column] - samples[at][column]) / took)
         return best
 
+    def idle(self, name, column, begin, end, rate):
+        """Seconds between two times in which a home's link carried less than `rate` bytes per second."""
+        inside = [s for s in self.samples[name] if begin <= s[0] <= end]
+        steps = [(b[0] - a[0], b[column] - a[column]) for a, b in zip(inside, inside[1:])]
+        return sum(took for took, size in steps if size < rate * took)
+
     def usage_of(self, name, begin, end):
         """Processor time in seconds, and resident memory in MiB during a time. How memory grew: medians
         of ten equal parts."""

@@ -107,7 +107,9 @@ def measure_rate(options, file):
         begin, end, _ = sampler.window("attic", 2)
         of = figures["homes"]["attic"] = {"usage": sampler.usage_of("attic", begin, end)}
         report_link(of, sampler, "attic", 2, link)
-        say(f"  {of['usage']}")
+        # Receivers load what they have fetched for their own chats before they choose layers to serve.
+        of["idle_seconds"] = round(sampler.idle("attic", 2, begin, end, link / 8 / 10), 1)
+        say(f"  below a tenth of the link for {of['idle_seconds']} s; {of['usage']}")
         windows = [sampler.window(home.name, 1) for home in others]
         whole = max(w[1] for w in windows) - min(w[0] for w in windows)
         figures["all_receive_percent_of_link"] = round(

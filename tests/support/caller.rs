@@ -29,7 +29,7 @@ use parking_lot::RwLockReadGuard;
 use tempfile::TempDir;
 use tokio::runtime::{Handle, Runtime};
 
-use super::{Home, Host, PROCESSORS, model};
+use super::{Home, Host, PROCESSORS, layer_inputs, model};
 
 /// Tokens of an answer.
 pub(crate) const TOKENS: u32 = 48;
@@ -148,6 +148,18 @@ impl Caller {
         };
         let path = model.write(folder.path());
         let model = (path.to_str().expect("UTF-8"), "tiny-recurrent");
+        let health_timeout = PumpSettings::default().health_timeout;
+        Self {
+            _folder: Some(folder),
+            ..Self::of_model(model, u32::MAX, health_timeout, private)
+        }
+    }
+
+    /// Such a caller with a small Gemma 4 of six layers that has per-layer embeddings.
+    pub(crate) fn with_layer_inputs(private: (u32, u32)) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let path = layer_inputs(folder.path());
+        let model = (path.to_str().expect("UTF-8"), "tiny-layer-inputs");
         let health_timeout = PumpSettings::default().health_timeout;
         Self {
             _folder: Some(folder),

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::pid;
+use super::{pid, skipped};
 
 /// Memory control group, removed when dropped.
 pub(crate) struct Group {
@@ -16,43 +16,58 @@ pub(crate) struct Group {
 /// Names of its limit, of its use, and of the use that the kernel drops first.
 type GroupFiles = (&'static str, &'static str, &'static str);
 
-/// Folders in which a group may be made, with the names of both versions of the interface.
-const GROUPS: [(&str, GroupFiles); 2] = [
-    (
-        "/sys/fs/cgroup",
-        ("memory.max", "memory.current", "inactive_file "),
-    ),
-    (
-        "/sys/fs/cgroup/memory",
-        (
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-            "total_inactive_file ",
-        ),
-    ),
-];
+/// Root of both versions of the interface.
+const ROOT: &str = "/sys/fs/cgroup";
+const VERSION_1: GroupFiles = (
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file ",
+);
+const VERSION_2: GroupFiles = ("memory.max", "memory.current", "inactive_file ");
+
+/// Folders in which a group may be made: those that contain the group of this process, up to the root of
+/// version 2, and then the root of version 1. A user may make groups in a delegated one, whose group must
+/// have no processes of its own, such as that of the user's systemd.
+fn folders() -> impl Iterator<Item = (PathBuf, GroupFiles)> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
+    let own = Path::new(ROOT).join(own.unwrap_or_default());
+    let up: Vec<PathBuf> = own.ancestors().map(Path::to_owned).collect();
+    let up = up.into_iter().filter(|folder| folder.starts_with(ROOT));
+    up.map(|folder| (folder, VERSION_2))
+        .chain([(Path::new(ROOT).join("memory"), VERSION_1)])
+}
 
 impl Group {
     /// New group with a limit. Prints the reason if this machine forbids it.
     pub(crate) fn or_skip(name: &str, limit: u64) -> Option<Self> {
         let name = format!("hearthnet-{}-{name}", std::process::id());
         let mut reasons = Vec::new();
-        for (root, files) in GROUPS {
+        for (parent, files) in folders() {
             let group = Self {
-                folder: Path::new(root).join(&name),
+                folder: parent.join(&name),
                 files,
             };
             // Without its interface the folder is not one of control groups, or its parent does
             // not control memory.
             let made = fs::create_dir(&group.folder)
                 .and_then(|()| File::options().write(true).open(group.folder.join(files.0)))
-                .and_then(|mut file| file.write_all(limit.to_string().as_bytes()));
+                .and_then(|mut file| file.write_all(limit.to_string().as_bytes()))
+                // Processes of this group's parent may only enter if the user may write to the parent.
+                .and_then(|()| {
+                    File::options()
+                        .write(true)
+                        .open(parent.join("cgroup.procs"))
+                });
             match made {
-                Ok(()) => return Some(group),
+                Ok(_) => return Some(group),
                 Err(why) => reasons.push(format!("{}: {why}", group.folder.display())),
             }
         }
-        println!("skipped: no memory control group can be made here ({reasons:?}); be root");
+        skipped(&format!(
+            "no memory control group can be made here ({reasons:?}): be root, or `systemd-run --user \
+             --scope cargo test`"
+        ));
         None
     }
 

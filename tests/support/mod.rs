@@ -11,7 +11,7 @@ pub(crate) mod up;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Lines, Read, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -41,6 +41,14 @@ pub(crate) const TOGETHER: [&str; 2] = [
 /// pace of its hosts with limits. A test whose processes load every processor for long holds it
 /// exclusively, and must not make a `Caller`: that would wait for the lock for ever.
 pub(crate) static PROCESSORS: RwLock<()> = RwLock::new(());
+
+/// Says that a test, or a part of it, does not run here, and why. libtest captures what the macros print,
+/// but not this.
+pub(crate) fn skipped(why: &str) {
+    let test = std::thread::current();
+    let name = test.name().unwrap_or_default();
+    let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
+}
 
 /// Arguments that name hosts.
 pub(crate) fn shards<'a>(addresses: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
@@ -429,6 +437,18 @@ pub(crate) fn frames(
 
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Writes a small Gemma 4 of six layers with per-layer embeddings. It can be cut before layers 1 and
+/// 2.
+pub(crate) fn layer_inputs(folder: &Path) -> PathBuf {
+    let families = "../crates/hearthnet-files/tests/data/families";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(families);
+    let file = hearthnet_files::Gguf::open(&path.join("gemma4ple.gguf")).expect("a file");
+    let path = folder.join("layer-inputs.gguf");
+    let bytes = hearthnet_testkit::with_tiny_vocabulary(&file, 1024);
+    std::fs::write(&path, bytes).expect("a writable folder");
+    path
 }
 
 /// File of the real model, for every `--model` here.

@@ -120,7 +120,7 @@ impl OwnHost {
             lo,
             hi,
             total_layers: spec.layers,
-            width: spec.width,
+            rows: spec.row_shape(),
             boundary: spec.boundary,
             context: spec.context,
             arithmetic: "canonical-1".into(),

@@ -11,9 +11,7 @@ use hearthnet_bus::evidence::Evidence;
 use hearthnet_bus::log::{Dispute, Finding, Reputation};
 use hearthnet_bus::sealed::{self, hash_of};
 use hearthnet_bus::testing::Home;
-use hearthnet_engine::{Engine, Span};
 use hearthnet_files::ModelFile;
-use hearthnet_testkit::one_thread;
 
 use super::prelude::*;
 
@@ -168,15 +166,5 @@ fn judged(
     let Ok(evidence) = checked else {
         return Ok(Finding::None);
     };
-    let (file, (lo, hi)) = (fleet.shared_file(), dispute.layers);
-    let boundary = file.spec().boundary;
-    let mut values = Vec::new();
-    boundary.decode(&evidence.rows, &mut values)?;
-    let mut engine = Engine::load(&file, lo..hi + 1, &one_thread(), &mut |_, _| {})?;
-    let seq = engine.open()?;
-    let count = u32::try_from(values.len() / fleet.width())?;
-    engine.forward(&[Span::new(seq, 0, count)], &mut values)?;
-    let mut rows = Vec::new();
-    boundary.encode(&values, &mut rows);
-    Ok(evidence.finding(&rows))
+    fleet.finding(&evidence, dispute.layers)
 }

@@ -293,8 +293,23 @@ pub fn calibrate(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<String> {
     let file = ModelFile::open(path)?;
-    let mut model = Model::open(&file)?;
-    // All observed magnitudes, by layer.
+    let seen = observed(&file, progress)?;
+    Ok(text(&file, &seen, margin))
+}
+
+/// Bands of a model, one for the output of each layer.
+pub(crate) fn measured_bands(file: &ModelFile, margin: f32) -> Result<Vec<Band>> {
+    let seen = observed(file, &mut |_, _| {})?;
+    let band = |seen: &Vec<f32>| {
+        let (lo, hi) = widen(seen, margin);
+        Band { lo, hi }
+    };
+    Ok(seen.iter().map(band).collect())
+}
+
+/// All observed magnitudes, by layer, in order.
+fn observed(file: &ModelFile, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Vec<f32>>> {
+    let mut model = Model::open(file)?;
     let mut seen: Vec<Vec<f32>> = vec![Vec::new(); model.layers];
     let mut add = |measured: Vec<Vec<f32>>| {
         for (seen, rows) in seen.iter_mut().zip(measured) {
@@ -302,7 +317,7 @@ pub fn calibrate(
         }
     };
     let first: Vec<u32> = (0..file.spec().vocab).step_by(FIRST_STEP).collect();
-    let sequences = sequences(&mut model, &file)?;
+    let sequences = sequences(&mut model, file)?;
     let batches = first.len().div_ceil(TOGETHER);
     let total = batches + sequences.len();
     for (done, tokens) in first.chunks(TOGETHER).enumerate() {
@@ -317,7 +332,7 @@ pub fn calibrate(
     for seen in &mut seen {
         seen.sort_by(f32::total_cmp);
     }
-    Ok(text(&file, &seen, margin))
+    Ok(seen)
 }
 
 /// Text of the file of bands, with what the bands find.

@@ -26,6 +26,7 @@ use hearthnet_testkit::FullModel;
 use hearthnet_tokens::{Special, Tokenizer};
 use serde::Serialize;
 
+pub(crate) use calibrate::measured_bands;
 pub use calibrate::{Bands, calibrate, hash_of};
 pub use lies::{Lie, Scope};
 

@@ -308,12 +308,16 @@ impl<B: Backend> Measured<B> {
 /// Rows of a chunk of a prompt, as callers send them by default.
 const CHUNK: u32 = 24;
 
+/// Positions before the timed chunk of a prompt, in whole chunks: the mean over a prompt of 500 tokens.
+/// Each row attends to them.
+pub const PROMPT_DEPTH: u32 = 10 * CHUNK;
+
 /// Times of an average layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerTimes {
-    /// Time of a single row.
+    /// Time of a single row, at the beginning of a sequence.
     pub row: Duration,
-    /// Time per row of a prompt chunk of 24 rows.
+    /// Time per row of a prompt chunk of 24 rows, in the middle of a prompt of 500 tokens.
     pub prefill_row: Duration,
 }
 
@@ -333,30 +337,46 @@ pub fn time_layers(
     let others = OtherMemory::new(swept);
     let count = layers.end.saturating_sub(layers.start).max(1);
     let values = file.spec().row_values(&layers);
-    let mut engine = Engine::load(file, layers, options, &mut |_, _| ())?;
+    let options = EngineOptions {
+        // As many as the measurement needs, whatever the budget.
+        max_kv_bytes: u64::MAX,
+        ..options.clone()
+    };
+    let mut engine = Engine::load(file, layers, &options, &mut |_, _| ())?;
     let seq = engine.open()?;
     let mut row: Vec<f32> = (0..values)
         .map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0)
         .collect();
     file.spec().boundary.round(&mut row);
-    let mut time = |rows: u32| -> Result<Duration, EngineError> {
+    let mut time = |rows: u32, depth: u32| -> Result<Duration, EngineError> {
         let input = row.repeat(rows as usize);
         let mut x = input.clone();
+        engine.truncate(seq, 0)?;
+        for chunk in 0..depth / rows {
+            x.copy_from_slice(&input);
+            engine.forward(&[Span::new(seq, chunk * rows, rows)], &mut x)?;
+        }
         let (begin, mut times) = (Instant::now(), Vec::new());
         while times.len() < 6 || begin.elapsed() < budget / 2 {
-            engine.truncate(seq, 0)?;
+            let position = engine.truncate(seq, depth)?;
             x.copy_from_slice(&input);
             others.read();
             let began = Instant::now();
-            engine.forward(&[Span::new(seq, 0, rows)], &mut x)?;
+            engine.forward(&[Span::new(seq, position, rows)], &mut x)?;
             times.push(began.elapsed());
         }
         Ok(typical(times) / count / rows)
     };
     Ok(LayerTimes {
-        row: time(1)?,
-        prefill_row: time(CHUNK)?,
+        row: time(1, 0)?,
+        prefill_row: time(CHUNK, prompt_depth(file.spec().context))?,
     })
+}
+
+/// Positions before the timed chunk, of a model with this context: whole chunks, of which one more fits.
+fn prompt_depth(context: u32) -> u32 {
+    let chunks = (context / CHUNK).saturating_sub(1);
+    PROMPT_DEPTH.min(chunks * CHUNK)
 }
 
 /// Median of the times of runs. The first run, which warms up, does not count.
@@ -502,6 +522,12 @@ mod tests {
     }
 
     #[test]
+    fn a_chunk_is_timed_in_the_middle_of_a_prompt_of_500_tokens_if_the_context_has_room() {
+        let depths = [20, 47, 48, 256, 264, 8192].map(prompt_depth);
+        assert_eq!(depths, [0, 0, 24, 216, 240, 240]);
+    }
+
+    #[test]
     fn some_layers_of_a_model_can_be_timed() {
         let directory = tempfile::tempdir().unwrap();
         let path = hearthnet_testkit::TinyLlama::default().write(directory.path());
@@ -512,6 +538,8 @@ mod tests {
         };
         let times = time_layers(&file, 1..2, &options, Duration::ZERO, 1 << 20).unwrap();
         assert!(times.row > Duration::ZERO && times.prefill_row > Duration::ZERO);
+        // Its context is shorter than the prompt.
+        assert!(file.spec().context < PROMPT_DEPTH + CHUNK);
         let layers = file.spec().layers;
         assert!(time_layers(&file, layers..layers + 1, &options, Duration::ZERO, 0).is_err());
     }

@@ -66,8 +66,8 @@ impl Embedder {
             return Err(EngineError::EmptySpan(seq));
         }
         let spec = self.head.spec();
-        let (width, values) = (spec.width as usize, spec.row_values(&(0..spec.layers)));
-        let mut pool = Pool::new(self.pooling, width);
+        let (shape, layers) = (spec.row_shape(), spec.layers as usize);
+        let mut pool = Pool::new(self.pooling, spec.width as usize);
         let (mut rows, mut position) = (Vec::new(), 0);
         // Rows of an encoder attend to later ones.
         let together = match spec.encoder {
@@ -81,11 +81,7 @@ impl Embedder {
                 let count = piece.len() as u32;
                 self.engine
                     .forward(&[Span::new(seq, position, count)], &mut rows)?;
-                // Without the per-layer inputs.
-                for row in 0..piece.len() {
-                    rows.copy_within(row * values..row * values + width, row * width);
-                }
-                rows.truncate(piece.len() * width);
+                shape.keep_outputs(layers, &mut rows);
                 self.head.norm(&mut rows)?;
                 pool.add(&rows);
                 position += count;

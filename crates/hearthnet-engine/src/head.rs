@@ -248,8 +248,9 @@ impl Head {
         Ok(())
     }
 
-    /// Takes the pooled state of a text through the matrices behind it, if the model has them.
-    pub(crate) fn project(&self, state: &mut [f32]) {
+    /// Takes the pooled state of a text, of `width` values, through the matrices behind it, if the
+    /// model has them.
+    pub fn project(&self, state: &mut [f32]) {
         let projection = self.encoder.as_ref();
         let Some((up, down)) = projection.and_then(|encoder| encoder.projection.as_ref()) else {
             return;

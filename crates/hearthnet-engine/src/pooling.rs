@@ -39,7 +39,7 @@ impl Pool {
     }
 
     /// Changes the pooled state.
-    pub(crate) fn change(&mut self, change: impl FnOnce(&mut [f32])) {
+    pub fn change(&mut self, change: impl FnOnce(&mut [f32])) {
         change(&mut self.values);
     }
 

@@ -47,6 +47,11 @@ pub enum Kind {
     SpoiledRows,
     /// The callers learn that the host is no member any more, and do not connect until the end.
     Revoked,
+    /// The process dies in the middle of a write of its model file. It tries to start with that file,
+    /// and starts again later, when it has fetched the file again.
+    TornWrite,
+    /// The process dies, and starts again on a disk without room for the record of its model file.
+    FullDisk,
 }
 
 /// The scene.
@@ -71,6 +76,8 @@ impl Scene for Answers {
         Kind::DamagedPacket,
         Kind::SpoiledRows,
         Kind::Revoked,
+        Kind::TornWrite,
+        Kind::FullDisk,
     ];
 }
 
@@ -121,6 +128,7 @@ async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
         })
         .collect();
     for host in &hosts {
+        host.repair();
         host.start().await;
     }
     let addresses: Vec<_> = hosts
@@ -135,12 +143,14 @@ async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
     let faulty: Vec<_> = schedule
         .faults
         .iter()
-        .map(|fault| {
+        .zip(0..)
+        .map(|(fault, number)| {
+            let random = Random::new(schedule.seed, 500 + number);
             let (net, observer, callers) = (net.clone(), observer.clone(), callers.clone());
             let (fault, host) = (*fault, hosts.get(fault.node).cloned());
             spawn_local(async move {
                 if let Some(host) = host {
-                    happen(fault, begin, &host, &callers, &net, &observer).await;
+                    happen(fault, begin, &host, &callers, &net, &observer, random).await;
                 }
             })
         })
@@ -225,6 +235,7 @@ async fn happen(
     callers: &[Rc<Caller>],
     net: &Net,
     observer: &Observer,
+    mut random: Random,
 ) {
     sleep_until(begin + fault.at).await;
     observer.note(&host.name, format!("fault: {:?}", fault.kind));
@@ -297,6 +308,18 @@ async fn happen(
             }
         }
         Kind::SpoiledRows => host.spoil(),
+        Kind::TornWrite | Kind::FullDisk => {
+            match fault.kind {
+                Kind::TornWrite => host.tear(&mut random),
+                _ => host.fill_disk(),
+            }
+            sleep(fault.lasts / 2).await;
+            if !host.is_running() {
+                host.start().await;
+            }
+            over.await;
+            host.repair();
+        }
         Kind::Revoked => {
             callers
                 .iter()
@@ -309,7 +332,14 @@ async fn happen(
     }
     observer.note(&host.name, format!("over: {:?}", fault.kind));
     // Several faults may have stopped it: the last one that ends starts it.
-    if matches!(fault.kind, Kind::Crash | Kind::PowerLoss | Kind::Leave) && !host.is_running() {
+    let stops = [
+        Kind::Crash,
+        Kind::PowerLoss,
+        Kind::Leave,
+        Kind::TornWrite,
+        Kind::FullDisk,
+    ];
+    if stops.contains(&fault.kind) && !host.is_running() {
         host.start().await;
     }
 }

@@ -18,6 +18,7 @@ use hearthnet_orchestrator::hosts::{
 };
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::router::{PolicyName, Speeds};
+use hearthnet_orchestrator::sharded::watch::{Told, Watch};
 use hearthnet_orchestrator::sharded::{PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Backend, Cancel, ChatError, run_in_task};
 use hearthnet_testkit::one_thread;
@@ -164,6 +165,31 @@ impl Caller {
         }
     }
 
+    /// Observer of a pipeline: an answer must be of the newest epoch under which its layers were asked
+    /// for.
+    fn watch_epochs(&self) -> Watch {
+        let newest = Mutex::new([0u32; LAYERS as usize]);
+        let (observer, name) = (self.observer.clone(), self.name.clone());
+        Watch::new(move |told| {
+            let mut newest = newest.lock();
+            let (Told::Asked { layers, epoch } | Told::Taken { layers, epoch, .. }) = told;
+            let of_layers = newest.iter_mut().take(layers.1 as usize + 1);
+            for newest in of_layers.skip(layers.0 as usize) {
+                match told {
+                    Told::Asked { .. } => *newest = epoch.max(*newest),
+                    Told::Taken { position, .. } => {
+                        observer.check(&name, epoch == *newest, || {
+                            format!(
+                                "an answer for position {position} of layers {layers:?} is taken, of \
+                                 epoch {epoch} instead of {newest}"
+                            )
+                        });
+                    }
+                }
+            }
+        })
+    }
+
     fn source(&self) -> Source {
         Source {
             links: Arc::clone(&self.links),
@@ -225,6 +251,7 @@ impl Caller {
         let settings = PumpSettings {
             give_up_after: falls_back.then_some(3),
             audit_share: 0.0,
+            watch: Some(self.watch_epochs()),
             ..PumpSettings::default()
         };
         let since = Instant::now();

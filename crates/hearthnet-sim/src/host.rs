@@ -1,25 +1,32 @@
 //! Hosts: the code of `hearthnet-shard` with the exact engine, which computes in the simulation's
-//! own thread.
+//! own thread, and a disk with the model's file.
 
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_engine::{ARITHMETIC, Engine, SeqId};
+use hearthnet_engine::{ARITHMETIC, Engine, EngineOptions, SeqId};
+use hearthnet_files::manifest::record_path;
+use hearthnet_files::{ModelFile, ModelSpec};
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_shard::{
-    EngineSource, Footprint, LayerEngine, LoadFault, RunningHost, ServeConfig, Served, ShardHost,
-    Simulated, Span, StartProgress, StreamFault,
+    Footprint, LayerEngine, LoadFault, RunningHost, ServeConfig, ShardConfig, ShardHost, Simulated,
+    Span, StreamFault,
 };
-use hearthnet_testkit::one_thread;
+use hearthnet_testkit::{TempDir, memory_folder, one_thread};
 use hearthnet_transport::Config;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use crate::model::{LAYERS, Model};
+use crate::model::Model;
 use crate::net::{Net, Node};
 use crate::observer::Observer;
+use crate::random::Random;
 
 /// Milliseconds of a batch.
 const BATCH_MS: u64 = 4;
@@ -48,6 +55,7 @@ pub(crate) struct Host {
     observer: Observer,
     key: [u8; 32],
     running: Mutex<Option<RunningHost>>,
+    disk: Disk,
     /// Factor of the duration of batches.
     slow: Arc<AtomicU64>,
     /// Number of next batches whose rows are spoiled.
@@ -81,58 +89,91 @@ impl Host {
             observer: observer.clone(),
             key,
             running: Mutex::default(),
+            disk: Disk::new(),
             slow: Arc::new(AtomicU64::new(1)),
             spoiled: Arc::default(),
             sequences: Arc::default(),
         }
     }
 
-    /// Starts the process, which reads the model again.
+    /// Starts the process, which reads the model from its disk. With a damaged file it must not start.
     pub(crate) async fn start(&self) {
-        let model = &self.model;
         let slow = Arc::clone(&self.slow);
         let place = Arc::new(Simulated {
             key: NodeKey::from_secret(&self.key),
             streams: tokio::sync::Mutex::new(self.net.listen(self.node)),
             pace: Box::new(move || Duration::from_millis(BATCH_MS * slow.load(Ordering::Relaxed))),
         });
-        let config = ServeConfig {
+        let serve = ServeConfig {
             admitted: self.callers.clone(),
             max_concurrent_streams: 64,
             kv_budget_bytes: 16 << 20,
             transport: transport(),
             ..ServeConfig::new(self.addr.endpoint.clone())
         };
-        let served = Served {
-            model_id: model.model_id().to_owned(),
-            weights: model.weights.0,
-            lo: self.layers.0,
-            hi: self.layers.1,
-            total_layers: LAYERS,
-            width: model.file.spec().width,
-            boundary: model.boundary(),
-            context: model.file.spec().context,
-            arithmetic: ARITHMETIC.to_owned(),
+        let config = ShardConfig {
+            model_id: Some(self.model.model_id().to_owned()),
+            expected_weights: Some(self.model.weights),
+            engine: one_thread(),
+            serve,
+            ..ShardConfig::new(self.disk.file(), self.layers, self.addr.endpoint.clone())
         };
-        let source = Source {
-            layers: self.layers,
-            watch: Watch {
-                model: Arc::clone(model),
-                name: self.name.clone(),
-                observer: self.observer.clone(),
-                spoiled: Arc::clone(&self.spoiled),
-                sequences: Arc::clone(&self.sequences),
-            },
+        let watch = Watch {
+            model: Arc::clone(&self.model),
+            name: self.name.clone(),
+            observer: self.observer.clone(),
+            spoiled: Arc::clone(&self.spoiled),
+            sequences: Arc::clone(&self.sequences),
         };
-        match ShardHost::start_on(config, &place, served, source, &mut |_| {}).await {
+        let load = |_: &ModelSpec, options: EngineOptions| {
+            let load =
+                move |file: &ModelFile, layers: Range<u32>, progress: &mut dyn FnMut(u64, u64)| {
+                    Ok::<_, LoadFault>(Watched {
+                        engine: Engine::load(file, layers, &options, progress)?,
+                        watch: watch.clone(),
+                        open: 0,
+                    })
+                };
+            Ok((ARITHMETIC.to_owned(), load))
+        };
+        let is_whole = self.disk.is_whole(&self.model.bytes);
+        match ShardHost::start_with(config, &place, |_| {}, load).await {
             Ok(running) => {
                 self.observer.note(&self.name, "starts");
+                self.observer.check(&self.name, is_whole, || {
+                    "it starts with a damaged file".into()
+                });
                 *self.running.lock() = Some(running);
             }
-            Err(error) => self
-                .observer
-                .violated(&self.name, format!("start: {error}")),
+            Err(error) => {
+                self.observer.note(&self.name, "does not start");
+                self.observer
+                    .check(&self.name, !is_whole, || format!("start: {error}"));
+            }
         }
+    }
+
+    /// Ends the process in the middle of a write of its file.
+    pub(crate) fn tear(&self, random: &mut Random) {
+        self.kill();
+        self.done("tear", self.disk.tear(&self.model.bytes, random));
+    }
+
+    /// Ends the process on a disk without room.
+    pub(crate) fn fill_disk(&self) {
+        self.kill();
+        self.done("fill", self.disk.fill());
+    }
+
+    /// Fetches the file again, on a disk with room.
+    pub(crate) fn repair(&self) {
+        self.done("repair", self.disk.repair(&self.model.bytes));
+    }
+
+    /// A change of the disk was done by the simulation itself, so it must not fail.
+    fn done(&self, what: &str, result: io::Result<()>) {
+        self.observer
+            .check(&self.name, result.is_ok(), || format!("{what}: {result:?}"));
     }
 
     /// Ends the process at once.
@@ -213,23 +254,57 @@ struct Watch {
     sequences: Arc<AtomicU64>,
 }
 
-struct Source {
-    layers: (u32, u32),
-    watch: Watch,
+/// Disk of a host: a folder with the model's file, and beside it what the process writes.
+struct Disk(TempDir);
+
+impl Disk {
+    fn new() -> Self {
+        Self(memory_folder())
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.path().join("tiny.gguf")
+    }
+
+    fn is_whole(&self, bytes: &[u8]) -> bool {
+        fs::read(self.file()).is_ok_and(|found| found == bytes)
+    }
+
+    /// A write of the file has stopped: the rest of it is zeros, or is not there.
+    fn tear(&self, bytes: &[u8], random: &mut Random) -> io::Result<()> {
+        let length = bytes.len();
+        // Not in the last bytes: they may be the padding of a tensor.
+        let written = random.below(length as u64 * 9 / 10) as usize;
+        let mut torn = bytes.get(..written).unwrap_or_default().to_vec();
+        if !random.one_in(3) {
+            torn.resize(length, 0);
+        }
+        fs::write(self.file(), torn)
+    }
+
+    /// From now on no file can be written beside the model: a folder is in the place of its record.
+    fn fill(&self) -> io::Result<()> {
+        let record = record_path(&self.file());
+        remove(&record)?;
+        fs::create_dir(&record)
+    }
+
+    fn repair(&self, bytes: &[u8]) -> io::Result<()> {
+        let record = record_path(&self.file());
+        if record.is_dir() {
+            fs::remove_dir(&record)?;
+        }
+        fs::write(self.file(), bytes)
+    }
 }
 
-impl EngineSource for Source {
-    type Engine = Watched;
-
-    fn load(&mut self, _: &mut dyn FnMut(StartProgress)) -> Result<Watched, LoadFault> {
-        let (lo, hi) = self.layers;
-        let options = one_thread();
-        let engine = Engine::load(&self.watch.model.file, lo..hi + 1, &options, &mut |_, _| {})?;
-        Ok(Watched {
-            engine,
-            watch: self.watch.clone(),
-            open: 0,
-        })
+fn remove(path: &Path) -> io::Result<()> {
+    match path.is_dir() {
+        true => fs::remove_dir(path),
+        false => match fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done,
+        },
     }
 }
 

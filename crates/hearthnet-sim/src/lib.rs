@@ -7,7 +7,7 @@
 //!
 //! | scene | nodes | code of the product | invariants |
 //! |---|---|---|---|
-//! | answers | three hosts, two callers | pipeline, failover, fallback, sessions, TLS, WebSocket, stream tables, scheduler, the exact engine on a tiny model | the rows and tokens of an answer are those of the fault-free transcript, each once; hosts compute no other rows; credit and step slots stay within their windows; streams, pages, sequences, sessions and tasks are returned; every call ends in time, and with a fallback it is answered |
+//! | answers | three hosts, two callers | pipeline, failover, fallback, sessions, TLS, WebSocket, stream tables, scheduler, the start from a model file, the exact engine on a tiny model | the rows and tokens of an answer are those of the fault-free transcript, each once; hosts compute no other rows; no answer of an old epoch is taken; no host starts with a damaged file; credit and step slots stay within their windows; streams, pages, sequences, sessions and tasks are returned; every call ends in time, and with a fallback it is answered |
 //! | logs | four members | event log on SQLite, recovery, gossip, TLS, WebSocket | each author has one history, and no fork; logs become equal, and may be written again, in time; no acknowledged event is lost; a revoked member receives no event of a member that knew it |
 //!
 //! The simulation replaces sockets (`net.rs`), and what a process has around this code: the tasks

@@ -29,6 +29,8 @@ pub struct Transcript {
 /// The model. Loaded once per process, and used by all runs.
 pub struct Model {
     pub file: Arc<ModelFile>,
+    /// Contents of the file.
+    pub bytes: Vec<u8>,
     pub weights: WeightsId,
     pub on_wire: ModelOnWire,
     pub head: Head,
@@ -44,7 +46,7 @@ impl Model {
             layers: LAYERS,
             ..TinyLlama::default()
         };
-        let file = Arc::new(tiny.file());
+        let (file, bytes) = (Arc::new(tiny.file()), tiny.bytes());
         let weights = file.manifest(&mut |_, _| {}).weights_id();
         let head = Head::load(&file, &one_thread()).expect("a head");
         let transcripts = (0..PROMPTS)
@@ -53,6 +55,7 @@ impl Model {
         Self {
             on_wire: ModelOnWire::new(MODEL_ID, weights, file.spec(), None),
             file,
+            bytes,
             weights,
             head,
             transcripts,

@@ -82,13 +82,6 @@ fn a_member_that_lost_events_waits_for_the_peer_that_has_them() {
     log(&Schedule::of_seed(823));
 }
 
-/// The founder lost its last events, those that admitted all others among them, so that it knew of nobody
-/// to ask.
-#[test]
-fn a_founder_that_lost_all_members_waits_for_its_own_events() {
-    log(&Schedule::of_seed(3233));
-}
-
 fn is_repeatable(first: &Report, second: &Report, seed: u64) {
     let differs = first.trace.iter().zip(&second.trace).find(|(a, b)| a != b);
     assert_eq!(differs, None, "seed {seed}");

@@ -1,8 +1,10 @@
-//! Model files with one defect.
+//! Changed model files: with one defect, or with another vocabulary.
 
 use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{Gguf, TensorInfo, TensorType, Value};
 use hearthnet_files::quantize;
+
+use crate::TinyLlama;
 
 /// Copy of the file with other metadata: without the keys of `without`, and with the keys that
 /// `add` sets. Tensors stay unchanged.
@@ -50,6 +52,62 @@ pub fn rewritten(
         quantize::decode(info.dtype, gguf.data(info), &mut values).expect("a known type");
         let (dtype, bytes) = change(info, values);
         let added = writer.tensor(&info.name, &info.dims, dtype);
+        added.expect("whole blocks");
+        contents.push(bytes);
+    }
+    written(writer, |index| &contents[index])
+}
+
+/// Copy of a model file with the vocabulary, tokenizer and template of [`TinyLlama`], in place of
+/// those of the file: rows of the matrices of the vocabulary are repeated, each time rotated, or cut
+/// off. `context`: its context length.
+///
+/// # Panics
+/// If a matrix of the vocabulary cannot be decoded or encoded.
+pub fn with_tiny_vocabulary(gguf: &Gguf, context: u32) -> Vec<u8> {
+    let tiny = TinyLlama::default();
+    let tokens = Gguf::from_bytes(tiny.bytes()).expect("a GGUF file");
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata() {
+        let is_text = key.starts_with("tokenizer.") || key.ends_with(".vocab_size");
+        match key.ends_with(".context_length") {
+            true => writer.set(key, Value::U32(context)).expect("a key"),
+            false if is_text => {}
+            false => writer.set(key, value).expect("a key of the file"),
+        }
+    }
+    for (key, value) in tokens.metadata() {
+        if key.starts_with("tokenizer.") {
+            writer.set(key, value).expect("a key of the other file");
+        }
+    }
+    let mut contents = Vec::new();
+    for info in gguf.tensors() {
+        let names = [
+            "token_embd.weight",
+            "per_layer_token_embd.weight",
+            "output.weight",
+        ];
+        let data = gguf.data(info);
+        let (dims, bytes) = match names.contains(&info.name.as_str()) {
+            false => (info.dims.clone(), data.to_vec()),
+            true => {
+                let mut values = Vec::new();
+                quantize::decode(info.dtype, data, &mut values).expect("a known type");
+                let (width, rows) = (info.dims[0] as usize, info.dims[1] as usize);
+                let rows = (0..tiny.vocab as usize).flat_map(|row| {
+                    let mut values = values[row % rows * width..][..width].to_vec();
+                    values.rotate_left(row / rows % width);
+                    values
+                });
+                let rows: Vec<f32> = rows.collect();
+                (
+                    vec![width as u64, tiny.vocab.into()],
+                    encoded(info.dtype, &rows).1,
+                )
+            }
+        };
+        let added = writer.tensor(&info.name, &dims, info.dtype);
         added.expect("whole blocks");
         contents.push(bytes);
     }

@@ -10,6 +10,7 @@ mod directory;
 pub mod float64;
 mod full_model;
 pub mod lab;
+mod languages;
 mod memory_folder;
 mod shapes;
 mod split;
@@ -35,9 +36,10 @@ use hearthnet_hub::pull::{PullOptions, pull};
 /// Raw peer, shared with `hearthnet conformance`.
 pub use hearthnet_conformance::raw;
 
-pub use changed::{encoded, rewritten, with_metadata, with_nan};
+pub use changed::{encoded, rewritten, with_metadata, with_nan, with_tiny_vocabulary};
 pub use directory::TinyDirectory;
 pub use full_model::FullModel;
+pub use languages::LANGUAGES;
 pub use memory_folder::{TempDir, memory_folder};
 pub use shapes::Shape;
 pub use split::{split, write_split};

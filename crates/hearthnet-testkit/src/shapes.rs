@@ -28,7 +28,7 @@ pub struct Shape {
     /// Width per expert in a mixture of experts.
     ffn: u32,
     /// Experts per layer, and experts used per token.
-    experts: Option<(u32, u32)>,
+    pub experts: Option<(u32, u32)>,
     /// Three of four layers have a gated delta rule, and all of them an expert for all tokens.
     delta: Option<Delta>,
     vocab: u32,

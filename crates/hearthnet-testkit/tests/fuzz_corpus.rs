@@ -55,13 +55,36 @@ fn fuzz() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz")
 }
 
+/// Files of a folder, in it or in its folders, whose name ends with one of `ends`.
+fn files_in(folder: &Path, ends: &[&str]) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder);
+    let entries = entries.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let files = entries
+        .map(|entry| entry.unwrap().path())
+        .flat_map(|path| match path.is_dir() {
+            true => files_in(&path, ends),
+            false => vec![path],
+        });
+    let is_one = |path: &PathBuf| ends.iter().any(|end| path.to_str().unwrap().ends_with(end));
+    files.filter(is_one).collect()
+}
+
+/// A model of each family, which seeds these targets as well. `tests/fuzz` names the same folders.
+fn families(target: &str) -> Vec<PathBuf> {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hearthnet-files/tests/data");
+    match target {
+        "gguf" => files_in(&data.join("families"), &[".gguf"]),
+        "hugging_face" => files_in(
+            &data.join("hugging_face"),
+            &["/config.json", ".safetensors"],
+        ),
+        _ => Vec::new(),
+    }
+}
+
 /// Inputs in a target's folder, sorted by name.
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
-    let folder = fuzz().join("corpus").join(target);
-    let mut files: Vec<_> = std::fs::read_dir(&folder)
-        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
-        .map(|entry| entry.unwrap().path())
-        .collect();
+    let mut files = files_in(&fuzz().join("corpus").join(target), &[""]);
     files.sort();
     files
         .into_iter()
@@ -78,6 +101,41 @@ fn the_corpus_of_every_target_passes() {
             println!("{path}");
             target(&input);
         }
+        for path in families(name) {
+            println!("{}", path.display());
+            target(&std::fs::read(&path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn every_new_family_seeds_the_readers_of_files() {
+    let names = |target: &str| -> String {
+        let paths = families(target);
+        let names = paths.iter().map(|path| path.display().to_string());
+        names.collect::<Vec<_>>().join(" ")
+    };
+    let (files, directories) = (names("gguf"), names("hugging_face"));
+    for family in [
+        "bert",
+        "deepseek2",
+        "gemma4ple",
+        "gemmaembedding",
+        "glm47flash",
+        "granitehybrid",
+        "lfm2",
+        "museglimmer",
+        "nemotronh",
+        "nomicbert",
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+    ] {
+        assert!(files.contains(&format!("/{family}.gguf")), "{family}");
+        assert!(
+            directories.contains(&format!("/{family}/config.json")),
+            "{family}"
+        );
     }
 }
 

@@ -124,6 +124,59 @@ fn special_features_of_families_are_shown() {
 }
 
 #[test]
+fn a_block_for_multi_token_prediction_is_reported_as_unused() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hearthnet-files/tests/data/families");
+    let from = Gguf::open(&path.join("qwen35.gguf")).unwrap();
+    let mut writer = Writer::new();
+    for (key, value) in from.metadata() {
+        let kinds = [true, true, true, false, true, false];
+        match key {
+            "qwen35.block_count" => writer.set(key, Value::U32(6)),
+            "qwen35.attention.recurrent_layers" => writer.set_bools(key, kinds),
+            _ => writer.set(key, value),
+        }
+        .unwrap();
+    }
+    writer
+        .set("qwen35.nextn_predict_layers", Value::U32(1))
+        .unwrap();
+    let mut contents = Vec::new();
+    for info in from.tensors() {
+        // The block has the tensors of block 3, and its own.
+        let own = info.name.strip_prefix("blk.3.");
+        let own = own.map(|rest| format!("blk.5.{rest}"));
+        for name in [Some(info.name.clone()), own].into_iter().flatten() {
+            writer.tensor(&name, &info.dims, info.dtype).unwrap();
+            contents.push(from.data(info).to_vec());
+        }
+    }
+    for (name, dims) in [
+        ("eh_proj", &[64, 32][..]),
+        ("enorm", &[32]),
+        ("hnorm", &[32]),
+        ("shared_head_norm", &[32]),
+    ] {
+        let name = format!("blk.5.nextn.{name}.weight");
+        writer.tensor(&name, dims, TensorType::F32).unwrap();
+        contents.push(vec![0; 4 * dims.iter().product::<u64>() as usize]);
+    }
+    let mut bytes = Vec::new();
+    let written = writer.write(&mut bytes, |nth, out| {
+        out.write_all(&contents[nth]).map_err(WriteError::Io)
+    });
+    written.unwrap();
+    let model = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+    let id = Manifest::of(&model, &mut |_, _| {}).weights_id();
+    let text = inspect(&model, id).to_string();
+    let line = "more layers   1 for multi-token prediction, unused";
+    assert!(text.lines().any(|l| l == line), "{text}");
+    assert!(
+        text.contains("layers        5, 4 of them recurrent"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_hostile_name_cannot_write_on_the_terminal() {
     let name = format!("\x1b]0;owned\x07\n{}", "n".repeat(100_000));
     let bytes = with_metadata(&TinyLlama::default().bytes(), &["general.name"], |writer| {

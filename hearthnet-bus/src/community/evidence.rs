@@ -25,7 +25,7 @@ const DEPTH: usize = 5;
 #[derive(Clone, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // Complete by design.
 pub struct Evidence {
-    /// Length of a row.
+    /// Length of an input row.
     pub row_bytes: u32,
     /// Input rows from position 0 on.
     pub rows: Vec<u8>,
@@ -198,11 +198,11 @@ impl Evidence {
     }
 
     /// Compares the claims in question with the rows that the layers return for all of
-    /// [`Self::rows`].
-    pub fn finding(&self, computed: &[u8]) -> Finding {
+    /// [`Self::rows`], each of `row_bytes` bytes.
+    pub fn finding(&self, computed: &[u8], row_bytes: usize) -> Finding {
         let is_false = |proof: &SignedClaims| {
             let claim = proof.claims.first();
-            !claim.is_some_and(|claim| claim.is_true(computed, self.row_bytes as usize))
+            !claim.is_some_and(|claim| claim.is_true(computed, row_bytes))
         };
         let accused = is_false(&self.accused);
         match (accused, self.witness.as_ref().is_some_and(is_false)) {

@@ -118,7 +118,7 @@ fn judge(sealed: &[u8], accuser: u8, dispute: &Dispute, judge: u8) -> Result<Fin
         Ok(evidence)
     });
     Ok(match checked {
-        Ok(evidence) => evidence.finding(&computed(&evidence.rows)),
+        Ok(evidence) => evidence.finding(&computed(&evidence.rows), ROW),
         Err(_) => Finding::None,
     })
 }
@@ -243,7 +243,7 @@ fn a_receipt_of_another_stream_convicts_no_host() {
     own.extend(rows(110, 1));
     let own = Evidence::new(ROW as u32, own, other.proof(0), None).unwrap();
     assert_eq!(fault(&own, &announced(&own)), Ok(()));
-    assert_eq!(own.finding(&computed(&own.rows)), Finding::None);
+    assert_eq!(own.finding(&computed(&own.rows), ROW), Finding::None);
 }
 
 #[test]

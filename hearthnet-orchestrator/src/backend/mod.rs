@@ -51,7 +51,8 @@ pub struct Rows<'a> {
     /// Position of the first row. The backend first truncates the sequence to it, so that a caller
     /// can go back and continue differently.
     pub position: u32,
-    /// `[n, width]`, boundary-representable, `n >= 1`.
+    /// At least one row, boundary-representable, each with the values of
+    /// [`RowShape::before`](hearthnet_files::spec::RowShape::before) all layers of the backend.
     pub values: &'a [f32],
     /// Number of rows that further calls submit before the output is requested; hosts start with
     /// the first ones.

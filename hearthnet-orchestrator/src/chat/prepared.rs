@@ -48,6 +48,11 @@ impl Prepared {
     /// [`ChatError::BadRequest`], [`ChatError::TooLong`] and [`ChatError::Grammar`];
     /// [`ChatError::Busy`] if too many grammars are compiled.
     pub(crate) fn new(model: &TextModel, request: &ChatRequest) -> Result<Self, ChatError> {
+        if model.head.spec().encoder.is_some() {
+            return Err(bad(
+                "this model makes vectors of texts, and cannot continue a text: ask `/v1/embeddings`, or choose another model",
+            ));
+        }
         let (prompt, thinking) = encode(model, request)?;
         let room = room_for(&prompt, model.context, request.max_tokens)?;
         let vocab = model.head.spec().vocab;

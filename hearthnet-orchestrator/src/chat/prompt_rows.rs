@@ -64,7 +64,12 @@ impl Conversation {
     ) -> Result<Embedding, ChatError> {
         let head = &call.model.head;
         let mut pool = Pool::new(call.model.pooling, head.spec().width as usize);
-        for piece in ids.chunks(PIECE_ROWS) {
+        // Rows of an encoder attend to later ones.
+        let together = match head.spec().encoder {
+            Some(_) => ids.len().max(1),
+            None => PIECE_ROWS,
+        };
+        for piece in ids.chunks(together) {
             if call.cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
             }
@@ -72,6 +77,7 @@ impl Conversation {
             head.norm(&mut rows).map_err(engine)?;
             pool.add(&rows);
         }
+        pool.change(|state| head.project(state));
         let overflow = || engine(EngineError::VectorOverflow);
         pool.finish().map(Embedding).ok_or_else(overflow)
     }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_engine::Head;
+use hearthnet_engine::{Embedder, Head};
 use hearthnet_files::ModelFile;
 use hearthnet_files::sampling::SamplerConfig;
 use hearthnet_testkit::{TinyLlama, one_thread};
@@ -398,6 +398,40 @@ fn a_vector_has_the_same_bits_for_every_cut_and_beside_other_texts() {
         let backend = private.around(Box::new(middle)).unwrap();
         let (vectors, _) = embedded(backend, &model, &texts).unwrap();
         assert_eq!(bits(&vectors), expected, "{first} first, {last} last");
+    }
+}
+
+#[test]
+fn an_encoder_gives_the_vectors_of_a_local_program_and_continues_no_text() {
+    let folder = "../crates/hearthnet-files/tests/data/families";
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    for name in ["bert", "gemmaembedding", "nomicbert"] {
+        let file = ModelFile::open(&folder.join(format!("{name}.gguf"))).unwrap();
+        let vocab = file.spec().vocab;
+        // Longer than a piece of other models, where the context allows.
+        let longest = file.spec().context.min(300);
+        let texts = [1, 7, longest].map(|count| (0..count).map(|n| n * 5 % vocab).collect());
+        let texts: [Vec<u32>; 3] = texts;
+        let mut embedder = Embedder::load(&file, &one_thread(), &mut |_, _| {}).unwrap();
+        let expected = texts.each_ref().map(|ids| embedder.embed(ids).unwrap());
+        // The tokenizer is another model's: the texts are token ids.
+        let (_, _, text) = tiny();
+        let model = TextModel {
+            pooling: file.pooling(),
+            head: Head::load(&file, &one_thread()).unwrap().into(),
+            context: file.spec().context,
+            ..text
+        };
+        let whole = engine_of(&file, 0..file.spec().layers);
+        let backend = Box::new(whole.open().unwrap());
+        let (vectors, usage) = embedded(backend, &model, &texts).unwrap();
+        let vectors: Vec<&Vec<f32>> = vectors.iter().map(|vector| &vector.0).collect();
+        assert_eq!(vectors, expected.iter().collect::<Vec<_>>(), "{name}");
+        assert_eq!(usage.prompt_tokens, longest, "{name}");
+        let ask = request(Prompt::Tokens(vec![1, 2]), 4);
+        let refused = Prepared::new(&model, &ask).err().unwrap();
+        assert_eq!(refused.code(), "bad_request");
+        assert!(refused.to_string().contains("/v1/embeddings"), "{refused}");
     }
 }
 

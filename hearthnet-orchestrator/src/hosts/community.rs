@@ -276,7 +276,7 @@ impl CommunityHosts {
         let speeds = match self.choice.policy {
             PolicyName::Greedy => Speeds::new(),
             PolicyName::Auto | PolicyName::Planned | PolicyName::PetalsLike => {
-                let row = model.width * model.boundary.bytes_per_value();
+                let row = model.bytes_behind();
                 speeds(&state, model.weights, own, row as u64, now_ms())
             }
         };

@@ -1,6 +1,7 @@
 use hearthnet_bus::discovery::LocalAddress;
 use hearthnet_bus::log::{Body, Finding, Level};
 use hearthnet_bus::testing::{Home, descriptor, id, key};
+use hearthnet_files::spec::RowShape;
 use hearthnet_files::{BoundaryDtype, WeightsId};
 
 use super::*;
@@ -30,7 +31,7 @@ fn hosts_of(home: &Home, caller: u8, runtime: &Handle) -> CommunityHosts {
     let model = ModelOnWire {
         model_id: "m".into(),
         weights: WeightsId([10; 32]),
-        width: 4,
+        rows: RowShape::plain(4),
         layers: 16,
         together: 16..16,
         hosted: 0..16,

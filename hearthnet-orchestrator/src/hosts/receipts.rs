@@ -45,7 +45,8 @@ pub(crate) enum ReceiptFault {
 pub(crate) struct Ledger {
     /// With the claims that are signed.
     statement: Statement,
-    row_bytes: usize,
+    /// Bytes of a row sent, and of one returned.
+    row_bytes: (usize, usize),
     inputs: Inputs,
     /// Claims that are not signed yet; `None` once they could not be kept.
     open: Option<VecDeque<Claim>>,
@@ -57,8 +58,9 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// `statement`: what the host's receipts say, without claims.
-    pub(crate) fn new(statement: Statement, row_bytes: usize) -> Self {
+    /// `statement`: what the host's receipts say, without claims. `row_bytes`: of a row sent, and of
+    /// one returned.
+    pub(crate) fn new(statement: Statement, row_bytes: (usize, usize)) -> Self {
         Self {
             statement,
             row_bytes,
@@ -91,7 +93,7 @@ impl Ledger {
         rows: u32,
         returned: &[u8],
     ) -> Result<(), ReceiptFault> {
-        let is_whole = self.inputs.extend(position, sent, self.row_bytes);
+        let is_whole = self.inputs.extend(position, sent, self.row_bytes.0);
         let claim = Claim::new(&self.inputs, rows, returned);
         if let Some(open) = &mut self.open {
             open.extend(claim);
@@ -138,7 +140,7 @@ impl Ledger {
         let claims = claims.chain(self.open.iter().flatten());
         // Not those of rows that were replaced since.
         let claims = claims.filter(move |claim| self.inputs.hash(claim.end) == Some(claim.input));
-        let at = move |row: u32| Some(row.checked_sub(position)? as usize * self.row_bytes);
+        let at = move |row: u32| Some(row.checked_sub(position)? as usize * self.row_bytes.1);
         claims.filter_map(move |claim| {
             let first = claim.end.checked_sub(claim.rows)?;
             Some(claim.returned(rows.get(at(first)?..at(claim.end)?)?))
@@ -344,7 +346,7 @@ mod tests {
     }
 
     fn ledger() -> Ledger {
-        Ledger::new(statement(), ROW)
+        Ledger::new(statement(), (ROW, ROW))
     }
 
     /// A ledger and a host after one step.

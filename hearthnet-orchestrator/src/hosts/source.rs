@@ -9,6 +9,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_files::magnitude::Band;
+use hearthnet_files::spec::RowShape;
 use hearthnet_files::{BoundaryDtype, ModelSpec, WeightsId};
 use hearthnet_transport::Want;
 
@@ -28,8 +29,8 @@ pub struct ModelOnWire {
     /// Catalogue id or file stem.
     pub model_id: String,
     pub weights: WeightsId,
-    /// Values per row.
-    pub width: usize,
+    /// Values of the rows.
+    pub rows: RowShape,
     pub layers: u32,
     /// Layers that one machine must run together; empty if the model may be cut anywhere.
     pub together: Range<u32>,
@@ -56,7 +57,7 @@ impl ModelOnWire {
         Self {
             model_id: model_id.to_owned(),
             weights,
-            width: spec.width as usize,
+            rows: spec.row_shape(),
             layers: spec.layers,
             together: spec.together(),
             hosted: 0..spec.layers,
@@ -65,6 +66,16 @@ impl ModelOnWire {
             boundary: spec.boundary,
             bands,
         }
+    }
+
+    /// Bytes of a row that a host of these layers receives, first and last inclusive.
+    pub(crate) fn bytes_before(&self, (lo, hi): (u32, u32)) -> usize {
+        self.rows.before((lo..=hi).count()) * self.boundary.bytes_per_value()
+    }
+
+    /// Bytes of a row that a host returns.
+    pub(crate) fn bytes_behind(&self) -> usize {
+        self.rows.width as usize * self.boundary.bytes_per_value()
     }
 
     /// Rows that the last host returns: all if the caller runs further layers, else the last one.

@@ -27,6 +27,8 @@ const LATER_MS: u64 = 20_000;
 /// Time without any link after which a host counts as left alone although it has met no other host since
 /// its start. After a power cut the others have as long to start.
 const ALONE_MS: u64 = 120_000;
+/// The same in a community without other members: the founder's neighbours may be about to join.
+const FOUNDER_MS: u64 = 30_000;
 /// How long it must hold if no layer is missing: measurements vary.
 const BETTER_MS: u64 = 300_000;
 
@@ -63,8 +65,9 @@ impl LostLinks {
     }
 }
 
-/// Whether this host may expect others: it was linked with another host of the model, or had no link
-/// for two minutes in a community with other members, for example because it restarted.
+/// Whether this host is with others: it is left alone if it was linked with another host of the model
+/// before, or had no link to any member for a while, for example because it restarted or is the first
+/// home of its community.
 #[derive(Debug, Default)]
 pub struct Together {
     is_known: bool,
@@ -88,7 +91,8 @@ impl Together {
             return false;
         }
         let without = now_ms.saturating_sub(self.last_link_ms);
-        self.is_known || has_members && without >= ALONE_MS
+        let long = if has_members { ALONE_MS } else { FOUNDER_MS };
+        self.is_known || without >= long
     }
 }
 
@@ -130,7 +134,8 @@ pub enum Cause {
     Lost,
     /// Layers are missing.
     Missing,
-    /// This host is left alone ([`Together`]): the others are gone, or its own network has failed.
+    /// This host is left alone ([`Together`]): the others are gone, its own network has failed, or it
+    /// is the only home.
     LeftAlone,
     /// All layers are served, but the plan is faster or has more copies. Or the plan names another
     /// host for the missing layers, which has not taken them yet.

@@ -87,7 +87,11 @@ fn a_host_is_left_alone_when_its_last_link_has_ended_and_it_knew_another_host() 
 fn a_host_that_finds_no_member_after_its_start_is_left_alone() {
     let (none, member) = (gone(&[]), gone(&["c"]));
     let mut founder = Together::default();
-    assert!(!founder.has_ended(500_000, &none, &[], false), "no members");
+    assert!(!founder.has_ended(29_999, &none, &[], false));
+    assert!(founder.has_ended(30_000, &none, &[], false));
+    // Its first neighbour has joined, and restarts.
+    assert!(!founder.has_ended(40_000, &member, &[], true));
+    assert!(!founder.has_ended(159_999, &none, &[], true));
     let mut together = Together::default();
     assert!(!together.has_ended(119_999, &none, &[], true));
     assert!(together.has_ended(120_000, &none, &[], true));

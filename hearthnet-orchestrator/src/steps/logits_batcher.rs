@@ -81,6 +81,11 @@ impl LogitsBatcher {
         self.head.norm(rows)
     }
 
+    /// See [`Head::project`].
+    pub fn project(&self, state: &mut [f32]) {
+        self.head.project(state);
+    }
+
     /// Time to embed a token and to compute logits from one row, as in a running chat: the median of
     /// five, after a run that warms up. So many bytes of other memory as `swept` are read before each
     /// run, as a chat reads its layers.

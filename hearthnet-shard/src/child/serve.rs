@@ -6,6 +6,7 @@ use std::io;
 use std::path::Path;
 
 use hearthnet_engine::Engine;
+use hearthnet_files::spec::RowShape;
 use hearthnet_files::{Gguf, Manifest, ModelError, ModelFile};
 use hearthnet_platform::cores::SharedCore;
 use hearthnet_platform::machine::stand_back;
@@ -15,6 +16,7 @@ use super::message::{
     CLOSE, DONE, FAULT, FORK, FORWARD, Fields, LOAD, LOADED, Load, Malformed, Message, OPEN,
     TRUNCATE, wipe, write_fault, write_load_fault, write_progress,
 };
+use crate::batch::values_before;
 use crate::engine::{LayerEngine, LoadFault, LoadPhase, Span, StartProgress, in_phase};
 use crate::fault::StreamFault;
 
@@ -48,22 +50,22 @@ pub fn serve_engine(pipe: &Pipe) -> io::Result<()> {
         write_progress(step, &mut message);
         message.send(pipe)
     });
-    let (width, engine) = match loaded {
+    let (rows, engine) = match loaded {
         Ok(loaded) => loaded,
         Err(fault) => {
             write_load_fault(&fault, &mut message);
             return message.send(pipe);
         }
     };
-    serve(pipe, engine, width)
+    serve(pipe, engine, rows)
 }
 
-/// Width of a row, and the engine. A closed connection ends the load.
+/// Values of the rows, and the engine. A closed connection ends the load.
 fn load_engine(
     files: &[File],
     load: &Load,
     report: &mut dyn FnMut(StartProgress) -> io::Result<()>,
-) -> Result<(usize, Engine), LoadFault> {
+) -> Result<(RowShape, Engine), LoadFault> {
     let manifest = Manifest::decode(&load.manifest).map_err(|error| error.to_string())?;
     let gguf = Gguf::map(files, Path::new("the model"));
     let model = ModelFile::from_gguf(gguf.map_err(ModelError::from)?)?
@@ -84,11 +86,11 @@ fn load_engine(
     verified.map_err(|error| error.to_string())?;
     let loading = &mut in_phase(LoadPhase::Loading, &mut progress);
     let engine = Engine::load(&model, range, &load.options, loading)?;
-    Ok((manifest.spec().width as usize, engine))
+    Ok((manifest.spec().row_shape(), engine))
 }
 
 /// Answers requests until the connection ends.
-pub(super) fn serve<E: LayerEngine>(pipe: &Pipe, engine: E, width: usize) -> io::Result<()> {
+pub(super) fn serve<E: LayerEngine>(pipe: &Pipe, engine: E, shape: RowShape) -> io::Result<()> {
     let mut message = Message::default();
     let footprint = engine.footprint();
     message.start(LOADED).u64(engine.weight_bytes());
@@ -96,7 +98,7 @@ pub(super) fn serve<E: LayerEngine>(pipe: &Pipe, engine: E, width: usize) -> io:
         .u64(footprint.per_sequence)
         .u64(footprint.per_position);
     message.u32(footprint.page).send(pipe)?;
-    let mut served = Served::new(engine, width);
+    let mut served = Served::new(engine, shape);
     let mut reply = Message::default();
     let mut core = SharedCore::of_this_thread();
     loop {
@@ -131,21 +133,20 @@ pub(super) fn serve<E: LayerEngine>(pipe: &Pipe, engine: E, width: usize) -> io:
 
 pub(super) struct Served<E: LayerEngine> {
     engine: E,
-    /// Values of a row.
-    width: usize,
+    shape: RowShape,
     sequences: HashMap<u64, E::Seq>,
     /// Id of the next sequence.
     next: u64,
     /// Spans and rows of the last request.
     spans: Vec<Span<E::Seq>>,
-    x: Vec<f32>,
+    pub(super) x: Vec<f32>,
 }
 
 impl<E: LayerEngine> Served<E> {
-    pub(super) fn new(engine: E, width: usize) -> Self {
+    pub(super) fn new(engine: E, shape: RowShape) -> Self {
         Self {
             engine,
-            width,
+            shape,
             sequences: HashMap::new(),
             next: 0,
             spans: Vec::new(),
@@ -185,7 +186,7 @@ impl<E: LayerEngine> Served<E> {
                     rows = rows.saturating_add(span.rows as usize);
                     self.spans.push(span);
                 }
-                let values = rows.saturating_mul(self.width);
+                let values = rows.saturating_mul(values_before(layers, self.shape));
                 if values != from.rest().len() / size_of::<f32>() {
                     return Err(Malformed.into());
                 }

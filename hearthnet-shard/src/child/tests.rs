@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hearthnet_engine::{Engine, EngineOptions};
+use hearthnet_files::spec::RowShape;
 use hearthnet_platform::pipe::Pipe;
 use hearthnet_testkit::{TinyLlama, one_thread};
 use proptest::prelude::*;
@@ -75,7 +76,7 @@ fn no_message_makes_either_side_panic() {
     let file = TinyLlama::default().file();
     let mut engine = Engine::load(&file, 0..2, &one_thread(), &mut |_, _| {}).unwrap();
     LayerEngine::open(&mut engine).unwrap();
-    let served = Served::new(engine, file.spec().width as usize);
+    let served = Served::new(engine, file.spec().row_shape());
     let served = std::cell::RefCell::new(served);
     let kinds = prop_oneof![
         Just(OPEN),
@@ -130,7 +131,7 @@ fn fake(probe: &Arc<Probe>) -> RemoteEngine {
     remote(move |pipe| {
         read_load(&pipe);
         let engine = FakeSource(Arc::clone(&probe)).load(&mut |_| {}).unwrap();
-        serve(&pipe, engine, WIDTH as usize).unwrap();
+        serve(&pipe, engine, RowShape::plain(WIDTH)).unwrap();
     })
 }
 
@@ -292,6 +293,46 @@ fn the_files_of_a_split_model_are_loaded_behind_a_connection() {
 }
 
 #[test]
+fn layer_inputs_pass_through_a_connection() {
+    let folder = "../crates/hearthnet-files/tests/data/families/gemma4ple.gguf";
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let file = hearthnet_files::ModelFile::open(&path).unwrap();
+    let mut own = Engine::load(&file, 0..2, &one_thread(), &mut |_, _| {}).unwrap();
+    let seq = LayerEngine::open(&mut own).unwrap();
+    let behind = Engine::load(&file, 0..2, &one_thread(), &mut |_, _| {}).unwrap();
+    let mut served = Served::new(behind, file.spec().row_shape());
+    let far = served.act(OPEN, Fields::new(&[])).unwrap().unwrap();
+    // Both layers, and one of them.
+    for (at, hi) in [(0, 1), (0, 0)] {
+        let values = file.spec().row_values(&(0..hi + 1));
+        let rows = (0..2 * values).map(|n| (n % 5) as f32 - 2.0);
+        let mut rows: Vec<f32> = rows.collect();
+        LayerEngine::truncate(&mut own, seq, 0).unwrap();
+        let (_, fields) = sent(|to| {
+            to.start(FORWARD)
+                .u32(0)
+                .u32(hi)
+                .u32(1)
+                .u64(far)
+                .u32(at)
+                .u32(2)
+                .rows(&rows);
+        });
+        let seqs = served.act(
+            TRUNCATE,
+            Fields::new(&[&far.to_le_bytes()[..], &[0; 4]].concat()),
+        );
+        assert_eq!(seqs.unwrap(), Ok(0));
+        assert_eq!(served.act(FORWARD, Fields::new(&fields)).unwrap(), Ok(0));
+        LayerEngine::forward(&mut own, (0, hi), &[Span::new(seq, at, 2)], &mut rows).unwrap();
+        assert_eq!(served.x, rows);
+        // Rows without the inputs are not what a host sends.
+        let cut = &fields[..fields.len() - 4];
+        assert!(served.act(FORWARD, Fields::new(cut)).is_err());
+    }
+}
+
+#[test]
 fn the_exact_engine_behind_a_connection_gives_the_same_bits() {
     let model = TinyLlama::default();
     let file = model.file();
@@ -410,7 +451,7 @@ fn engine_child() {
     read_load(&pipe);
     let file = hearthnet_files::ModelFile::open(&hearthnet_testkit::smollm2()).unwrap();
     let engine = Engine::load(&file, LAYERS, &one_thread(), &mut |_, _| {}).unwrap();
-    serve(&pipe, Timed(engine, 0), file.spec().width as usize).unwrap();
+    serve(&pipe, Timed(engine, 0), file.spec().row_shape()).unwrap();
 }
 
 /// Layers of the measurement.

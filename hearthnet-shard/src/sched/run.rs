@@ -98,8 +98,8 @@ impl<S: EngineSource> Scheduler<S> {
             .collect();
         // Streams that use the same layers share an engine batch.
         parts.sort_by_key(|part| part.layers);
-        let (boundary, width) = (self.served.boundary, self.served.width as usize);
-        let results = batch::compute(engine, &parts, &mut self.x, boundary, width);
+        let (boundary, shape) = (self.served.boundary, self.served.rows);
+        let results = batch::compute(engine, &parts, &mut self.x, boundary, shape);
         let took = self.clock.now().saturating_sub(began);
 
         let rows = batch::rows_of(&parts);
@@ -124,17 +124,17 @@ impl<S: EngineSource> Scheduler<S> {
         let mut answers = Vec::with_capacity(results.len());
         let mut answered = Vec::with_capacity(results.len());
         for (part, result) in parts.into_iter().zip(results) {
-            let (rows, after) = rest.split_at_mut(part.span.rows as usize * width);
+            let row_values = part.row_values(shape).max(1);
+            let (rows, after) = rest.split_at_mut(part.values(shape));
             rest = after;
             // The step now holds the last reference to its rows, so that they can be wiped.
             drop(part.data);
             match result {
                 Ok(()) => {
-                    if let Some((answer, rows)) =
-                        self.complete(part.stream, part.span.rows, rows, took)
-                    {
+                    let computed = (part.span.rows, &*rows, row_values);
+                    if let Some((answer, rows)) = self.complete(part.stream, computed, took) {
                         answers.push(answer);
-                        answered.push((part.stream, rows));
+                        answered.push((part.stream, rows, row_values));
                     }
                 }
                 Err(fault) => {
@@ -145,8 +145,8 @@ impl<S: EngineSource> Scheduler<S> {
         }
         send(answers);
         // Hashed only now, so that no answer waits for it.
-        for (stream, rows) in answered {
-            self.claim(stream, &rows, width * boundary.bytes_per_value());
+        for (stream, rows, row_values) in answered {
+            self.claim(stream, &rows, row_values * boundary.bytes_per_value());
             wipe(rows.received);
         }
         x.as_mut_slice().zeroize();
@@ -165,17 +165,16 @@ impl<S: EngineSource> Scheduler<S> {
         }
     }
 
-    /// Records computed rows. Returns the answer to the step, and its rows, if these were its last
-    /// rows.
+    /// Records computed rows: their number, their values, and the values of one. Returns the answer
+    /// to the step, and its rows, if these were its last rows.
     fn complete(
         &mut self,
         stream: u64,
-        rows: u32,
-        x: &[f32],
+        (rows, x, row_values): (u32, &[f32], usize),
         took: Duration,
     ) -> Option<(Answer, AnsweredRows)> {
         let now = self.clock.now();
-        let (boundary, width) = (self.served.boundary, self.served.width as usize);
+        let (boundary, width) = (self.served.boundary, self.served.rows.width);
         let stream = self.streams.get_mut(&stream)?;
         stream.served = self.turn;
         stream.active = now;
@@ -185,17 +184,18 @@ impl<S: EngineSource> Scheduler<S> {
         job.compute += took;
         job.done += rows;
         let finished = job.done >= job.step.rows;
-        match job.step.want {
-            Want::All => {
-                if job.out.capacity() == 0 {
-                    job.out.reserve_exact(job.step.data.len());
-                }
-                boundary.encode(x, &mut job.out);
-            }
-            Want::Last if finished => {
-                boundary.encode(x.rchunks(width).next().unwrap_or_default(), &mut job.out);
-            }
-            _ => {}
+        let wanted = match job.step.want {
+            Want::All => x,
+            Want::Last if finished => x.rchunks(row_values).next().unwrap_or_default(),
+            _ => &[],
+        };
+        if job.step.want == Want::All && job.out.capacity() == 0 {
+            let row = width as usize * boundary.bytes_per_value();
+            job.out.reserve_exact(job.step.rows as usize * row);
+        }
+        // Behind the layers, a row is its residual stream.
+        for row in wanted.chunks_exact(row_values) {
+            boundary.encode(row.get(..width as usize).unwrap_or(row), &mut job.out);
         }
         if !finished {
             return None;
@@ -220,6 +220,7 @@ impl<S: EngineSource> Scheduler<S> {
         let answer = StepResult {
             compute_us: micros(compute),
             queue_us: micros(queued),
+            width,
             ..step.answer(out.into())
         };
         // Before the caller can see the answer or the counters: its next step may need the ticket.

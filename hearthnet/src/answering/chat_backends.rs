@@ -86,14 +86,15 @@ pub(crate) fn recompute_here(model: &OpenModel, options: EngineOptions) -> Recom
         let engine = Engine::load(&file, layers.clone(), &options, &mut |_, _| {});
         let mut engine = engine.map_err(|e| failed(e.to_string()))?;
         let seq = engine.open().map_err(|e| failed(e.to_string()))?;
-        let (mut out, width) = (rows.to_vec(), file.spec().width as usize);
-        let mut position = 0;
-        for chunk in out.chunks_mut(AUDIT_ROWS * width) {
-            let count = u32::try_from(chunk.len() / width).unwrap_or(u32::MAX);
+        let (shape, mut out) = (file.spec().row_shape(), rows.to_vec());
+        let (values, mut position) = (shape.before(layers.len()), 0);
+        for chunk in out.chunks_mut(AUDIT_ROWS * values) {
+            let count = u32::try_from(chunk.len() / values).unwrap_or(u32::MAX);
             let ran = engine.forward(&[Span::new(seq, position, count)], chunk);
             ran.map_err(|e| failed(e.to_string()))?;
             position += count;
         }
+        shape.keep_outputs(layers.len(), &mut out);
         Ok(out)
     })
 }
@@ -175,6 +176,7 @@ pub(crate) fn transient_hosts(
 /// Settings of the pipeline pump. With `fallback` it gives up on hosts after a few failures.
 pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
     let inference = &config.research.distributed_inference;
+    #[allow(clippy::needless_update)]
     PumpSettings {
         prefill_rows: inference.prefill_rows.0,
         depth: inference.steps_in_flight.0,
@@ -187,5 +189,7 @@ pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
         }),
         start_timeout: Duration::from_secs(inference.room_timeout_at_start_seconds.0),
         audit_share: inference.audit_share,
+        // Tests of other crates switch on a further field.
+        ..PumpSettings::default()
     }
 }

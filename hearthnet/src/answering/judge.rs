@@ -72,11 +72,11 @@ pub(crate) fn settle(
     };
     let model = model_for(home, case, named, cx)?;
     let options = cx.config.engine_options(threads);
-    let Some(computed) = compute(model, &evidence, dispute.layers, options)? else {
+    let Some((computed, row_bytes)) = compute(model, &evidence, dispute.layers, options)? else {
         note("the rows of the evidence are not of this model's width");
         return Ok(Finding::None);
     };
-    Ok(evidence.finding(&computed))
+    Ok(evidence.finding(&computed, row_bytes))
 }
 
 /// A finding as a sentence.
@@ -123,20 +123,19 @@ fn model_for(
     Ok(model)
 }
 
-/// Rows that the layers return for the rows of the evidence; `None` if these have another width.
+/// Rows that the layers return for the rows of the evidence, and the bytes of one; `None` if those
+/// of the evidence have another width.
 fn compute(
     mut model: OpenModel,
     evidence: &Evidence,
     (lo, hi): (u32, u32),
     options: EngineOptions,
-) -> Result<Option<Vec<u8>>, Failure> {
-    let (width, row) = (
-        model.file.spec().width as usize,
-        evidence.row_bytes as usize,
-    );
-    let boundary = [model.file.spec().boundary, BoundaryDtype::F32]
+) -> Result<Option<(Vec<u8>, usize)>, Failure> {
+    let (spec, row) = (model.file.spec(), evidence.row_bytes as usize);
+    let (width, values) = (spec.width as usize, spec.row_values(&(lo..hi + 1)));
+    let boundary = [spec.boundary, BoundaryDtype::F32]
         .into_iter()
-        .find(|boundary| width.checked_mul(boundary.bytes_per_value()) == Some(row));
+        .find(|boundary| values.checked_mul(boundary.bytes_per_value()) == Some(row));
     let Some(boundary) = boundary else {
         return Ok(None);
     };
@@ -153,5 +152,5 @@ fn compute(
     let computed = compute(lo..hi + 1, &values)?;
     let mut rows = Vec::new();
     boundary.encode(&computed, &mut rows);
-    Ok(Some(rows))
+    Ok(Some((rows, width * boundary.bytes_per_value())))
 }

@@ -44,6 +44,17 @@ fn chosen(model: &OpenModel, args: PrivateArgs, config: &Config) -> Result<(Ends
         }
         fitting.1 = 0;
     }
+    if fitting.1 > 0 && spec.per_layer.is_some() {
+        if last.is_some() {
+            return Err(failure!(
+                Config,
+                "--private-last {}: a model with per-layer embeddings can have no private last layers",
+                fitting.1
+            )
+            .hint("leave out --private-last; hosts of this model can tell the tokens in any case"));
+        }
+        fitting.1 = 0;
+    }
     fitting.0 = fitting.0.min(spec.together().start);
     Ok((asked, fitting))
 }
@@ -79,7 +90,8 @@ pub(crate) fn load(
     config: &Config,
 ) -> Result<(), Failure> {
     let (asked, taken) = chosen(model, args, config)?;
-    if let Some(why) = said(asked, taken) {
+    let tells_tokens = model.file.spec().per_layer.is_some();
+    if let Some(why) = said(asked, taken, tells_tokens) {
         note(why);
     }
     if taken == (0, 0) {
@@ -120,11 +132,16 @@ fn fit((first, last): (u32, u32), layer_bytes: &[u64], budget: u64) -> (u32, u32
     (first, last)
 }
 
-/// Warning for the user if there are no private first layers, or fewer private layers than
-/// requested.
-fn said(asked: (u32, u32), taken: (u32, u32)) -> Option<String> {
+/// Warning for the user if hosts can read the tokens, or there are fewer private layers than
+/// requested. `tells_tokens`: the model has per-layer embeddings.
+fn said(asked: (u32, u32), taken: (u32, u32), tells_tokens: bool) -> Option<String> {
     const READ: &str = "hosts of the first layer can read your questions and the answers exactly";
     match (asked, taken) {
+        _ if tells_tokens => Some(
+            "this model has per-layer embeddings: each of its hosts can read your questions and the \
+             answers exactly, and private layers do not prevent it"
+                .to_owned(),
+        ),
         ((0, _), _) => Some(format!("no private first layers: {READ}")),
         (_, (0, _)) => Some(format!(
             "warning: this machine has no memory free for private layers: {READ}"
@@ -165,11 +182,13 @@ mod tests {
 
     #[test]
     fn fewer_private_layers_than_requested_are_reported() {
-        assert_eq!(said((2, 0), (2, 0)), None);
+        assert_eq!(said((2, 0), (2, 0), false), None);
         for (asked, taken) in [((0, 0), (0, 0)), ((2, 0), (0, 0)), ((0, 1), (0, 1))] {
-            let said = said(asked, taken).expect("a line");
+            let said = said(asked, taken, false).expect("a line");
             assert!(said.contains("exactly"), "{said}");
         }
-        assert!(said((2, 1), (2, 0)).is_some());
+        let said_of_inputs = said((2, 0), (2, 0), true).expect("a line");
+        assert!(said_of_inputs.contains("per-layer embeddings"));
+        assert!(said((2, 1), (2, 0), false).is_some());
     }
 }

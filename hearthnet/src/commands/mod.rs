@@ -1,6 +1,7 @@
 //! Commands of the program, each in a file or folder of its name.
 
 pub(crate) mod adversarial;
+mod at_boot;
 pub(crate) mod audit;
 pub(crate) mod backup;
 pub(crate) mod bench;

@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use hearthnet_bus::NodeId;
+use hearthnet_files::WeightsId;
 use hearthnet_hub::ModelRef;
+use hearthnet_hub::catalogue::ModelEntry;
 use serde_json::json;
 
 use super::model::fit::Fit;
@@ -20,23 +22,19 @@ use crate::models::adopted::part_folder;
 use crate::models::catalogue::catalogue;
 use crate::models::{Capacity, models_dir, open_model, pick};
 use crate::node::{Running, local_api, open_home, sync_or_note};
-use crate::planning::{Asked, Report, shape};
+use crate::planning::{Asked, NoPlan, Report, approximate, shape};
 
 pub(crate) fn run(args: &PlanArgs, cx: &Context) -> Result<(), Failure> {
     let home = open_home(cx)?;
     home.require_research(&cx.config)?;
     let named = pick(cx, args.model.as_ref(), Some(&home))?;
-    if let Some(why) = not_here(&named, &home, cx)? {
-        return Err(why);
+    if let Some(absent) = not_here(&named, &home, cx)? {
+        let report = estimate(absent, args, &home, cx)?;
+        return print_result(args.json, &report, || report.text(&named.to_string()));
     }
     let model = open_model(cx, Some(&named), Some(&home))?;
-    let unreachable = block_on(async {
-        sync_or_note(&home, &cx.config).await;
-        Ok(unreachable(&home.dir).await)
-    })?;
-    // Reads events that a running node has received meanwhile.
-    home.log.update()?;
-    let (state, now) = (home.state(), now_ms());
+    let (unreachable, now) = (look(&home, cx)?, now_ms());
+    let state = home.state();
     let hosted = private_layers::hosted(&model, PrivateArgs::default(), &cx.config)?;
     let shape = shape(&model.file, hosted);
     let asked = Asked {
@@ -59,6 +57,47 @@ pub(crate) fn run(args: &PlanArgs, cx: &Context) -> Result<(), Failure> {
     print_result(args.json, &report, || report.text(&named.to_string()))
 }
 
+/// Estimates a plan for a model of the catalogue of which nothing is here.
+fn estimate(absent: Absent, args: &PlanArgs, home: &Home, cx: &Context) -> Result<Report, Failure> {
+    let Absent { why, entry } = absent;
+    let Some((entry, known)) = entry.and_then(|entry| Some((entry.clone(), entry.shape?))) else {
+        return Err(why);
+    };
+    let (unreachable, now) = (look(home, cx)?, now_ms());
+    let state = home.state();
+    let inference = &cx.config.research.distributed_inference;
+    let private = (
+        inference.private_first_layers.0,
+        inference.private_last_layers.0,
+    );
+    let asked = Asked {
+        model_id: &entry.id,
+        weights: entry.weights.unwrap_or(WeightsId([0; 32])),
+        shape: &approximate(&known, entry.bytes, private),
+        is_here: false,
+        own: home.key.id(),
+        purpose: args.purpose,
+        unreachable: &unreachable,
+    };
+    let name = |node: &NodeId| state.label(node, now);
+    Report::estimate(&state, &asked, now, &name).map_err(|no_plan| match no_plan {
+        NoPlan::Impossible { .. } => no_plan.failure(&entry.id, &name),
+        // Without measurements there is nothing to estimate from.
+        _ => why,
+    })
+}
+
+/// Takes the events of neighbours, and returns the members that cannot be reached.
+fn look(home: &Home, cx: &Context) -> Result<BTreeSet<NodeId>, Failure> {
+    let unreachable = block_on(async {
+        sync_or_note(home, &cx.config).await;
+        Ok(unreachable(&home.dir).await)
+    })?;
+    // Reads events that a running node has received meanwhile.
+    home.log.update()?;
+    Ok(unreachable)
+}
+
 /// Members that do not answer the running node. Without one, nothing is known of them.
 async fn unreachable(dir: &Path) -> BTreeSet<NodeId> {
     let params = json!({ "hosts": true });
@@ -68,9 +107,16 @@ async fn unreachable(dir: &Path) -> BTreeSet<NodeId> {
     away.map(|(member, _)| member).collect()
 }
 
-/// Error if a model is adopted or in the catalogue, and nothing of it is on this machine: a plan needs
-/// the sizes of its layers.
-fn not_here(named: &ModelRef, home: &Home, cx: &Context) -> Result<Option<Failure>, Failure> {
+/// Model of which nothing is on this machine.
+struct Absent {
+    /// Error, unless a plan can be estimated: a plan needs the sizes of its layers.
+    why: Failure,
+    /// Entry of the catalogue, if it is not adopted: nodes fetch what they need of an adopted one.
+    entry: Option<ModelEntry>,
+}
+
+/// Whether a model is adopted or in the catalogue, and nothing of it is on this machine.
+fn not_here(named: &ModelRef, home: &Home, cx: &Context) -> Result<Option<Absent>, Failure> {
     let ModelRef::Id(name) = named else {
         return Ok(None);
     };
@@ -83,11 +129,12 @@ fn not_here(named: &ModelRef, home: &Home, cx: &Context) -> Result<Option<Failur
     let state = home.state();
     let adopted = state.models();
     if let Some(model) = adopted.iter().find(|model| model.name == *name) {
-        return Ok(part_folder(model).is_none().then(|| {
-            unknown_layers(name).hint(format!(
+        return Ok(part_folder(model).is_none().then(|| Absent {
+            why: unknown_layers(name).hint(format!(
                 "`hearthnet up` fetches what this machine needs of it, or `hearthnet model pull {name} \
                  --layers auto`; then the same command plans"
-            ))
+            )),
+            entry: None,
         }));
     }
     let Some(entry) = entry else {
@@ -97,11 +144,10 @@ fn not_here(named: &ModelRef, home: &Home, cx: &Context) -> Result<Option<Failur
     let others = adopted.iter().map(|it| (it.name.as_str(), it.file_bytes));
     let all = others.chain([(name.as_str(), entry.bytes)]);
     let fit = given.and_then(|given| Fit::of(all, given.bytes));
-    Ok(Some(unknown_layers(name).hint(pull_or_adopt(
-        name,
-        entry.bytes,
-        fit.as_ref(),
-    ))))
+    Ok(Some(Absent {
+        why: unknown_layers(name).hint(pull_or_adopt(name, entry.bytes, fit.as_ref())),
+        entry: Some(entry.clone()),
+    }))
 }
 
 fn unknown_layers(model: &str) -> Failure {

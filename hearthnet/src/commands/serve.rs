@@ -12,7 +12,7 @@ use crate::cli::args::{HostEngineArgs, RunArgs};
 use crate::cli::{Failure, Kind, Stop, block_on, note, print_result};
 use crate::config::Context;
 use crate::daemon;
-use crate::models::open_model;
+use crate::models::{open_any_model, open_model};
 use crate::node::open_home;
 
 pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
@@ -39,7 +39,11 @@ async fn standalone(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
     // Signals are handled from here on, so that Ctrl-C while loading ends the program cleanly.
     let stop = Stop::listen(args.lifeline)?;
     count(Part::Caller)?;
-    let mut model = open_model(cx, args.model.as_ref(), None)?;
+    let mut model = match args.answers.local {
+        true => open_any_model(cx, args.model.as_ref())?,
+        // Hosts have no layers of a model that makes vectors of whole texts.
+        false => open_model(cx, args.model.as_ref(), None)?,
+    };
     let served = tokio::select! {
         served = model_of(&args.answers, &mut model, cx) => served?,
         () = stop.asked() => return Err(ChatError::Cancelled.into()),

@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 
 use super::community::{self, join};
 use super::model::adopt;
-use super::{init, page};
+use super::{at_boot, init, page};
 use crate::answering::http::{key_file, read_key, tls_files};
 use crate::cli::args::{Global, InviteArgs, JoinArgs, UpArgs};
 use crate::cli::{Failure, Kind, failure, note, secret};
@@ -31,6 +31,8 @@ use crate::node::open_home;
 const CODE: &str = "hearth1";
 /// Key of the page, in the data directory, if the configuration names no file.
 const KEY_FILE: &str = "http.key";
+/// Exists while systemd runs the machine.
+const SYSTEMD: &str = "/run/systemd/system";
 /// How long to look for a node of the community.
 const JOIN_WAIT: std::time::Duration = std::time::Duration::from_secs(60);
 /// Validity of the code that the founder of a community is shown.
@@ -90,6 +92,11 @@ pub(crate) fn run(args: &UpArgs, global: Global) -> Result<(), Failure> {
         true => Some(open_to_phones(&cx)?),
         false => None,
     };
+    if args.at_boot {
+        at_boot::enable(args, &cx);
+    } else if is_new && Path::new(SYSTEMD).is_dir() {
+        note("`hearthnet up --at-boot` lets systemd start this node at every boot");
+    }
     if args.from.is_some() && Lock::is_held(&dir) {
         note("this node runs already; stop it before `hearthnet up --from`");
     }

@@ -338,7 +338,8 @@ mod tests {
         for path in ["/etc/passwd", "/proc/self/maps", "/tmp"] {
             assert_eq!(refused(fs::File::open(path).map(drop)), denied, "{path}");
         }
-        assert_eq!(refused(fs::write("/tmp/x", "x")), denied);
+        let new = format!("/tmp/hearthnet-{}", std::process::id());
+        assert_eq!(refused(fs::write(new, "x")), denied);
         assert_eq!(refused(Command::new("/bin/true").spawn().map(drop)), denied);
     }
 

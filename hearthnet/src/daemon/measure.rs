@@ -24,6 +24,7 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{
     ADVERT_LIFE_MS, Body, LinkSpeed, MAX_LINK_SPEEDS, MAX_MODEL_SPEEDS, Measured, ModelSpeed,
 };
+use hearthnet_engine::bench::PROMPT_DEPTH;
 use hearthnet_files::WeightsId;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::placement::observed::sharing;
@@ -86,7 +87,8 @@ pub(super) struct Measurer {
 /// Results of earlier rounds.
 struct Known {
     heads: BTreeMap<WeightsId, Rounds>,
-    /// By weights, instruction set, threads, and size of the held layers and the head.
+    /// By weights, instruction set, threads, size of the held layers and the head, and depth of the
+    /// prompt.
     layers: BTreeMap<String, Times>,
     /// Models whose benchmark failed.
     failed: Vec<WeightsId>,
@@ -282,7 +284,11 @@ impl Measurer {
         let (isa, threads) = (options.isa.name(), options.threads);
         // A home that holds more of the model reads more between two passes through a layer.
         let in_use = bytes_in_use(&model.file) >> 20;
-        let key = format!("{} {isa} {threads} {in_use} MiB", model.weights);
+        // Versions that timed the first chunk of a prompt stored shorter times.
+        let key = format!(
+            "{} {isa} {threads} {in_use} MiB at {PROMPT_DEPTH}",
+            model.weights
+        );
         let before = known.layers.get(&key).copied();
         let is_known = before.is_some_and(|times| times.runs >= BENCHMARKS);
         if is_known || self.is_busy() || known.failed.contains(&model.weights) {

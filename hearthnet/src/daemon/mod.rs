@@ -78,6 +78,7 @@ use crate::config::Context;
 use crate::home::evidence::EvidenceFolder;
 use crate::home::{Home, Lock, now_ms};
 use crate::hosting::host_engine::HostEngine;
+use crate::models::adopted::layers_in;
 use crate::models::{OpenModel, open_model};
 use crate::node::{DaemonNode, local_endpoints};
 use crate::page::PageNode;
@@ -373,6 +374,11 @@ impl Daemon {
     /// Lets members read the parts of models and the evidence here. Their transfer slows down while
     /// this node is busy.
     fn serve_parts(&self, parts: Arc<Parts>, evidence: EvidenceFolder, busy: Busy) {
+        let open = Arc::clone(&parts);
+        self.daemon_node.show_holdings(move |model, pieces| {
+            let part = open.get(&model.weights)?;
+            Some(layers_in(part.table(), model.layers, pieces))
+        });
         let shelf = Shelf { parts, evidence };
         let node = &self.daemon_node.node;
         node.serve_weights(Arc::new(shelf), busy);

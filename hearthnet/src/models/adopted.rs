@@ -1,10 +1,13 @@
 //! Models that the community has adopted, and the parts of them on this machine.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use hearthnet_bus::log::{Adoption, Community};
 use hearthnet_bus::{CommunityId, NodeId};
-use hearthnet_files::part::{Identity, PART_FILE, Part, PartError, folder, stored_identity};
+use hearthnet_files::part::{
+    Identity, PART_FILE, Part, PartError, PieceTable, folder, stored_identity,
+};
 use hearthnet_files::{Digest, WeightsId};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Resolved;
@@ -212,6 +215,18 @@ pub(crate) fn holds_layer(part: &Part, layer: u32) -> bool {
 /// Ranges of the layers of which a part holds every piece.
 pub(crate) fn held_layers(part: &Part, layers: u32) -> Vec<(u32, u32)> {
     let lacking = (0..layers).filter(|layer| !holds_layer(part, *layer));
+    let lacking: Vec<(u32, u32)> = lacking.map(|layer| (layer, layer)).collect();
+    missing(layers, &lacking)
+}
+
+/// Ranges of the layers of which every piece is in `held`: ascending runs that do not touch.
+pub(crate) fn layers_in(table: &PieceTable, layers: u32, held: &[Range<u32>]) -> Vec<(u32, u32)> {
+    let is_in = |wanted: &Range<u32>| {
+        let after = held.partition_point(|run| run.start <= wanted.start);
+        let run = after.checked_sub(1).and_then(|at| held.get(at));
+        run.is_some_and(|run| wanted.end <= run.end)
+    };
+    let lacking = (0..layers).filter(|layer| !table.of_layers(*layer, *layer).iter().all(is_in));
     let lacking: Vec<(u32, u32)> = lacking.map(|layer| (layer, layer)).collect();
     missing(layers, &lacking)
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Community, Level};
+use hearthnet_files::families::Family;
 use hearthnet_files::{TextId, WeightsId};
 use hearthnet_hub::catalogue::ModelEntry;
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
@@ -157,10 +158,18 @@ impl HostCapacity {
         match self.served.iter().filter(is_it).map(|s| s.complete).max() {
             Some(true) => Availability::Served,
             Some(false) => Availability::Partly,
-            None if bytes <= self.bytes => Availability::Could,
+            // Encoders have no layers for hosts.
+            None if bytes <= self.bytes && !entry.is_some_and(is_encoder) => Availability::Could,
             None => Availability::No,
         }
     }
+}
+
+/// Whether the model reads a whole text on one machine.
+fn is_encoder(entry: &ModelEntry) -> bool {
+    let shape = entry.shape.as_ref();
+    let family = shape.and_then(|shape| Family::named(&shape.family));
+    family.is_some_and(|family| family.encoder.is_some())
 }
 
 /// Identity of the text (tokenizer and chat template) and name, for each host.
@@ -257,6 +266,8 @@ mod tests {
         let other = catalogue.get("qwen3-8b").unwrap();
         assert_eq!(of(Some(other), None, other.bytes), Availability::No);
         assert_eq!(of(None, None, 3 << 30), Availability::Could);
+        let encoder = catalogue.get("embeddinggemma-300m").unwrap();
+        assert_eq!(of(Some(encoder), None, encoder.bytes), Availability::No);
         let other =
             |weights, text| given.with_other_text(WeightsId([weights; 32]), TextId([text; 32]));
         assert_eq!(other(2, 5), ["kim"]);

@@ -32,8 +32,8 @@ pub(crate) use self::memory::{
     disk_budget, disk_limit, given_bytes, share_of_free, weights_budget,
 };
 pub(crate) use self::open::{
-    OpenModel, load_head, open_for_vectors, open_model, open_or_pull_model, open_part,
-    open_resolved, refuse_encoder, text_model,
+    OpenModel, load_head, open_any_model, open_for_vectors, open_model, open_or_pull_model,
+    open_part, open_resolved, refuse_encoder, text_model,
 };
 pub(crate) use self::open_file::load_failure;
 pub(crate) use self::pull::pull_model;

@@ -47,6 +47,12 @@ pub(crate) fn open_model(
     open_resolved(cx, resolve(&cx.global, &name)?)
 }
 
+/// As [`open_model`] without a community, also a model that makes vectors and cannot continue texts.
+pub(crate) fn open_any_model(cx: &Context, named: Option<&ModelRef>) -> Result<OpenModel, Failure> {
+    let name = pick(cx, named, None)?;
+    open_as(cx, resolve(&cx.global, &name)?, Use::Vectors)
+}
+
 /// Opens a model without a community; fetches it if it is missing and can be fetched.
 pub(crate) fn open_or_pull_model(
     cx: &Context,
@@ -96,7 +102,7 @@ pub(crate) fn refuse_encoder(id: &str, file: &ModelFile) -> Result<(), Failure> 
             Model,
             "model {id:?} makes vectors of texts; it cannot continue a text, nor serve layers to others"
         )
-        .hint("`hearthnet embed --model NAME TEXT` prints the vectors; choose another model for chats")),
+        .hint("`hearthnet embed --model NAME TEXT` prints the vectors, and `hearthnet serve --local --model NAME` answers `/v1/embeddings`; choose another model for chats")),
     }
 }
 
@@ -116,14 +122,6 @@ fn checked(
     id: String,
     mut file: ModelFile,
 ) -> Result<OpenModel, Failure> {
-    if file.spec().per_layer.is_some() {
-        return Err(failure!(
-            Model,
-            "model {id:?} has per-layer embeddings (as Gemma 4 E2B and E4B), which chats and hosts \
-             cannot pass on to layers yet"
-        )
-        .hint("choose a model without them, such as Gemma 4 26B-A4B or 31B"));
-    }
     let fp32 = cx.config.research.distributed_inference.activation_dtype == "fp32";
     if fp32 && file.spec().boundary != BoundaryDtype::F32 {
         note(format!(

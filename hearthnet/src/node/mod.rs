@@ -7,6 +7,7 @@
 //! | waiting for the first sync | `sync.rs` |
 //! | refusals by other members, and the clock offset | `neighbours.rs` |
 //! | status for local programs | `status.rs` |
+//! | layers on the disks of members | `holdings.rs` |
 //! | addresses | `addresses.rs` |
 //! | bandwidth of links | `link_rates.rs` |
 //! | calls of local programs | `local_api.rs` |
@@ -16,6 +17,7 @@
 
 pub(crate) mod addresses;
 mod evidence;
+mod holdings;
 mod invite;
 pub(crate) mod link_rates;
 pub(crate) mod local_api;
@@ -26,6 +28,7 @@ pub(crate) mod status;
 pub(crate) mod sync;
 pub(crate) mod transient;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,7 +36,7 @@ use hearthnet_bus::calls::{LocalApi, Registry};
 use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings};
 use hearthnet_bus::flight::Readers;
 use hearthnet_bus::joining::JoinHandler;
-use hearthnet_bus::log::Body;
+use hearthnet_bus::log::{Adoption, Body};
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
 use hearthnet_bus::{CommunityId, NodeId};
 use hearthnet_http::NamedKeys;
@@ -51,6 +54,7 @@ use crate::home::{Home, Lock, Membership, display_name};
 
 pub(crate) use self::addresses::{listen_address, local_endpoints};
 pub(crate) use self::evidence::{Came, EvidenceFetch, may_judge, to_judge};
+pub(crate) use self::holdings::Holdings;
 pub(crate) use self::invite::NewInvite;
 pub(crate) use self::local_api::{NODE_FLIGHT, NODE_STATUS, Process};
 pub(crate) use self::log_writer::Change;
@@ -279,6 +283,16 @@ impl DaemonNode {
     pub(crate) fn show_gave(&self, so_far: impl Fn() -> Option<SoFar> + Send + Sync + 'static) {
         // Set once: a daemon counts once.
         let _ = self.told.gave.set(Box::new(so_far));
+    }
+
+    /// Lets `node.status` say which layers of adopted models members hold: `layers_in` returns the whole
+    /// layers in some pieces of a model, if its pieces are known here.
+    pub(crate) fn show_holdings(
+        &self,
+        layers_in: impl Fn(&Adoption, &[Range<u32>]) -> Option<Vec<(u32, u32)>> + Send + Sync + 'static,
+    ) {
+        // Set once: a daemon has one set of parts.
+        let _ = self.told.layers_in.set(Box::new(layers_in));
     }
 
     /// Closes links in order and stops the node.

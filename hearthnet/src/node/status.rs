@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::holdings::{self, Holdings, LayersIn};
 use super::local_api::{self, NODE_STATUS, Offer};
 use super::sync::wait_until_synced;
 use crate::cli::Failure;
@@ -33,6 +34,8 @@ pub(crate) struct SharedStatus {
     pub(super) keys: OnceLock<NamedKeys>,
     /// Counters of what the node gives.
     pub(super) gave: OnceLock<CountsGiven>,
+    /// Layers in pieces of a model that this node knows.
+    pub(super) layers_in: OnceLock<LayersIn>,
 }
 
 /// Returns what the node has given up to this moment.
@@ -68,6 +71,8 @@ pub(crate) struct Running {
     /// Whether each host that advertises layers, and each member with measurements, responds, by node
     /// id.
     pub(crate) hosts: BTreeMap<NodeId, bool>,
+    /// Layers of the adopted models that linked members hold. Only if asked for.
+    pub(crate) holdings: Option<Holdings>,
     /// Health of hosts as measured by its chats.
     pub(crate) host_health: Vec<ShardHealth>,
     /// Parts of the sandbox that are in force.
@@ -209,6 +214,7 @@ pub(super) fn offer(
     Offer {
         params: Params::none()
             .optional("hosts", ParamKind::Flag)
+            .optional("holdings", ParamKind::Flag)
             .optional("settled", ParamKind::Flag),
         ..Offer::new(
             NODE_STATUS,
@@ -280,6 +286,11 @@ async fn status(
     running.dated_ahead = ahead.ok().and_then(Result::ok).unwrap_or_default();
     if params["hosts"] == true {
         running.hosts = hosts_that_answer(&node).await;
+    }
+    if params["holdings"] == true
+        && let Some(layers_in) = told.layers_in.get()
+    {
+        running.holdings = Some(holdings::of_members(&node, layers_in).await);
     }
     local_api::answer(&running)
 }

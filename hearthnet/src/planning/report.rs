@@ -65,6 +65,9 @@ pub(crate) struct Report {
     pub(super) convicted: Vec<String>,
     /// Layers that two or more nodes hold.
     pub(super) held_twice: Vec<(u32, u32)>,
+    /// Model whose measured times this estimates from, if no node has measured the model itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) estimated_from: Option<String>,
     /// False if a better plan may exist.
     is_optimal: bool,
     /// Whether all of the model is on this machine.
@@ -168,14 +171,27 @@ impl Report {
             return Err(NoPlan::ModelNotMeasured);
         }
         let community = observed_for(Some(asked.own), state, asked.weights, now_ms);
+        let report = Self::planned(state, asked, &community, &of_model, now_ms, name);
+        report.map_err(|why| why.among(sharing(state, [asked.weights])))
+    }
+
+    /// Plans for these members of a community, of which `measured` have measured the model.
+    pub(super) fn planned(
+        state: &log::Community,
+        asked: &Asked<'_>,
+        community: &Community,
+        measured: &BTreeSet<NodeId>,
+        now_ms: u64,
+        name: &dyn Fn(&NodeId) -> String,
+    ) -> Result<Self, NoPlan> {
         let community = community.map(|machine| {
             let is_there = !asked.unreachable.contains(&machine.node);
             is_there.then(|| machine.clone().with_held(asked.shape))
         });
-        let report = Self::new(asked, &community, name);
-        let mut report = report.map_err(|why| why.among(sharing(state, [asked.weights])))?;
+        let announced: BTreeSet<&NodeId> = state.measured(now_ms).map(|(node, _)| node).collect();
+        let mut report = Self::new(asked, &community, name)?;
         for row in &mut report.nodes {
-            row.is_measured = of_model.contains(&row.node);
+            row.is_measured = measured.contains(&row.node);
         }
         let members = state.members().map(|(node, _)| node);
         let not_counted = members
@@ -230,6 +246,7 @@ impl Report {
             unreachable: Vec::new(),
             convicted: Vec::new(),
             held_twice: best.twice.iter().copied().filter_map(inclusive).collect(),
+            estimated_from: None,
             is_optimal: best.is_optimal,
             is_here: asked.is_here,
             total: model.layers(),
@@ -247,6 +264,12 @@ impl Report {
             },
             self.speed
         );
+        if let Some(like) = &self.estimated_from {
+            let _ = writeln!(
+                out,
+                "  an estimate: sizes from the catalogue, times from those of {like}"
+            );
+        }
         let _ = match &self.alone {
             Some(alone) => writeln!(out, "  this machine alone: {alone}"),
             None => writeln!(

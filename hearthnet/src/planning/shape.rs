@@ -7,7 +7,7 @@ use hearthnet_files::ModelFile;
 use hearthnet_orchestrator::placement::plan::Model;
 
 /// Most tokens for which each node keeps memory.
-const KV_TOKENS: u32 = 4096;
+pub(super) const KV_TOKENS: u32 = 4096;
 
 /// Properties of a model for the planner. `hosted` are the layers that callers do not run
 /// themselves.

@@ -2,15 +2,14 @@
 //! its layers.
 //!
 //! ```text
-//! cargo run --release -p hearthnet-engine --example leakage [-- --train TOKENS --guess TOKENS]
+//! cargo run --release -p hearthnet-engine --example leakage -- [OPTION]...
+//!
+//! --train TOKENS  tokens that the attacker learns from (32768)
+//! --guess TOKENS  words to guess and check (96)
+//! --random TOKENS replaces each text by so many random tokens
+//! --noise 1       measures noise that the caller adds to rows
+//! --dump FOLDER   writes rows for tests/measure/inverter.py, and measures nothing
 //! ```
-//!
-//! With `--noise 1`, the caller adds random numbers to the rows that enter layer 2, and the attacker
-//! knows how large they are: it learns its map from such rows, and of its first 64 guesses for a word
-//! takes the one whose row is nearest. The table compares that with the change of the answer.
-//!
-//! With `--random TOKENS`, each text is replaced by that many random tokens. This models a secret
-//! beginning that a caller puts before its conversation.
 //!
 //! The model is SmolLM2-135M-Instruct, exactly as hosts run it. The targets are in `texts.txt`:
 //! openings of public-domain texts (the Declaration of Independence, 1776; the Gettysburg Address,
@@ -28,6 +27,9 @@
 //!
 //! For rows that leave layer `n - 1 - m`, so that the last `m` layers are private: how often the
 //! likeliest next token is the model's own when the layers in between are left out.
+//!
+//! With `--random`, texts are random tokens. This models a secret beginning that a caller puts before
+//! its conversation. `noise.rs` describes `--noise`, and `dump.rs` describes `--dump`.
 
 #![allow(
     clippy::print_stdout,
@@ -35,18 +37,22 @@
     reason = "a measurement: it prints, and its own shapes are its own"
 )]
 
+mod chance;
+mod dump;
+mod guess;
+mod noise;
 mod probe;
 
 use std::error::Error;
 use std::io::Write as _;
-use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
 
 use hearthnet_engine::{Engine, EngineOptions, Head, SeqId, Span};
-use hearthnet_files::ModelFile;
+use hearthnet_files::{BoundaryDtype, ModelFile};
 use hearthnet_tokens::{Special, Tokenizer};
 use rayon::prelude::*;
 
+use self::chance::Chance;
 use self::probe::Probe;
 
 const TEXT: &str = include_str!("texts.txt");
@@ -54,32 +60,26 @@ const TEXT: &str = include_str!("texts.txt");
 const DEPTHS: [u32; 7] = [0, 1, 2, 4, 8, 15, 22];
 /// Deepest of them at which words are guessed: a guess runs all private layers.
 const GUESSED: u32 = 8;
-/// Entry of [`DEPTHS`] at which noise is added, and its norm as a part of the row's.
-const NOISY: usize = 2;
-const NOISE: [f32; 7] = [0.0, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0];
-/// Guesses for each word behind noise.
-const NEAREST: usize = 64;
 /// Numbers of private last layers.
 const LAST: [u32; 5] = [0, 1, 2, 4, 8];
 /// Texts that the model writes for the attacker in parallel.
 const TEXTS: usize = 64;
-/// Guesses per batch: initial and largest number.
-const GUESSES: (usize, usize) = (8, 512);
-
 /// Nearest tokens of every row, the nearest first.
 type Nearest = Vec<Vec<u32>>;
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<()> {
-    let (mut train, mut guess, mut random, mut noise) = (32_768usize, 96usize, 0usize, 0usize);
+    let (mut train, mut guess, mut random) = (32_768usize, 96usize, 0usize);
+    let (mut noise, mut folder) = (0usize, None);
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
-        let value = args.next().ok_or("a number is missing")?.parse()?;
+        let value = args.next().ok_or("a value is missing")?;
         match flag.as_str() {
-            "--train" => train = value,
-            "--guess" => guess = value,
-            "--random" => random = value,
-            "--noise" => noise = value,
+            "--train" => train = value.parse()?,
+            "--guess" => guess = value.parse()?,
+            "--random" => random = value.parse()?,
+            "--noise" => noise = value.parse()?,
+            "--dump" => folder = Some(PathBuf::from(value)),
             _ => return Err(format!("unknown: {flag}").into()),
         }
     }
@@ -89,19 +89,14 @@ fn main() -> Outcome<()> {
         "having the model write {train} tokens to learn from"
     ));
     let mut learned = lab.write(train / TEXTS)?;
-    let texts: Vec<Vec<u32>> = TEXT
-        .split("\n\n")
-        .map(|text| Ok(lab.tokenizer.encode(text.trim(), Special::Plain)?))
-        .collect::<Outcome<_>>()?;
-    let (mut chance, vocab) = (Chance(0x51a7_0b5c_93d1_e2f4), lab.norms.len() as u64);
-    let mut tokens = |_: Vec<u32>| {
-        (0..random)
-            .map(|_| (chance.next() % vocab) as u32)
-            .collect()
-    };
+    if let Some(folder) = folder {
+        return lab.dump(learned, &folder);
+    }
+    let texts = lab.encode(TEXT.split("\n\n"))?;
+    let (mut chance, vocab) = (Chance(0x51a7_0b5c_93d1_e2f4), lab.norms.len());
     let texts: Vec<Vec<u32>> = match random {
         0 => texts,
-        _ => texts.into_iter().map(&mut tokens).collect(),
+        _ => texts.iter().map(|_| chance.tokens(random, vocab)).collect(),
     };
     let seen = lab.read(&texts)?;
     say(&format!(
@@ -110,7 +105,7 @@ fn main() -> Outcome<()> {
         texts.len()
     ));
     if noise > 0 {
-        return lab.noise(&learned, &seen, &texts, guess);
+        return lab.noise(&learned, &texts, guess);
     }
     println!(
         "| private first layers | lookup | probe, first of 1 | first of 5 | guesses: words right | guesses per word | time per word |"
@@ -159,6 +154,7 @@ struct Lab {
     /// Engines of the pieces between splits.
     pieces: Vec<Engine>,
     width: usize,
+    boundary: BoundaryDtype,
     /// Embeddings of all tokens, as they enter layer 0.
     table: Vec<f32>,
     /// Norms of the embeddings.
@@ -169,6 +165,8 @@ struct Lab {
 #[derive(Default)]
 struct Seen {
     ids: Vec<u32>,
+    /// Number of each token's text.
+    texts: Vec<u32>,
     /// Rows that enter the layer, per entry of [`DEPTHS`].
     rows: Vec<Vec<f32>>,
     /// Rows that leave the layer, per entry of [`LAST`].
@@ -196,6 +194,7 @@ impl Lab {
             head,
             pieces,
             width,
+            boundary: file.spec().boundary,
             norms: table
                 .chunks_exact(width)
                 .map(|row| dot(row, row).sqrt())
@@ -230,16 +229,27 @@ impl Lab {
         Ok(())
     }
 
+    fn encode<'a>(&self, texts: impl Iterator<Item = &'a str>) -> Outcome<Vec<Vec<u32>>> {
+        texts
+            .map(|text| Ok(self.tokenizer.encode(text.trim(), Special::Plain)?))
+            .collect()
+    }
+
     fn open_sequence(&mut self) -> Outcome<Vec<SeqId>> {
         let pieces = self.pieces.iter_mut();
         Ok(pieces.map(Engine::open).collect::<Result<_, _>>()?)
     }
 
+    fn close(&mut self, sequence: Vec<SeqId>) {
+        for (piece, seq) in self.pieces.iter_mut().zip(sequence) {
+            piece.close(seq);
+        }
+    }
+
     /// Text of the model's own: [`TEXTS`] texts of `tokens` tokens, at temperature 1.
     fn write(&mut self, tokens: usize) -> Outcome<Seen> {
         let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
-        let vocab = self.norms.len() as u64;
-        let mut now: Vec<u32> = (0..TEXTS).map(|_| (chance.next() % vocab) as u32).collect();
+        let mut now = chance.tokens(TEXTS, self.norms.len());
         let sequences = (0..TEXTS)
             .map(|_| self.open_sequence())
             .collect::<Outcome<Vec<_>>>()?;
@@ -251,16 +261,15 @@ impl Lab {
             let mut first = Seen::default();
             let into = if position == 0 { &mut first } else { &mut seen };
             into.ids.extend(&now);
+            into.texts.extend(0..TEXTS as u32);
             self.run(&spans, &mut x, into)?;
             seen.leaving.clear();
             self.head.logits(&x, &mut logits)?;
-            let each = logits.chunks_exact(vocab as usize);
+            let each = logits.chunks_exact(self.norms.len());
             now = each.map(|logits| chance.draw(logits)).collect();
         }
         for sequence in sequences {
-            for (piece, seq) in self.pieces.iter_mut().zip(sequence) {
-                piece.close(seq);
-            }
+            self.close(sequence);
         }
         Ok(seen)
     }
@@ -268,9 +277,10 @@ impl Lab {
     /// Rows of texts, without the first position of each.
     fn read(&mut self, texts: &[Vec<u32>]) -> Outcome<Seen> {
         let mut all = Seen::default();
-        for ids in texts {
+        for (number, ids) in (0u32..).zip(texts) {
             let seen = self.run_text(ids)?;
             all.ids.extend(&ids[1..]);
+            all.texts.extend(ids[1..].iter().map(|_| number));
             all.rows.resize(DEPTHS.len(), Vec::new());
             all.leaving.resize(LAST.len(), Vec::new());
             for (all, rows) in all
@@ -319,219 +329,15 @@ impl Lab {
         ordered.unzip()
     }
 
-    /// Recovers the beginnings of the texts, `tokens` in total, word by word. The likeliest words
-    /// of the probe are run through the private layers and compared with the rows that the host
-    /// received.
-    fn guess(
-        &mut self,
-        probe: &Probe,
-        depth: u32,
-        index: usize,
-        texts: &[Vec<u32>],
-        tokens: usize,
-    ) -> Outcome<Guessed> {
-        let began = Instant::now();
-        let own: Range<usize> = 0..self
-            .pieces
-            .iter()
-            .take_while(|p| p.layers().end <= depth)
-            .count();
-        let mut guessed = Guessed::default();
-        let width = self.width;
-        for ids in texts {
-            let ids = &ids[..ids.len().min(tokens.div_ceil(texts.len()))];
-            // Rows that the host of the layers from `DEPTHS[index]` on receives.
-            let sent = self.run_text(ids)?.rows.swap_remove(index);
-            let mut prefix: Vec<SeqId> = self.open_sequence()?;
-            for (position, target) in (0u32..).zip(sent.chunks_exact(width)) {
-                let mapped = probe.map(target);
-                let ranked = self.nearest(&mapped, self.norms.len()).0;
-                let ranked = ranked.into_iter().next().unwrap_or_default();
-                let (mut rest, mut most) = (ranked.as_slice(), GUESSES.0);
-                let mut found = None;
-                while found.is_none() && !rest.is_empty() {
-                    let (now, later) = rest.split_at(most.min(rest.len()));
-                    (rest, most) = (later, (most * 4).min(GUESSES.1));
-                    guessed.tried += now.len() as u64;
-                    let same =
-                        |x: &[f32]| x.chunks_exact(width).position(|row| is_same(row, target));
-                    found = self.try_words(now, &own, &mut prefix, position, &same)?;
-                }
-                guessed.words += 1;
-                match found {
-                    Some(id) => guessed.right += u64::from(ids.get(position as usize) == Some(&id)),
-                    None => break,
-                }
-            }
-        }
-        guessed.took = began.elapsed();
-        Ok(guessed)
-    }
-
     fn run_text(&mut self, ids: &[u32]) -> Outcome<Seen> {
         let (mut x, mut seen) = (Vec::new(), Seen::default());
         self.head.embed(ids, &mut x)?;
         let sequence = self.open_sequence()?;
-        self.run(&[(sequence, 0, ids.len() as u32)], &mut x, &mut seen)?;
+        let spans = [(sequence, 0, ids.len() as u32)];
+        self.run(&spans, &mut x, &mut seen)?;
+        let [(sequence, ..)] = spans;
+        self.close(sequence);
         Ok(seen)
-    }
-
-    /// Prints what noise of several strengths hides, and how much it changes the answer.
-    fn noise(
-        &mut self,
-        learned: &Seen,
-        seen: &Seen,
-        texts: &[Vec<u32>],
-        guess: usize,
-    ) -> Outcome<()> {
-        println!(
-            "| noise | probe, first of 1 | nearest of {NEAREST} guesses: words right | likeliest next token changed |"
-        );
-        println!("|---|---|---|---|");
-        let own = self.likeliest(&seen.leaving[0])?;
-        let mut chance = Chance(0x2545_f491_4f6c_dd1d);
-        for strength in NOISE {
-            let mut rows = learned.rows[NOISY].clone();
-            chance.disturb(&mut rows, self.width, strength);
-            let probe = Probe::learn(&rows, &learned.ids, &self.table);
-            let mut rows = seen.rows[NOISY].clone();
-            chance.disturb(&mut rows, self.width, strength);
-            let first = self.rank(&probe.map(&rows)).best(&seen.ids);
-            let mut answer = Vec::new();
-            let (mut right, mut words) = (0, 0);
-            for ids in texts {
-                let (sent, leaving) = self.disturbed(ids, strength, &mut chance)?;
-                answer.extend(self.likeliest(&leaving[self.width..])?);
-                let count = ids.len().min(guess.div_ceil(texts.len()));
-                right += self.nearest_words(&probe, &ids[..count], &sent)?;
-                words += count;
-            }
-            let changed = own.iter().zip(&answer).filter(|(a, b)| a != b).count();
-            println!(
-                "| {}% | {:.1}% | {right} of {words} | {:.1}% |",
-                strength * 100.0,
-                first * 100.0,
-                changed as f64 / own.len() as f64 * 100.0
-            );
-        }
-        Ok(())
-    }
-
-    /// Rows that a host receives behind noise, and those that leave the last layer.
-    fn disturbed(
-        &mut self,
-        ids: &[u32],
-        strength: f32,
-        chance: &mut Chance,
-    ) -> Outcome<(Vec<f32>, Vec<f32>)> {
-        let (mut x, mut sent) = (Vec::new(), Vec::new());
-        self.head.embed(ids, &mut x)?;
-        for piece in &mut self.pieces {
-            if piece.layers().start == DEPTHS[NOISY] {
-                chance.disturb(&mut x, self.width, strength);
-                sent.clone_from(&x);
-            }
-            let seq = piece.open()?;
-            piece.forward(&[Span::new(seq, 0, ids.len() as u32)], &mut x)?;
-            piece.close(seq);
-        }
-        Ok((sent, x))
-    }
-
-    /// Number of words that are found: for each, the guess whose row is nearest to the one that was
-    /// sent.
-    fn nearest_words(&mut self, probe: &Probe, ids: &[u32], sent: &[f32]) -> Outcome<usize> {
-        let width = self.width;
-        let depth = DEPTHS[NOISY];
-        let own = 0..self
-            .pieces
-            .iter()
-            .take_while(|p| p.layers().end <= depth)
-            .count();
-        let mut prefix = self.open_sequence()?;
-        let mut right = 0;
-        for ((position, target), id) in (0u32..).zip(sent.chunks_exact(width)).zip(ids) {
-            let ranked = self.nearest(&probe.map(target), NEAREST).0;
-            let words = ranked.into_iter().next().unwrap_or_default();
-            let distance = |row: &[f32]| -> f32 {
-                row.iter().zip(target).map(|(a, b)| (a - b) * (a - b)).sum()
-            };
-            let nearest = |x: &[f32]| {
-                let rows = x.chunks_exact(width).map(distance).enumerate();
-                rows.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(n, _)| n)
-            };
-            let found = self.try_words(&words, &own, &mut prefix, position, &nearest)?;
-            right += usize::from(found == Some(*id));
-        }
-        for (piece, seq) in self.pieces.iter_mut().zip(prefix) {
-            piece.close(seq);
-        }
-        Ok(right)
-    }
-
-    /// Runs words through the private layers. Returns the one whose row `pick` chooses, and appends it
-    /// to the prefix.
-    fn try_words(
-        &mut self,
-        words: &[u32],
-        own: &Range<usize>,
-        prefix: &mut [SeqId],
-        position: u32,
-        pick: &dyn Fn(&[f32]) -> Option<usize>,
-    ) -> Outcome<Option<u32>> {
-        let mut x = Vec::new();
-        self.head.embed(words, &mut x)?;
-        let mut forks: Vec<Vec<SeqId>> = Vec::new();
-        for piece in own.clone() {
-            let fork = |engine: &mut Engine| engine.fork(prefix[piece]);
-            let engine = &mut self.pieces[piece];
-            let seqs = words
-                .iter()
-                .map(|_| fork(engine))
-                .collect::<Result<Vec<_>, _>>()?;
-            let spans: Vec<Span> = seqs
-                .iter()
-                .map(|seq| Span::new(*seq, position, 1))
-                .collect();
-            engine.forward(&spans, &mut x)?;
-            forks.push(seqs);
-        }
-        let found = pick(&x);
-        for (piece, seqs) in own.clone().zip(forks) {
-            for (n, seq) in seqs.into_iter().enumerate() {
-                let left = if Some(n) == found {
-                    std::mem::replace(&mut prefix[piece], seq)
-                } else {
-                    seq
-                };
-                self.pieces[piece].close(left);
-            }
-        }
-        Ok(found.map(|n| words[n]))
-    }
-}
-
-/// Result of guessing.
-#[derive(Default)]
-struct Guessed {
-    words: u64,
-    right: u64,
-    tried: u64,
-    took: Duration,
-}
-
-impl std::fmt::Display for Guessed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let words = self.words.max(1) as f64;
-        let percent = self.right as f64 / words * 100.0;
-        let each = self.took.as_secs_f64() / words;
-        write!(
-            f,
-            "{percent:.1}% of {} | {:.0} | {:.0} ms",
-            self.words,
-            self.tried as f64 / words,
-            each * 1e3
-        )
     }
 }
 
@@ -577,44 +383,4 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
         }
     }
     sums.iter().sum()
-}
-
-/// Random numbers, the same in every run.
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// Adds random signs to rows. `strength`: their norm as a part of the row's.
-    fn disturb(&mut self, rows: &mut [f32], width: usize, strength: f32) {
-        for row in rows.chunks_exact_mut(width) {
-            let size = strength * dot(row, row).sqrt() / (width as f32).sqrt();
-            for value in row {
-                *value += if self.next().is_multiple_of(2) {
-                    size
-                } else {
-                    -size
-                };
-            }
-        }
-    }
-
-    /// Draws a token by its logit.
-    fn draw(&mut self, logits: &[f32]) -> u32 {
-        let most = logits.iter().copied().fold(f32::MIN, f32::max);
-        let sum: f64 = logits.iter().map(|l| f64::from((l - most).exp())).sum();
-        let mut left = (self.next() >> 11) as f64 / (1u64 << 53) as f64 * sum;
-        for (id, logit) in (0u32..).zip(logits) {
-            left -= f64::from((logit - most).exp());
-            if left <= 0.0 {
-                return id;
-            }
-        }
-        0
-    }
 }

@@ -248,6 +248,26 @@ fn a_cut_between_a_layer_and_the_keys_that_it_uses_is_refused_with_the_reason() 
     assert!(matches!(ran, Err(EngineError::Cut(_))), "{ran:?}");
 }
 
+/// What a host can infer from the inputs of its layers: the token, from any one layer.
+#[test]
+fn the_input_of_any_single_layer_names_its_token() {
+    let file = open("gemma4ple");
+    let spec = file.spec();
+    let head = hearthnet_engine::Head::load(&file, &options(1, Isa::detect())).unwrap();
+    let ids: Vec<u32> = (0..spec.vocab).collect();
+    let rows = embed(&head, &ids);
+    let (width, own) = (spec.width as usize, spec.row_shape().per_layer as usize);
+    let values = spec.row_values(&(0..spec.layers));
+    for layer in 0..spec.layers as usize {
+        let seen: std::collections::BTreeSet<Vec<u32>> = rows
+            .chunks_exact(values)
+            .map(|row| &row[width + layer * own..][..own])
+            .map(|input| input.iter().map(|value| value.to_bits()).collect())
+            .collect();
+        assert_eq!(seen.len(), ids.len(), "layer {layer}");
+    }
+}
+
 #[test]
 fn threads_chunks_batches_and_instruction_sets_change_no_bit() {
     let types = [
@@ -705,19 +725,32 @@ fn unsupported_keys_of_a_family_are_refused_by_name() {
         let (_, error) = refused(name, key, U32(value));
         assert!(error.contains(tensor), "{key}: {error}");
     }
-    // More layers without keys of their own than there are, and none with keys and without window.
-    for blocks in [6, 5] {
-        let mut spec = open("gemma4ple").spec().clone();
-        spec.shared_keys.as_mut().unwrap().blocks = blocks;
-        let error = spec.check().unwrap_err();
-        assert_eq!(error.field, "shared_keys.blocks");
-    }
     // Fewer experts than the tensors hold.
     let (_, error) = refused("qwen3moe", "expert_count", U32(4));
     assert!(
         error.contains("ffn_gate_inp") && error.contains("shape"),
         "{error}"
     );
+}
+
+#[test]
+fn a_layer_cannot_share_the_keys_of_a_layer_that_is_not_there() {
+    // All layers share; all but the first, whose window they lack; more than there are.
+    for blocks in [6, 5, 7, u32::MAX] {
+        let mut spec = open("gemma4ple").spec().clone();
+        spec.shared_keys.as_mut().unwrap().blocks = blocks;
+        let error = spec.check().unwrap_err();
+        assert_eq!(error.field, "shared_keys.blocks");
+        let (key, error) = refused(
+            "gemma4ple",
+            "attention.shared_kv_layers",
+            Value::U32(blocks),
+        );
+        assert!(
+            error.contains(&key) || error.contains("shared_keys") || error.contains("share keys"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -383,19 +383,63 @@ impl ModelSpec {
         epsilon("attention.latent.norm_eps", latent.norm_eps)
     }
 
-    /// Values of a row before the blocks of a range: of the residual stream, then the per-layer
-    /// inputs of these blocks. Behind them, a row is `width` values.
+    /// Values of the rows between blocks.
+    pub fn row_shape(&self) -> RowShape {
+        RowShape {
+            width: self.width,
+            per_layer: self.per_layer.map_or(0, |per_layer| per_layer.width),
+        }
+    }
+
+    /// Values of a row before the blocks of a range, see [`RowShape::before`].
     pub fn row_values(&self, layers: &std::ops::Range<u32>) -> usize {
-        let own = self
-            .per_layer
-            .map_or(0, |per_layer| per_layer.width as usize);
-        self.width as usize + own * layers.len()
+        self.row_shape().before(layers.len())
     }
 
     /// Bytes that a sequence keeps for blocks of a range, whatever its length.
     pub fn state_bytes(&self, layers: std::ops::Range<u32>) -> u64 {
         let states = layers.map(|layer| self.block(layer).state().total());
         4 * states.sum::<u64>()
+    }
+}
+
+/// Values of the rows between blocks. Before blocks, a row is the residual stream, then the per-layer
+/// inputs of these blocks in order. Behind them, it is the residual stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(clippy::exhaustive_structs)] // Complete by design.
+pub struct RowShape {
+    /// Values of the residual stream.
+    pub width: u32,
+    /// Values of the per-layer input of a block; 0 if the model has none.
+    pub per_layer: u32,
+}
+
+impl RowShape {
+    /// Rows of the residual stream alone.
+    pub fn plain(width: u32) -> Self {
+        Self {
+            width,
+            per_layer: 0,
+        }
+    }
+
+    /// Values of a row before this many blocks.
+    pub fn before(self, blocks: usize) -> usize {
+        let inputs = (self.per_layer as usize).saturating_mul(blocks);
+        (self.width as usize).saturating_add(inputs)
+    }
+
+    /// Removes the per-layer inputs from rows that have been through this many blocks.
+    pub fn keep_outputs(self, blocks: usize, rows: &mut Vec<f32>) {
+        let (values, width) = (self.before(blocks).max(1), self.width as usize);
+        if values == width {
+            return;
+        }
+        let count = rows.len() / values;
+        for row in 1..count {
+            rows.copy_within(row * values..row * values + width, row * width);
+        }
+        rows.truncate(count * width);
     }
 }
 

@@ -20,15 +20,42 @@ struct Slot {
     done: bool,
 }
 
-/// Availability of a piece at a source.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Has {
-    /// The source has not answered.
-    Unknown,
-    No,
-    Yes,
-    /// It had the piece earlier, or did not deliver it.
-    Gone,
+/// Slots of one word of [`Bits`].
+const WORD: usize = u64::BITS as usize;
+
+/// Set of slots. A choice looks at all missing pieces, of which a large model has tens of thousands,
+/// so it takes 64 of them at a time.
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn none(count: usize) -> Self {
+        Self(vec![0; count.div_ceil(WORD)])
+    }
+
+    fn all(count: usize) -> Self {
+        let mut bits = Self::none(count);
+        (0..count).for_each(|at| bits.set(at, true));
+        bits
+    }
+
+    fn has(&self, at: usize) -> bool {
+        self.word(at / WORD) >> (at % WORD) & 1 == 1
+    }
+
+    fn set(&mut self, at: usize, is_in: bool) {
+        if let Some(word) = self.0.get_mut(at / WORD) {
+            let bit = 1 << (at % WORD);
+            *word = if is_in { *word | bit } else { *word & !bit };
+        }
+    }
+
+    fn clear(&mut self) {
+        self.0.fill(0);
+    }
+
+    fn word(&self, word: usize) -> u64 {
+        self.0.get(word).copied().unwrap_or_default()
+    }
 }
 
 struct Offer {
@@ -38,24 +65,33 @@ struct Offer {
     dropped: bool,
     /// Nothing was found for it since the last change.
     dry: bool,
-    /// Availability at each slot.
-    has: Vec<Has>,
+    /// Slots whose pieces the source has.
+    yes: Bits,
+    /// Slots of which it has said nothing yet.
+    unknown: Bits,
+    /// Slots whose pieces it had earlier, or did not deliver.
+    gone: Bits,
 }
 
 impl Offer {
     fn has(&self, at: usize) -> bool {
-        self.has.get(at) == Some(&Has::Yes)
+        self.yes.has(at)
     }
 
-    /// Whether a source of a higher rank leaves the piece to this one.
-    fn claims(&self, at: usize) -> bool {
-        self.preferred && matches!(self.has.get(at), Some(Has::Yes | Has::Unknown))
+    /// Slots of a word that sources of higher ranks leave to this one.
+    fn claims(&self, word: usize) -> u64 {
+        match self.preferred {
+            true => self.yes.word(word) | self.unknown.word(word),
+            false => 0,
+        }
     }
 }
 
 pub(super) struct Queue {
     /// In the order of the file.
     slots: Vec<Slot>,
+    /// Slots that are not stored, without a read in flight.
+    free: Bits,
     offers: Vec<Offer>,
     left: u64,
     total: u64,
@@ -81,10 +117,13 @@ impl Queue {
             preferred: true,
             dropped: false,
             dry: false,
-            has: vec![Has::Unknown; slots.len()],
+            yes: Bits::none(slots.len()),
+            unknown: Bits::all(slots.len()),
+            gone: Bits::none(slots.len()),
         };
         Self {
             offers: sources.iter().map(offer).collect(),
+            free: Bits::all(slots.len()),
             slots,
             left: total,
             total,
@@ -111,9 +150,9 @@ impl Queue {
         let Some(offer) = self.offers.get(source) else {
             return self.left;
         };
-        let each = self.slots.iter().zip(&offer.has);
-        each.filter(|(slot, has)| !slot.done && **has != Has::Yes)
-            .map(|(slot, _)| u64::from(slot.piece.len))
+        let each = self.slots.iter().enumerate();
+        each.filter(|(at, slot)| !slot.done && !offer.has(*at))
+            .map(|(_, slot)| u64::from(slot.piece.len))
             .sum()
     }
 
@@ -124,18 +163,17 @@ impl Queue {
             return false;
         };
         let mut grew = false;
-        for (slot, has) in self.slots.iter().zip(&mut offer.has) {
+        for (at, slot) in self.slots.iter().enumerate() {
             let index = slot.piece.index;
             let after = runs.partition_point(|run| run.start <= index);
             let run = after.checked_sub(1).and_then(|before| runs.get(before));
             let offered = run.is_some_and(|run| run.contains(&index));
-            grew |= offered && !slot.done && matches!(has, Has::Unknown | Has::No);
-            *has = match (*has, offered) {
-                (_, true) => Has::Yes,
-                (Has::Yes | Has::Gone, false) => Has::Gone,
-                (Has::Unknown | Has::No, false) => Has::No,
-            };
+            let had = offer.has(at) || offer.gone.has(at);
+            grew |= offered && !slot.done && !had;
+            offer.yes.set(at, offered);
+            offer.gone.set(at, had && !offered);
         }
+        offer.unknown.clear();
         self.wake();
         grew
     }
@@ -144,16 +182,18 @@ impl Queue {
     pub(super) fn refuse(&mut self, source: usize, run: &[usize]) {
         if let Some(offer) = self.offers.get_mut(source) {
             for &at in run {
-                if let Some(has) = offer.has.get_mut(at) {
-                    *has = Has::Gone;
-                }
+                offer.yes.set(at, false);
+                offer.unknown.set(at, false);
+                offer.gone.set(at, true);
             }
         }
     }
 
     pub(super) fn drop_source(&mut self, source: usize) {
         if let Some(offer) = self.offers.get_mut(source) {
-            offer.has.fill(Has::No);
+            [&mut offer.yes, &mut offer.unknown, &mut offer.gone]
+                .into_iter()
+                .for_each(Bits::clear);
             offer.dropped = true;
         }
         self.wake();
@@ -186,11 +226,7 @@ impl Queue {
         let count = self.slots.len();
         let random = usize::try_from(self.next_random() >> 33).unwrap_or_default();
         let start = random % count.max(1) / most.max(1) * most;
-        let distance = |at: usize| (at + count - start) % count;
-        let found = (0..count)
-            .filter_map(|at| Some((self.open(source, at)?, distance(at), at)))
-            .min();
-        let Some((_, _, first)) = found else {
+        let Some(first) = self.rarest_from(source, start) else {
             if let Some(offer) = self.offers.get_mut(source) {
                 offer.dry = true;
             }
@@ -232,6 +268,7 @@ impl Queue {
         for &at in run {
             if let Some(slot) = self.slots.get_mut(at) {
                 slot.reads = slot.reads.saturating_sub(1);
+                self.free.set(at, slot.reads == 0 && !slot.done);
             }
         }
         self.wake();
@@ -244,18 +281,65 @@ impl Queue {
     pub(super) fn done(&mut self, at: usize) {
         if let Some(slot) = self.slots.get_mut(at).filter(|slot| !slot.done) {
             slot.done = true;
+            self.free.set(at, false);
             self.left = self.left.saturating_sub(u64::from(slot.piece.len));
         }
     }
 
-    /// Number of sources that have the piece, if it may be asked from this one now.
-    fn open(&self, source: usize, at: usize) -> Option<usize> {
-        let slot = self.slots.get(at)?;
-        let offer = self.offers.get(source)?;
-        let left_to = |other: &Offer| other.rank < offer.rank && other.claims(at);
-        let free = slot.reads == 0 && !slot.done && offer.has(at);
-        let open = free && !self.offers.iter().any(left_to);
-        open.then(|| self.offers.iter().filter(|offer| offer.has(at)).count())
+    /// Slots of a word whose pieces this source may be asked for now.
+    fn open(&self, source: usize, word: usize) -> u64 {
+        let Some(offer) = self.offers.get(source) else {
+            return 0;
+        };
+        let lower = self.offers.iter().filter(|other| other.rank < offer.rank);
+        let claimed = lower.fold(0, |claimed, other| claimed | other.claims(word));
+        self.free.word(word) & offer.yes.word(word) & !claimed
+    }
+
+    /// The open slot whose piece the fewest sources have: of several, the first from `start` on, and
+    /// then from 0 on.
+    fn rarest_from(&self, source: usize, start: usize) -> Option<usize> {
+        let (words, first) = (self.free.0.len(), start / WORD);
+        let after = u64::MAX << (start % WORD);
+        let parts = std::iter::once((first, after))
+            .chain((first + 1..words).map(|word| (word, u64::MAX)))
+            .chain((0..first).map(|word| (word, u64::MAX)))
+            .chain(std::iter::once((first, !after)));
+        let mut best: Option<(u64, usize)> = None;
+        for (word, part) in parts {
+            let open = self.open(source, word) & part;
+            if open == 0 {
+                continue;
+            }
+            let (sources, rarest) = self.rarest(word, open);
+            if best.is_none_or(|(least, _)| sources < least) {
+                best = Some((sources, word * WORD + rarest.trailing_zeros() as usize));
+            }
+            // The source itself has it, so none is rarer.
+            if sources == 1 {
+                break;
+            }
+        }
+        Some(best?.1)
+    }
+
+    /// Of some slots of a word, those whose pieces the fewest sources have; and that number.
+    fn rarest(&self, word: usize, of: u64) -> (u64, u64) {
+        // Bit i of the number of sources of all 64 slots, lowest bit first.
+        let mut planes = [0_u64; 16];
+        for offer in &self.offers {
+            let mut carry = offer.yes.word(word);
+            for plane in &mut planes {
+                (*plane, carry) = (*plane ^ carry, *plane & carry);
+            }
+        }
+        let (mut number, mut left) = (0, of);
+        for plane in planes.iter().rev() {
+            let fewer = left & !plane;
+            number = 2 * number + u64::from(fewer == 0);
+            left = if fewer == 0 { left } else { fewer };
+        }
+        (number, left)
     }
 
     /// Whether the piece at `at` can be read together with the one before it.
@@ -265,13 +349,15 @@ impl Queue {
             return false;
         };
         let end = before.offset.saturating_add(u64::from(before.len));
-        piece.offset.saturating_sub(end) <= MAX_GAP && self.open(source, at).is_some()
+        let is_open = self.open(source, at / WORD) >> (at % WORD) & 1 == 1;
+        piece.offset.saturating_sub(end) <= MAX_GAP && is_open
     }
 
     fn count_reads(&mut self, run: &[usize]) {
         for &at in run {
             if let Some(slot) = self.slots.get_mut(at) {
                 slot.reads = slot.reads.saturating_add(1);
+                self.free.set(at, false);
             }
         }
     }

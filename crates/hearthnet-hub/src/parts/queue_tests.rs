@@ -171,7 +171,7 @@ struct Plan {
 fn plans() -> impl Strategy<Value = Plan> {
     let rank = prop_oneof![Just(Rank::Neighbour), Just(Rank::Local), Just(Rank::Hub)];
     let gap = prop_oneof![Just(0), Just(31), Just(MAX_GAP), Just(MAX_GAP + 1)];
-    (1..40usize).prop_flat_map(move |count| {
+    (1..200usize).prop_flat_map(move |count| {
         let has = prop::collection::vec(any::<bool>(), count);
         let sources = prop::collection::vec((rank.clone(), has), 1..5);
         let gaps = prop::collection::vec(gap.clone(), count);
@@ -195,7 +195,8 @@ fn offered(has: &[bool]) -> Vec<Range<u32>> {
 
 proptest! {
     /// Sources that deliver what they offer: each piece that one of them has is taken exactly once,
-    /// from a source of the lowest rank that has it.
+    /// from a source of the lowest rank that has it. A run begins with a piece that no fewer sources
+    /// have than any other that could have been taken.
     #[test]
     fn every_piece_is_taken_exactly_once(plan in plans()) {
         let all = pieces(plan.gaps.iter().copied());
@@ -213,6 +214,13 @@ proptest! {
             if begins {
                 let run = queue.take(source, plan.most);
                 prop_assert!(run.len() <= plan.most);
+                let sources = |at: usize| plan.sources.iter().filter(|(_, has)| has[at]).count();
+                let is_open = |at: &usize| {
+                    let may = |(rank, has): &(Rank, Vec<bool>)| has[*at] && *rank < ranks[source];
+                    plan.sources[source].1[*at] && !taken.contains(at) && !plan.sources.iter().any(may)
+                };
+                let fewest = (0..all.len()).filter(is_open).map(sources).min();
+                prop_assert_eq!(run.first().map(|&at| sources(at)), fewest);
                 for &at in &run {
                     prop_assert!(taken.insert(at), "piece {at} is taken twice");
                     prop_assert!(plan.sources[source].1[at]);

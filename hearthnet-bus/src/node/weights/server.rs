@@ -26,6 +26,9 @@ pub(crate) const WEIGHTS_PATH: &str = "/weights/v1";
 const IDLE: Duration = Duration::from_secs(120);
 /// Calls of the store at a time.
 const STORE_CALLS: usize = 2;
+/// Bytes of a DATA message. It is copied several times on its way, so that it should fit into the caches
+/// of a processor, and into memory that the allocator keeps.
+const PART_BYTES: usize = 64 * 1024;
 /// Bytes of a DATA message while the node is busy. On a link of 1 Gbit/s a small message waits at
 /// most 0.13 ms behind it.
 const BUSY_PART_BYTES: usize = 16 * 1024;
@@ -173,7 +176,7 @@ impl Weights {
         let mut rest = bytes;
         while !rest.is_empty() {
             let is_busy = busy();
-            let most = if is_busy { BUSY_PART_BYTES } else { rest.len() };
+            let most = if is_busy { BUSY_PART_BYTES } else { PART_BYTES };
             let bytes = rest.split_to(most.min(rest.len()));
             self.sending.wait(bytes.len(), is_busy).await;
             let len = bytes.len() as u64;

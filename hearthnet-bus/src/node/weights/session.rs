@@ -108,6 +108,8 @@ impl Asked {
                         let detail = "a part that is too small";
                         return Err(CloseCode::ChunkTooSmall.violation(detail));
                     }
+                    // Once, for the longest answer that this side asked for.
+                    open.parts.reserve_exact(most - open.parts.len());
                     open.parts.extend_from_slice(&bytes);
                     return Ok(None);
                 }

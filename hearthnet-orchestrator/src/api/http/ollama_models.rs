@@ -48,7 +48,10 @@ pub(super) fn show(model: &ServedModel) -> Value {
     }
     let template = model.text.template.as_ref();
     let thinks = template.is_some_and(|template| template.turn_format().thinks());
-    let mut capabilities = vec!["completion", "tools"];
+    let mut capabilities = match model.file.spec().encoder {
+        Some(_) => vec!["embedding"],
+        None => vec!["completion", "tools"],
+    };
     capabilities.extend(thinks.then_some("thinking"));
     json!({
         "modelfile": "", "parameters": "", "template": "", "license": "",

@@ -3,7 +3,7 @@
 //!
 //! A shared engine holds the weights once; every chat has a sequence on it. Concurrent jobs run as
 //! one batch (`batcher.rs`). A prompt is run in chunks, so that other chats are served in between;
-//! their size is set by `chunked_prefill.rs` (pure).
+//! their size is set by `chunked_prefill.rs` (pure). A text of an encoder is one chunk.
 
 mod chunked_prefill;
 
@@ -16,6 +16,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::PipelineId;
 use hearthnet_engine::{ARITHMETIC, Engine, EngineError, SeqId, Span};
+use hearthnet_files::spec::RowShape;
 use parking_lot::Mutex;
 
 use self::chunked_prefill::ChunkedPrefill;
@@ -43,10 +44,12 @@ pub(crate) struct Shared {
     shard_id: String,
     /// Layers of the engine, half-open.
     pub(crate) layers: Range<u32>,
-    /// Values per row.
-    pub(crate) width: usize,
+    /// Values of the rows.
+    pub(crate) shape: RowShape,
     /// True if the engine has the model's last layer; then only the last row is returned.
     has_last: bool,
+    /// True if all rows of a text must run together: those of an encoder attend to later ones.
+    whole_texts: bool,
     pub(crate) weight_bytes: u64,
     /// KV bytes of all sequences after the last batch.
     kv_bytes: AtomicU64,
@@ -82,8 +85,9 @@ impl SharedEngine {
             batcher: Batcher::new(BATCH),
             pieces: Mutex::default(),
             shard_id: hearthnet_bus::Descriptor::shard_id(model_id, layers.start, last),
-            width: spec.width as usize,
+            shape: spec.row_shape(),
             has_last: layers.end == spec.layers,
+            whole_texts: spec.encoder.is_some(),
             weight_bytes: engine.weight_bytes(),
             kv_bytes: AtomicU64::new(0),
             sequence_bytes: engine.footprint().bytes(spec.context),
@@ -153,6 +157,14 @@ impl Shared {
         open == 0 || promised <= self.kv_budget
     }
 
+    /// Values of a row before the layers, and behind them.
+    fn row_values(&self) -> (usize, usize) {
+        (
+            self.shape.before(self.layers.len()),
+            self.shape.width as usize,
+        )
+    }
+
     /// Runs `f` on the engine, between two batches.
     pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Engine) -> T) -> Result<T, ChatError> {
         let mut place = self.engine.lock();
@@ -185,7 +197,7 @@ impl Shared {
     }
 
     fn forward(&self, engine: &mut Engine, jobs: &[Job]) -> Result<Vec<Done>, ChatError> {
-        let began = Instant::now();
+        let (began, (before, width)) = (Instant::now(), self.row_values());
         let mut spans = Vec::with_capacity(jobs.len());
         let mut rows = Vec::with_capacity(jobs.iter().map(|job| job.rows.len()).sum());
         for job in jobs {
@@ -199,20 +211,21 @@ impl Shared {
                     len,
                 }));
             }
-            let count = u32::try_from(job.rows.len() / self.width).unwrap_or(u32::MAX);
+            let count = u32::try_from(job.rows.len() / before).unwrap_or(u32::MAX);
             spans.push(Span::new(job.seq, job.position, count));
             rows.extend_from_slice(&job.rows);
         }
         engine.forward(&spans, &mut rows).map_err(engine_error)?;
+        self.shape.keep_outputs(self.layers.len(), &mut rows);
         let compute = began.elapsed();
         if spans.iter().any(|span| span.rows > 1) {
             let whole = jobs.iter().any(|job| job.whole);
-            let count = rows.len() / self.width;
+            let count = rows.len() / width;
             self.pieces.lock().note(whole, count, compute);
         }
         let mut rest = rows;
-        let done = jobs.iter().map(|job| {
-            let tail = rest.split_off(job.rows.len());
+        let done = spans.iter().map(|span| {
+            let tail = rest.split_off(span.rows as usize * width);
             let rows = std::mem::replace(&mut rest, tail);
             Done { rows, compute }
         });
@@ -285,7 +298,8 @@ impl LocalBackend {
         cancel: &Cancel,
     ) -> Result<Vec<f32>, ChatError> {
         let asked = Instant::now();
-        let count = u32::try_from(rows.len() / self.engine.0.width.max(1)).unwrap_or(u32::MAX);
+        let (before, _) = self.engine.0.row_values();
+        let count = u32::try_from(rows.len() / before.max(1)).unwrap_or(u32::MAX);
         let job = Job {
             seq: self.seq,
             position,
@@ -329,18 +343,21 @@ impl LocalBackend {
 
     /// Runs the submitted rows in chunks.
     async fn through(&mut self, run: &mut Run<'_>) -> Result<Vec<f32>, ChatError> {
-        let (width, has_last) = (self.engine.0.width, self.engine.0.has_last);
+        let ((before, width), has_last) = (self.engine.0.row_values(), self.engine.0.has_last);
         let (position, mut rows) = (self.submitted.0, std::mem::take(&mut self.submitted.1));
-        let total = rows.len() / width;
+        let total = rows.len() / before;
         let (mut done, mut out) = (0, Vec::new());
         while done < total {
             if run.cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
             }
             let asking = self.engine.0.batcher.asking() + 1;
-            let most = self.engine.0.pieces.lock().rows(asking);
+            let most = match self.engine.0.whole_texts {
+                true => total,
+                false => self.engine.0.pieces.lock().rows(asking),
+            };
             let count = most.min(total - done);
-            let rest = rows.split_off(count * width);
+            let rest = rows.split_off(count * before);
             let piece = std::mem::replace(&mut rows, rest);
             let at = position + done as u32;
             let through = self.rows(at, piece, count == most, run.cancel).await?;

@@ -38,7 +38,7 @@ fn a_fork_continues_like_a_sequence_with_the_same_rows() {
     source.begin_call(0);
     run(&mut source, &rows, &cancel).unwrap();
     let mut fork = block_on(source.forked()).expect("there is room");
-    let width = engine.0.width;
+    let width = engine.0.shape.width as usize;
     let [one, other] = [&rows[..width], &rows[width..2 * width]];
     let outputs = [next(&mut fork, one), next(&mut source, other)];
     let alone = [one, other].map(|row| {
@@ -55,7 +55,7 @@ fn a_fork_continues_like_a_sequence_with_the_same_rows() {
 fn all_rows_come_back_if_wanted() {
     let (engine, rows) = tiny();
     let cancel = Cancel::default();
-    let width = engine.0.width;
+    let width = engine.0.shape.width as usize;
     let mut backend = engine.open().unwrap();
     let mut each = Vec::new();
     for (position, row) in (0..).zip(rows.chunks_exact(width)) {

@@ -43,6 +43,7 @@
 //! Steps are keyed by (span, epoch, position): an answer from an older epoch is dropped and
 //! counted; any other unrequested answer is a fault of that host.
 
+mod layer_inputs;
 mod rows;
 
 use std::collections::VecDeque;
@@ -51,6 +52,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use hearthnet_transport::Want;
 
+pub(crate) use self::layer_inputs::LayerInputs;
 use self::rows::{Boundary, cut};
 pub(crate) use self::rows::{Chunk, even_cut};
 

@@ -20,6 +20,9 @@
 //!
 //! The residual stream is rounded after every block, so the placement of layers does not change a
 //! bit of an answer.
+//!
+//! If a model has per-layer inputs, hosts get those of their layers with each row. They are a
+//! function of the token, so these hosts can tell the tokens. Private layers do not hide them.
 
 use std::ops::Range;
 
@@ -27,6 +30,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_engine::{Engine, EngineOptions, Head, LoadError};
 use hearthnet_files::ModelFile;
+use hearthnet_files::spec::RowShape;
 
 use crate::Cancel;
 use crate::backend::local::{LocalBackend, SharedEngine};
@@ -80,6 +84,11 @@ impl PrivateLayers {
                 // The engine's own options bound its KV memory.
                 .map(|engine| engine.map(|engine| SharedEngine::new(engine, model_id, u64::MAX)))
         };
+        if last > 0 && file.spec().per_layer.is_some() {
+            return Err(LoadError::Unsupported(
+                "private last layers of a model with per-layer embeddings".into(),
+            ));
+        }
         if first.saturating_add(last) >= total {
             return Err(LoadError::Layers {
                 range: first..total.saturating_sub(last),
@@ -133,7 +142,10 @@ impl PrivateLayers {
             backend.hosted = true;
             Ok(Some(backend))
         };
+        let rows = self.first.as_ref().or(self.last.as_ref());
         Ok(Box::new(PrivateEnds {
+            shape: rows.map_or(RowShape::plain(1), |end| end.0.shape),
+            layers: self.total,
             piece_rows: self.piece_rows,
             first: open(&self.first)?,
             middle,
@@ -162,6 +174,9 @@ struct Submitted {
 
 /// Sequence with its first and last layers here and the others in `middle`.
 struct PrivateEnds {
+    shape: RowShape,
+    /// Layers of the model.
+    layers: u32,
     piece_rows: usize,
     first: Option<LocalBackend>,
     middle: Box<dyn Backend>,
@@ -183,15 +198,18 @@ impl PrivateEnds {
 
     /// Runs the next waiting rows through the first layers and submits them to `middle`.
     async fn hand_on(&mut self, rows: usize, cancel: &Cancel) -> Result<(), ChatError> {
-        let width = self.width();
+        let values = self.row_values();
         let submitted = &mut self.submitted;
-        let waiting = submitted.waiting.len() / width;
-        let rest = submitted.waiting.split_off(rows.min(waiting) * width);
+        let waiting = submitted.waiting.len() / values;
+        let rest = submitted.waiting.split_off(rows.min(waiting) * values);
         let mut piece = std::mem::replace(&mut submitted.waiting, rest);
         let position = submitted.position + (submitted.count - waiting) as u32;
-        let more = (submitted.waiting.len() / width) as u32 + submitted.more;
+        let more = (submitted.waiting.len() / values) as u32 + submitted.more;
         if let Some(first) = &mut self.first {
-            piece = first.rows(position, piece, true, cancel).await?;
+            let own = self.shape.before(first.engine.0.layers.len());
+            let (rows, inputs) = split_rows(piece, values, own);
+            let rows = first.rows(position, rows, true, cancel).await?;
+            piece = join_rows(rows, self.shape.width as usize, &inputs, values - own);
             if let Some(per_layer) = first.per_layer {
                 self.middle.set_reference_speed(per_layer);
             }
@@ -206,18 +224,18 @@ impl PrivateEnds {
         Ok(())
     }
 
-    fn width(&self) -> usize {
-        let mut ends = self.first.iter().chain(&self.last);
-        ends.next().map_or(1, |end| end.engine.0.width)
+    /// Values of a submitted row.
+    fn row_values(&self) -> usize {
+        self.shape.before(self.layers as usize)
     }
 
     /// Runs the submitted rows through all layers.
     async fn through(&mut self, run: &mut Run<'_>) -> Result<Vec<f32>, ChatError> {
-        let width = self.width();
+        let (values, width) = (self.row_values(), self.shape.width as usize);
         if let Some(failed) = self.submitted.failed.take() {
             return Err(failed);
         }
-        let piece = even_cut(self.submitted.waiting.len() / width, self.piece_rows);
+        let piece = even_cut(self.submitted.waiting.len() / values, self.piece_rows);
         while !self.submitted.waiting.is_empty() {
             // A cancelled chat must not compute further chunks.
             if run.cancel.is_cancelled() {
@@ -253,9 +271,36 @@ impl PrivateEnds {
     }
 }
 
+/// Cuts each row of `values` values behind the first `own`.
+fn split_rows(rows: Vec<f32>, values: usize, own: usize) -> (Vec<f32>, Vec<f32>) {
+    if values == own {
+        return (rows, Vec::new());
+    }
+    let (mut firsts, mut rests) = (Vec::new(), Vec::new());
+    for row in rows.chunks_exact(values) {
+        let (first, rest) = row.split_at(own.min(values));
+        firsts.extend_from_slice(first);
+        rests.extend_from_slice(rest);
+    }
+    (firsts, rests)
+}
+
+/// Appends `rest` values to each row of `width` values.
+fn join_rows(rows: Vec<f32>, width: usize, rests: &[f32], rest: usize) -> Vec<f32> {
+    if rest == 0 {
+        return rows;
+    }
+    let mut joined = Vec::with_capacity(rows.len() + rests.len());
+    for (row, rest) in rows.chunks_exact(width).zip(rests.chunks_exact(rest)) {
+        joined.extend_from_slice(row);
+        joined.extend_from_slice(rest);
+    }
+    joined
+}
+
 impl Backend for PrivateEnds {
     fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()> {
-        let count = rows.values.len() / self.width();
+        let count = rows.values.len() / self.row_values();
         let submitted = &mut self.submitted;
         if submitted.more == 0 {
             *submitted = Submitted {
@@ -291,6 +336,8 @@ impl Backend for PrivateEnds {
             }
             let [first, last] = ends;
             let fork = Self {
+                shape: self.shape,
+                layers: self.layers,
                 piece_rows: self.piece_rows,
                 first,
                 middle,

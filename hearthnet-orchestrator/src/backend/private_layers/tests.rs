@@ -157,6 +157,35 @@ fn recurrent_layers_go_back_to_a_common_checkpoint_and_on_with_the_same_bits() {
 }
 
 #[test]
+fn layer_inputs_reach_the_layers_behind_private_ones() {
+    let folder = "../crates/hearthnet-files/tests/data/families/gemma4ple.gguf";
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let file = ModelFile::open(&path).unwrap();
+    let layers = file.spec().layers;
+    let head = Head::load(&file, &one_thread()).unwrap();
+    let rows = |ids: std::ops::Range<u32>| {
+        let mut rows = Vec::new();
+        head.embed(&ids.collect::<Vec<_>>(), &mut rows).unwrap();
+        rows
+    };
+    let (prompt, next) = (rows(0..40), rows(50..51));
+    assert_eq!(prompt.len(), 40 * (32 + 6 * 32));
+    let whole = engine(&file, 0..layers);
+    let mut undisturbed = whole.open().unwrap();
+    let expected = [(0, &prompt), (40, &next)].map(|(at, rows)| run(&mut undisturbed, at, rows));
+    for first in [1, 2] {
+        let private = ends(&file, first, 0);
+        let between = engine(&file, private.hosted()).open().unwrap();
+        let mut backend = private.around(Box::new(between)).unwrap();
+        backend.begin_call(0);
+        let got = [(0, &prompt), (40, &next)].map(|(at, rows)| run(backend.as_mut(), at, rows));
+        assert_eq!(got, expected, "{first} private layers");
+    }
+    let last = PrivateLayers::load(&file, "tiny", (1, 1), 3, &one_thread());
+    assert!(matches!(last, Err(LoadError::Unsupported(_))));
+}
+
+#[test]
 fn a_fork_continues_like_its_source_and_both_are_independent() {
     let file = tiny();
     let private = ends(&file, 2, 1);

@@ -81,8 +81,8 @@ fn wait_until(limit: Duration, is: impl Fn() -> bool) {
     }
 }
 
-/// Draws whether a span is audited. Without randomness it is not.
-fn is_drawn(share: f64) -> bool {
+/// Draws whether a span is audited, which this share of them is. Without randomness it is not.
+pub fn is_drawn(share: f64) -> bool {
     let lot = getrandom::u32().map(|lot| f64::from(lot) / 2f64.powi(32));
     lot.is_ok_and(|lot| lot < share)
 }
@@ -130,15 +130,25 @@ impl Candidate {
         &self.source.choice().health
     }
 
-    /// Positions that an audit covers.
-    fn most_positions(&self) -> u32 {
-        let row = self.source.choice().model.width * size_of::<f32>();
+    fn model(&self) -> &ModelOnWire {
+        &self.source.choice().model
+    }
+
+    /// Positions that an audit of a span covers.
+    fn most_positions(&self, span: &AuditSpan) -> u32 {
+        let encoded = self.input_bytes(span) / self.model().boundary.bytes_per_value();
+        let row = encoded * size_of::<f32>();
         u32::try_from(MAX_BYTES / row.max(1)).unwrap_or(u32::MAX)
     }
 
+    /// Bytes of a row that hosts return.
     fn row_bytes(&self) -> usize {
-        let model = &self.source.choice().model;
-        model.width * model.boundary.bytes_per_value()
+        self.model().bytes_behind()
+    }
+
+    /// Bytes of a row that a host of the span receives.
+    fn input_bytes(&self, span: &AuditSpan) -> usize {
+        self.model().bytes_before(span.layers)
     }
 
     fn audit(&self) {
@@ -152,7 +162,7 @@ impl Candidate {
                 continue;
             }
             let signed = span.receipts.look(Ledger::take_signed);
-            let claims = span.claims(&signed, self.row_bytes(), self.most_positions());
+            let claims = span.claims(&signed, self.input_bytes(span), self.most_positions(span));
             if !claims.is_empty() {
                 wait_until(IDLE_PATIENCE, || self.health().is_idle());
                 self.compare(span, &claims, &signed);
@@ -227,7 +237,7 @@ impl Candidate {
                 false => Some(by.proof(claim.end)?),
             };
             let accused = proof(signed, |one| one == claim)?;
-            let row_bytes = u32::try_from(self.row_bytes()).ok()?;
+            let row_bytes = u32::try_from(self.input_bytes(span)).ok()?;
             Evidence::new(row_bytes, span.rows.concat(), accused, witness)
         });
     }
@@ -248,7 +258,7 @@ impl Candidate {
     /// The first `end` input rows of a span.
     fn input(&self, span: &AuditSpan, end: u32) -> Result<Vec<f32>, ChatError> {
         let mut encoded = span.rows.concat();
-        encoded.truncate(end as usize * self.row_bytes());
+        encoded.truncate(end as usize * self.input_bytes(span));
         let mut values = Vec::new();
         let boundary = self.source.choice().model.boundary;
         let decoded = boundary.decode(&encoded, &mut values);
@@ -366,10 +376,13 @@ impl ShardedBackend {
         let hop = self.hops.get(index)?;
         let receipts = hop.receipts.clone()?;
         let has_claims = receipts.look(|ledger| ledger.has_claims());
+        let (layers, streams) = ((hop.span.lo, hop.span.hi), self.pipeline.input(index));
         Some(AuditSpan {
             host: hop.node(),
-            layers: (hop.span.lo, hop.span.hi),
-            rows: self.pipeline.input(index).filter(|_| has_claims)?,
+            layers,
+            rows: self
+                .inputs
+                .give_all(&streams.filter(|_| has_claims)?, layers),
             receipts,
         })
     }
@@ -403,7 +416,7 @@ impl ShardedBackend {
     /// a host is not exact.
     pub(crate) fn take_over(&mut self) -> Option<TakeOver> {
         let model = &self.model;
-        let values = self.pipeline.submitted_length() as usize * model.width;
+        let values = self.pipeline.submitted_length() as usize * model.rows.width as usize;
         let is_exact = self.hops.iter().all(|hop| hop.receipts.is_some());
         if self.settings.audit_share <= 0.0 || values > MAX_BYTES / size_of::<f32>() || !is_exact {
             return None;
@@ -424,14 +437,14 @@ impl ShardedBackend {
             Some((host, layers.0 == model.hosted.start, Arc::clone(receipts?)))
         });
         let streams = streams.collect();
-        let (boundary, width, back) = (model.boundary, model.width, model.back());
+        let (boundary, width, back) = (model.boundary, model.rows.width, model.back());
         Some(TakeOver {
             hosts: self.hops.iter().map(Hop::node).collect(),
             health: self.health.clone(),
             streams,
             candidate: self.candidate(),
             boundary,
-            last_row: (back == Want::Last).then_some(width),
+            last_row: (back == Want::Last).then_some(width as usize),
         })
     }
 }

@@ -49,6 +49,7 @@ impl ShardedBackend {
             inbox,
             inbound,
             pipeline: self.pipeline.clone(),
+            inputs: self.inputs.clone(),
             name: PipelineId::draw(),
             call: Call::default(),
             prepared: began,

@@ -19,6 +19,7 @@
 //! | replacing a host that failed, leaves or has no room | `recovery.rs` |
 //! | copy of a sequence, on the same hosts | `fork.rs` |
 //! | spans computed again on other hosts | `audit.rs`, `audit_span.rs` |
+//! | observer in tests | `watch.rs` |
 
 mod audit;
 mod audit_span;
@@ -31,8 +32,11 @@ mod starting;
 mod steps;
 mod stream;
 mod waiting;
+#[cfg(feature = "testing")]
+pub mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -45,13 +49,14 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+pub use self::audit::is_drawn;
 use self::audit_span::AuditSpan;
 pub use self::audit_span::RecomputeHere;
 use self::failure::{HopFailure, Interrupted};
 use self::stream::Hop;
 use crate::Cancel;
 use crate::backend::events::{Failover, report_event};
-use crate::backend::pipeline::{Action, Limits, Pipeline};
+use crate::backend::pipeline::{Action, LayerInputs, Limits, Pipeline};
 use crate::backend::{Backend, HopTimes, Output, RouteHop, Rows, Run};
 use crate::error::ChatError;
 use crate::frames::Frame;
@@ -85,6 +90,9 @@ pub struct PumpSettings {
     pub start_timeout: Duration,
     /// Share of the answered spans that other hosts compute again, 0 to 1.
     pub audit_share: f64,
+    /// Observer of the pipeline.
+    #[cfg(feature = "testing")]
+    pub watch: Option<watch::Watch>,
 }
 
 impl Default for PumpSettings {
@@ -98,6 +106,8 @@ impl Default for PumpSettings {
             room_timeout: Duration::from_secs(300),
             start_timeout: Duration::from_secs(30),
             audit_share: 0.05,
+            #[cfg(feature = "testing")]
+            watch: None,
         }
     }
 }
@@ -117,6 +127,7 @@ pub struct ShardedBackend {
     inbox: mpsc::UnboundedSender<(u64, Inbound)>,
     inbound: mpsc::UnboundedReceiver<(u64, Inbound)>,
     pipeline: Pipeline,
+    inputs: LayerInputs,
     /// Id of the pipeline in the flight record.
     name: PipelineId,
     call: Call,
@@ -154,9 +165,10 @@ struct Pending {
 }
 
 impl Pending {
-    fn hand_to(self, pipeline: &mut Pipeline) {
+    fn hand_to(self, pipeline: &mut Pipeline, inputs: &mut LayerInputs) {
         pipeline.return_all(self.all);
-        pipeline.submit(self.position, self.rows, self.more);
+        let rows = inputs.take(self.position, self.rows);
+        pipeline.submit(self.position, rows, self.more);
     }
 }
 
@@ -230,6 +242,7 @@ impl ShardedBackend {
             inbound,
             // Placeholder until the route is known.
             pipeline: Pipeline::new(0, 0, Want::Last, Limits::default()),
+            inputs: LayerInputs::default(),
             name: PipelineId::draw(),
             call: Call::default(),
             prepared: began,
@@ -293,15 +306,20 @@ impl ShardedBackend {
         self.pipeline.length()
     }
 
-    /// All rows submitted so far, `[n, width]`, so that another backend can continue.
+    /// All rows submitted so far, so that another backend can continue.
     ///
     /// # Errors
     /// [`ChatError::Engine`] if they cannot be decoded, which would be a bug of this program.
     pub fn submitted(&mut self) -> Result<Vec<f32>, ChatError> {
         for pending in self.pending.drain(..) {
-            pending.hand_to(&mut self.pipeline);
+            pending.hand_to(&mut self.pipeline, &mut self.inputs);
         }
-        self.decoded(self.pipeline.submitted().map(|bytes| &bytes[..]))
+        let Range { start, end } = self.model.hosted;
+        let streams: Vec<Bytes> = self.pipeline.submitted().cloned().collect();
+        let rows = self
+            .inputs
+            .give_all(&streams, (start, end.saturating_sub(1)));
+        self.decoded(rows.iter().map(|bytes| &bytes[..]))
     }
 
     fn decoded<'a>(
@@ -381,7 +399,7 @@ impl ShardedBackend {
             && let Some(next) = self.pending.pop_front()
         {
             let (position, before) = (next.position, self.pipeline.submitted_length());
-            next.hand_to(&mut self.pipeline);
+            next.hand_to(&mut self.pipeline, &mut self.inputs);
             if position < before {
                 self.rewind_hosts(position);
             }

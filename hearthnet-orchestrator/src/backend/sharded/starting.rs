@@ -16,7 +16,7 @@ use super::recovery::pause;
 use super::{Call, ShardedBackend};
 use crate::Cancel;
 use crate::backend::Run;
-use crate::backend::pipeline::{Limits, Pipeline};
+use crate::backend::pipeline::{LayerInputs, Limits, Pipeline};
 use crate::error::ChatError;
 
 /// The pause grows up to this exponent: 100 to 200 ms, so that a free stream is taken soon.
@@ -103,7 +103,10 @@ impl ShardedBackend {
             chunk_rows: self.settings.prefill_rows,
             history_bytes: self.settings.history_bytes,
         };
-        let row_bytes = self.model.width * self.model.boundary.bytes_per_value();
+        let (row_bytes, hosted) = (self.model.bytes_behind(), self.model.hosted.clone());
+        let input_bytes =
+            self.model.rows.per_layer as usize * self.model.boundary.bytes_per_value();
+        self.inputs = LayerInputs::new(hosted, row_bytes, input_bytes);
         self.pipeline = Pipeline::new(route.len(), row_bytes, self.model.back(), limits);
         for (index, span) in route.into_iter().enumerate() {
             let hop = self.hop(index, span);

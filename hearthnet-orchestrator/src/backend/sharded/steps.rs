@@ -33,7 +33,10 @@ impl ShardedBackend {
         self.next_hop += 1;
         let epoch = self.pipeline.epoch(index);
         let link = &span.link;
-        let row_bytes = self.model.width * self.model.boundary.bytes_per_value();
+        let row_bytes = (
+            self.model.bytes_before((span.lo, span.hi)),
+            self.model.bytes_behind(),
+        );
         let (stream, receipts) = link.register(id, epoch, self.inbox.clone(), |stream| {
             let statement = Statement {
                 host: link.descriptor.host,
@@ -54,7 +57,8 @@ impl ShardedBackend {
         let bands = self.model.bands.as_ref();
         let band = bands.and_then(|b| b.get(span.hi as usize)).copied();
         let shard_id = Descriptor::shard_id(&self.model.model_id, span.lo, span.hi);
-        let rows = (self.model.width, self.model.boundary, band);
+        let width = self.model.rows.width as usize;
+        let rows = (width, self.model.boundary, band);
         let layers = (self.model.weights, span.lo, span.hi);
         let host = span.link.descriptor.host;
         Hop {
@@ -94,6 +98,11 @@ impl ShardedBackend {
                 shard: hop.shard_id.as_str().into(),
                 trace: hop.trace(),
             });
+            #[cfg(feature = "testing")]
+            if let Some(watch) = &self.settings.watch {
+                let (layers, epoch) = ((hop.span.lo, hop.span.hi), hop.epoch);
+                watch.tell(super::watch::Told::Asked { layers, epoch });
+            }
             let asked = hop.ask(self.model.weights);
             self.hop_failures.extend(asked.err());
         }
@@ -123,20 +132,23 @@ impl ShardedBackend {
         if let Some(receipts) = hop.receipts.as_ref().filter(|_| want != Want::None) {
             receipts.look(Ledger::asked);
         }
+        let layers = (hop.span.lo, hop.span.hi);
+        let data = self.inputs.give(chunk.position, &chunk.data, layers);
         hop.sent.push_back(Sent {
             at,
             rows: chunk.rows,
-            data: chunk.data.clone(),
+            stream: chunk.data,
+            data: data.clone(),
         });
         hop.send(Message::Step(Step {
             stream: hop.stream,
             epoch,
             position: chunk.position,
             rows: chunk.rows,
-            width: self.model.width as u32,
+            width: self.model.rows.before((layers.0..=layers.1).count()) as u32,
             dtype: self.dtype,
             want,
-            data: chunk.data,
+            data,
         }))
     }
 
@@ -148,7 +160,7 @@ impl ShardedBackend {
         at: Instant,
     ) -> Result<(), HopFailure> {
         let (epoch, position, rows) = (result.epoch, result.position, result.rows);
-        let (width, data) = (result.width as usize, result.data);
+        let (width, data) = (result.width, result.data);
         let Some(hop) = self.hops.get_mut(index) else {
             return Ok(());
         };
@@ -158,14 +170,14 @@ impl ShardedBackend {
             let first = position.saturating_add(sent.rows.saturating_sub(rows));
             let checked = if rows == 0 && data.is_empty() {
                 Ok(())
-            } else if width != self.model.width || result.dtype != self.dtype {
+            } else if width != self.model.rows.width || result.dtype != self.dtype {
                 Err(CheckError::Shape {
                     bytes: data.len(),
                     rows,
-                    width,
+                    width: width as usize,
                 })
             } else {
-                hop.check.check(first, rows, &sent.data, &data)
+                hop.check.check(first, rows, &sent.stream, &data)
             };
             if let Err(error) = checked {
                 metrics::counter!("distributed_inference_shard_corruption_detected_total")
@@ -181,6 +193,14 @@ impl ShardedBackend {
         let returned = data.clone();
         match self.pipeline.on_result(index, epoch, position, rows, data) {
             Ok(outcome @ (Outcome::Accepted | Outcome::Replayed)) => {
+                #[cfg(feature = "testing")]
+                if let Some(watch) = &self.settings.watch {
+                    watch.tell(super::watch::Told::Taken {
+                        layers: (hop.span.lo, hop.span.hi),
+                        epoch,
+                        position,
+                    });
+                }
                 if outcome == Outcome::Replayed {
                     hop.compare_replay(position, &returned);
                 }

@@ -44,7 +44,10 @@ const NO_SOURCE: [Code; 2] = [Code::new("unknown_stream"), POSITION_GAP];
 pub(super) struct Sent {
     pub(super) at: Instant,
     pub(super) rows: u32,
-    /// The rows sent; an answer equal to them is rejected (`CheckError::Unchanged`).
+    /// Residual stream of the rows sent; an answer equal to it is rejected
+    /// (`CheckError::Unchanged`).
+    pub(super) stream: Bytes,
+    /// The rows sent.
     pub(super) data: Bytes,
 }
 

@@ -110,6 +110,10 @@ pub(crate) struct MeshArgs {
     /// planned, petals_like, auto.
     #[arg(long, value_name = "POLICY,POLICY", value_delimiter = ',')]
     pub(crate) policy: Vec<PolicyName>,
+    /// Measure the cost of receipts instead: one chat with and without them in turns, and the hashes
+    /// and signatures by themselves.
+    #[arg(long, conflicts_with = "policy")]
+    pub(crate) receipts: bool,
     /// Tokens of the long prompt.
     #[arg(long, default_value_t = 512)]
     pub(crate) prefill: u32,

@@ -584,7 +584,8 @@ most missing layers, then the one that is served least. It never takes more than
 research.distributed_inference.host.memory_budget_mb. While layers are missing, a host all of \
 whose layers others serve as well moves to them: of hosts with the same layers, the one with the \
 smallest node id stays. Hosts that have all measured the model follow `hearthnet plan` instead. A \
-host that has lost all other nodes for 20 s takes all layers, if its memory and disk hold them.";
+host that has lost all other nodes for 20 s, or is the only home for 50 s, takes all layers, if its \
+memory and disk hold them.";
 
 #[cfg(test)]
 mod tests;

@@ -40,6 +40,10 @@ pub(crate) struct UpArgs {
     /// http.api_key_file names none.
     #[arg(long, conflicts_with = "http")]
     pub(crate) phone: bool,
+    /// Start this node at every boot as well, with these addresses: writes and enables a unit of the
+    /// user's systemd.
+    #[arg(long)]
+    pub(crate) at_boot: bool,
     /// Do not open the page in a browser.
     #[arg(long)]
     pub(crate) no_open: bool,

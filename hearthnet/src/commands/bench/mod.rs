@@ -3,6 +3,7 @@
 mod interval;
 mod mesh;
 mod policies;
+mod receipts;
 mod setup;
 mod transport;
 
@@ -19,6 +20,7 @@ use crate::models::{pick, refuse_encoder, resolve};
 pub(crate) fn run(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
     match command {
         BenchCommand::Engine(args) => engine(args, cx),
+        BenchCommand::Mesh(args) if args.receipts => receipts::run(&args, cx),
         BenchCommand::Mesh(args) if args.policy.is_empty() => mesh::run(&args, cx),
         BenchCommand::Mesh(args) => policies::run(&args, cx),
         BenchCommand::Transport {

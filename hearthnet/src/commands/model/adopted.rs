@@ -1,8 +1,9 @@
-//! Adopted models in `hearthnet model list`: which member serves which layers, and what is on this
-//! machine.
+//! Adopted models in `hearthnet model list`: which member serves and holds which layers, and what is on
+//! this machine.
 
 use std::fmt::Write as _;
 
+use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Adoption, Community};
 use hearthnet_files::WeightsId;
 use hearthnet_files::part::Part;
@@ -12,6 +13,7 @@ use serde::Serialize;
 
 use crate::cli::{bytes, first_digits};
 use crate::models::adopted::{held_layers, identity, part_folder};
+use crate::node::Holdings;
 
 /// Adopted model.
 #[derive(Debug, Serialize)]
@@ -27,6 +29,9 @@ pub(super) struct Row {
     hosts: Vec<Host>,
     /// Layers that no member serves.
     missing: Vec<(u32, u32)>,
+    /// Whole layers on the disks of members that the running node reaches, also of those that they do
+    /// not serve. `None` if no node runs here.
+    held: Option<Vec<Holder>>,
     /// `None` if there is no part on this machine.
     here: Option<Here>,
 }
@@ -36,6 +41,13 @@ struct Host {
     node: String,
     name: String,
     layers: (u32, u32),
+}
+
+#[derive(Debug, Serialize)]
+struct Holder {
+    node: String,
+    name: String,
+    layers: Vec<(u32, u32)>,
 }
 
 /// Part on this machine.
@@ -58,7 +70,7 @@ impl Here {
 }
 
 /// The models that a community has adopted.
-pub(super) fn rows(state: &Community, now_ms: u64) -> Vec<Row> {
+pub(super) fn rows(state: &Community, holdings: Option<&Holdings>, now_ms: u64) -> Vec<Row> {
     let served = by_model(state.usable_shards(now_ms), |_| true);
     let models = state.models().into_iter();
     let row = |model: &Adoption| {
@@ -81,6 +93,15 @@ pub(super) fn rows(state: &Community, now_ms: u64) -> Vec<Row> {
                 })
                 .collect(),
             missing: coverage.map_or_else(|| vec![whole], |it| it.missing.clone()),
+            held: holdings.map(|all| {
+                let held = all.get(&weights).into_iter().flatten();
+                let holder = |(node, layers): (&NodeId, &Vec<(u32, u32)>)| Holder {
+                    node: node.to_string(),
+                    name: state.shown_name(node, now_ms),
+                    layers: layers.clone(),
+                };
+                held.map(holder).collect()
+            }),
             here: Here::of(model),
         }
     };
@@ -125,7 +146,14 @@ pub(super) fn listing(community: &str, rows: &[Row]) -> String {
                 }
             }
         };
-        let _ = writeln!(out, "   {served}\n   {here}");
+        let _ = writeln!(out, "   {served}");
+        if let Some(held) = row.held.as_ref().filter(|held| !held.is_empty()) {
+            let held = held.iter();
+            let held = held.map(|it| format!("{} {}", it.name, runs_text(&it.layers)));
+            let held: Vec<String> = held.collect();
+            let _ = writeln!(out, "   on other disks: {}", held.join("; "));
+        }
+        let _ = writeln!(out, "   {here}");
     }
     out.push('\n');
     out
@@ -144,6 +172,7 @@ mod tests {
             model_bytes: 5 << 30,
             hosts,
             missing,
+            held: None,
             here,
         }
     }
@@ -164,11 +193,24 @@ mod tests {
             layers: vec![(0, 3), (7, 7)],
         };
         let hosts = vec![host("attic", (0, 17)), host("kitchen", (20, 35))];
+        let held = |name: &str, layers| Holder {
+            node: String::new(),
+            name: name.to_owned(),
+            layers,
+        };
+        let held = vec![
+            held("attic", vec![(0, 35)]),
+            held("kitchen", vec![(0, 1), (20, 35)]),
+        ];
+        let row = |held, hosts, missing, here| Row {
+            held,
+            ..row(hosts, missing, here)
+        };
         let text = listing(
             "Elm",
             &[
-                row(hosts, vec![(18, 19)], Some(here)),
-                row(vec![], vec![(0, 35)], None),
+                row(Some(held), hosts, vec![(18, 19)], Some(here)),
+                row(Some(vec![]), vec![], vec![(0, 35)], None),
             ],
         );
         let lines: Vec<&str> = text.lines().collect();
@@ -179,6 +221,7 @@ mod tests {
                 " qwen3-4b",
                 "   36 layers, 5.0 GiB, weights abababab",
                 "   served by attic 0-17, kitchen 20-35; layers 18-19 are missing",
+                "   on other disks: attic 0-35; kitchen 0-1, 20-35",
                 "   on this machine: 1.0 GiB, layers 0-3, 7",
                 " qwen3-4b",
                 "   36 layers, 5.0 GiB, weights abababab",

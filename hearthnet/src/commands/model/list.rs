@@ -14,6 +14,7 @@ use crate::cli::{Failure, bytes, note, print, print_json, table};
 use crate::home::now_ms;
 use crate::models::local_files::{State, bytes_here, fetched, named, state};
 use crate::models::{Availability, Capacity, models_dir, other_text};
+use crate::node::Holdings;
 
 /// Model that is on this machine, or in the catalogue.
 #[derive(Debug, Serialize)]
@@ -90,15 +91,17 @@ impl Row {
     }
 }
 
-/// `state` is that of this node's community, if it is in one.
+/// `state` is that of this node's community, if it is in one; `holdings` those of the members that the
+/// running node reaches.
 pub(super) fn list(
     catalogue: &Catalogue,
     capacity: &Capacity,
     state: Option<&Community>,
+    holdings: Option<&Holdings>,
     json: bool,
 ) -> Result<(), Failure> {
     let models = models_dir()?;
-    let adopted = state.map_or_else(Vec::new, |state| adopted::rows(state, now_ms()));
+    let adopted = state.map_or_else(Vec::new, |state| adopted::rows(state, holdings, now_ms()));
     let known: Vec<Row> = catalogue
         .models()
         .map(|entry| {

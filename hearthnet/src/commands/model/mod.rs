@@ -20,16 +20,20 @@ use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Resolved;
 use hearthnet_tokens::inspect::{container, inspect};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::cli::args::ModelCommand;
-use crate::cli::{Failure, Kind, Progress, cancel_on_interrupt, failure, print, print_result};
+use crate::cli::{
+    Failure, Kind, Progress, block_on, cancel_on_interrupt, failure, print, print_result,
+};
 use crate::config::Context;
+use crate::home::Home;
 use crate::models::adopted::{named, resolved};
 use crate::models::capacity::community;
 use crate::models::catalogue::catalogue;
 use crate::models::open_file::{open_file, require_whole};
 use crate::models::{Capacity, import, pull_model, resolve, weight_type};
-use crate::node::open_home;
+use crate::node::{Holdings, Running, local_api, open_home};
 
 /// Runs a command. For a command that only reads, `adopted` is the adopted model that it names: its
 /// sandbox denies the log, which has the names.
@@ -55,8 +59,18 @@ pub(crate) fn run(
         ModelCommand::List { json } => {
             let (catalogue, home) = (catalogue(&cx.global)?, community(&cx.global));
             let capacity = Capacity::of(cx, home.as_ref());
+            let holdings = match &home {
+                Some(home) => block_on(holdings(home))?,
+                None => None,
+            };
             let state = home.map(|home| home.state());
-            list::list(&catalogue, &capacity, state.as_deref(), json)
+            list::list(
+                &catalogue,
+                &capacity,
+                state.as_deref(),
+                holdings.as_ref(),
+                json,
+            )
         }
         ModelCommand::Adopt { model, json } => adopt::run(&model, &open_home(cx)?, cx, json),
         ModelCommand::Drop { model, json } => adopt::drop_model(&model, &open_home(cx)?, cx, json),
@@ -101,6 +115,13 @@ pub(crate) fn run(
         }
         ModelCommand::Convert { model, to, output } => convert_file(&file(&model)?, &to, &output),
     }
+}
+
+/// What the members that the running node reaches hold of the adopted models; `None` if no node runs.
+async fn holdings(home: &Home) -> Result<Option<Holdings>, Failure> {
+    let asked = json!({ "holdings": true });
+    let running: Option<Running> = local_api::ask(&home.dir, local_api::NODE_STATUS, &asked).await;
+    Ok(running.and_then(|running| running.holdings))
 }
 
 /// Shows the container of a file whose model cannot be run.

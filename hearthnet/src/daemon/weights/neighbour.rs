@@ -44,8 +44,10 @@ impl PieceSource for Neighbour {
         Ok(held.map_err(failed)?.unwrap_or_default().pieces)
     }
 
+    /// Half of the requests that may be in flight: 2 MiB, which a link of 1 Gbit/s carries in 17 ms. From
+    /// an answer to the next request, four threads of low priority take turns.
     fn lanes(&self) -> usize {
-        4
+        8
     }
 
     fn run(&self) -> u32 {

@@ -50,7 +50,7 @@ impl Parts {
         Some(self.open.write().remove(weights)?.part)
     }
 
-    pub(super) fn get(&self, weights: &[u8; 32]) -> Option<Arc<Part>> {
+    pub(crate) fn get(&self, weights: &[u8; 32]) -> Option<Arc<Part>> {
         Some(self.open(weights)?.part)
     }
 

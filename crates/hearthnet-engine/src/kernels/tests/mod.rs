@@ -2,6 +2,8 @@
 //! specs/canonical-arithmetic.md, and accuracy against `f64`.
 
 mod accuracy;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod avx_vnni;
 mod bits;
 mod mamba;
 mod reference;

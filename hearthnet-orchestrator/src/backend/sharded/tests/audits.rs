@@ -446,7 +446,7 @@ fn the_evidence_of_a_mismatch_convicts_the_liar_and_no_other_host() {
         let computed = here()(0..2, &values).unwrap();
         let mut rows = Vec::new();
         BoundaryDtype::F32.encode(&computed, &mut rows);
-        assert_eq!(evidence.finding(&rows), finding, "{liars:?}");
+        assert_eq!(evidence.finding(&rows, 4 * WIDTH), finding, "{liars:?}");
     }
 }
 

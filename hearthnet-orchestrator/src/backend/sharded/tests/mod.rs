@@ -14,6 +14,7 @@ use std::sync::Arc;
 use hearthnet_bus::receipt::{Claim, Inputs, Statement};
 use hearthnet_bus::{Descriptor, NodeKey};
 use hearthnet_engine::ARITHMETIC;
+use hearthnet_files::spec::RowShape;
 use hearthnet_files::{BoundaryDtype, WeightsId};
 use hearthnet_transport::{
     Admission, CloseCode, Code, Config, Connection, DType, Hello, Identity, Listener, Message,
@@ -717,7 +718,7 @@ impl Stage {
         let model = ModelOnWire {
             model_id: "puppet".into(),
             weights: WEIGHTS,
-            width: WIDTH,
+            rows: RowShape::plain(WIDTH as u32),
             layers: LAYERS,
             together: LAYERS..LAYERS,
             hosted,
