@@ -240,7 +240,7 @@ impl Fleet {
         self.model.bands = Some(bands);
     }
 
-    /// What evidence shows, by the rows that layers from `lo` to `hi` of the right file compute.
+    /// Finding about evidence, from the rows that layers `lo` to `hi` of the right file compute.
     pub(crate) fn finding(&self, evidence: &Evidence, (lo, hi): (u32, u32)) -> Result<Finding> {
         let boundary = self.model.boundary;
         let mut values = Vec::new();

@@ -1,6 +1,7 @@
 //! `hearthnet-adversarial`, which `hearthnet adversarial` runs: the command line of the suite.
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::fs;
 use std::io::Write as _;
 use std::num::NonZeroUsize;
@@ -17,7 +18,8 @@ use hearthnet_adversarial::{
 };
 use hearthnet_files::ModelFile;
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::runtime::Builder;
+use serde::Serialize;
+use tokio::runtime::{Builder, Runtime};
 
 /// Attack hosts and nodes of this program with every attack of the suite, and show which claims
 /// hold.
@@ -220,9 +222,12 @@ fn main() -> ExitCode {
 }
 
 fn in_runtime<T>(work: impl Future<Output = Result<T, HarnessError>>) -> Result<T, HarnessError> {
-    let mut runtime = Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(2).enable_all().build()?;
-    runtime.block_on(work)
+    runtime()?.block_on(work)
+}
+
+fn runtime() -> Result<Runtime, HarnessError> {
+    let mut builder = Builder::new_multi_thread();
+    Ok(builder.worker_threads(2).enable_all().build()?)
 }
 
 /// Answers of commands that attack nothing.
@@ -268,6 +273,16 @@ fn progress() -> Result<(ProgressBar, impl FnMut(usize, usize)), HarnessError> {
     Ok((bar, set))
 }
 
+/// Prints the result of a measurement.
+fn show(result: &(impl Serialize + Display), json: bool) -> Result<(), HarnessError> {
+    let text = match json {
+        true => serde_json::to_string_pretty(result)? + "\n",
+        false => result.to_string(),
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
 fn sweep(arguments: &SweepArgs) -> Result<(), HarnessError> {
     let SweepArgs { json, report, .. } = arguments;
     if let Some(path) = report {
@@ -287,11 +302,7 @@ fn sweep(arguments: &SweepArgs) -> Result<(), HarnessError> {
     let (bar, mut progress) = progress()?;
     let result = sensitivity(&file, &bands, &mut progress)?;
     bar.finish_and_clear();
-    let text = match json {
-        true => serde_json::to_string_pretty(&result)? + "\n",
-        false => result.to_string(),
-    };
-    std::io::stdout().write_all(text.as_bytes())?;
+    show(&result, *json)?;
     if let Some(path) = report {
         fs::write(path, result.page())?;
     }
@@ -302,16 +313,11 @@ fn detect(arguments: &DetectionArgs) -> Result<(), HarnessError> {
     if let Some(path) = &arguments.report {
         fs::write(path, "")?;
     }
-    let mut runtime = Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(2).enable_all().build()?;
+    let runtime = runtime()?;
     let (bar, mut progress) = progress()?;
     let result = detection(runtime.handle(), arguments.runs, &mut progress)?;
     bar.finish_and_clear();
-    let text = match arguments.json {
-        true => serde_json::to_string_pretty(&result)? + "\n",
-        false => result.to_string(),
-    };
-    std::io::stdout().write_all(text.as_bytes())?;
+    show(&result, arguments.json)?;
     if let Some(path) = &arguments.report {
         fs::write(path, result.page())?;
     }

@@ -21,7 +21,7 @@ const SKIPPED: u32 = 3;
 /// Added to every value with changing signs. Values are about 1.
 const STEER: f32 = 0.004;
 
-/// What a host does in every answer.
+/// Lie that a host repeats in every answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -61,7 +61,7 @@ impl HostLie {
         }
     }
 
-    /// What the host does, in a sentence.
+    /// Description of the lie: a sentence without its subject, the host.
     pub(super) fn explanation(self) -> &'static str {
         match self {
             Self::SteeringVector => {
@@ -92,7 +92,7 @@ pub(super) struct Liar {
 /// Whether a host lied since the last time.
 #[derive(Clone, Default)]
 pub(super) struct Lied {
-    /// It computes with another file.
+    /// The host computes with another file.
     always: bool,
     changed: Arc<AtomicBool>,
 }

@@ -53,7 +53,7 @@ const PRIVATE: u32 = 2;
 const MARGIN: f32 = 1.5;
 const MODEL: &str = "tiny-audited";
 
-/// What caught a liar.
+/// Check that caught a liar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -115,6 +115,13 @@ impl Runs {
     /// Requests within which 95% of the runs were caught.
     fn most_within(&self) -> Option<usize> {
         (1..=MOST).find(|requests| self.within(*requests) >= 0.95)
+    }
+
+    /// Percentage of the runs that were caught within [`GOAL`] requests, with its 95% interval.
+    fn percent_within_goal(&self) -> (f64, f64, f64) {
+        let share = self.within(GOAL);
+        let (low, high) = interval(share, self.0.len());
+        (100.0 * share, 100.0 * low, 100.0 * high)
     }
 
     fn by(&self, by: By) -> usize {
@@ -343,14 +350,8 @@ impl fmt::Display for Detections {
         )?;
         for found in &self.lies {
             let (real, simulated) = (&found.real, &found.simulated);
-            let share = real.within(GOAL);
-            let (low, high) = interval(share, real.0.len());
-            let shown = format!(
-                "{:.1}% ({:.1} to {:.1})",
-                100.0 * share,
-                100.0 * low,
-                100.0 * high
-            );
+            let (percent, low, high) = real.percent_within_goal();
+            let shown = format!("{percent:.1}% ({low:.1} to {high:.1})");
             writeln!(
                 f,
                 "{:<24}  {:>6.0}% {:>6.0}%  {:>5} {shown:>23}  {:>7} {:>7}  {:>6}  {:>8.1}%  {:>6}",
@@ -368,16 +369,12 @@ impl fmt::Display for Detections {
         let never = self.lies.iter().filter(|found| found.by_rows == 0.0);
         let audited: Vec<Option<Caught>> = never.flat_map(|found| found.real.0.clone()).collect();
         let audited = Runs(audited);
-        let share = audited.within(GOAL);
-        let (low, high) = interval(share, audited.0.len());
+        let (percent, low, high) = audited.percent_within_goal();
         writeln!(
             f,
-            "\nreal runs that only an audit can end: {}, of which {:.1}% ({:.1} to {:.1}) within \
+            "\nreal runs that only an audit can end: {}, of which {percent:.1}% ({low:.1} to {high:.1}) within \
              {GOAL} requests, 95% within {}\nexpected, if every audit finds the lie: {:.1}%",
             audited.0.len(),
-            100.0 * share,
-            100.0 * low,
-            100.0 * high,
             requests(audited.most_within()),
             100.0 * (1.0 - (1.0 - self.audit_share).powi(GOAL as i32)),
         )

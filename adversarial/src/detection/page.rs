@@ -1,7 +1,7 @@
 //! Page of a measurement: one HTML file without scripts, and without anything that a browser would
 //! fetch.
 
-use super::{By, Detections, Found, GOAL, MOST, Runs, SIMULATED, interval, requests};
+use super::{By, Detections, Found, GOAL, MOST, Runs, SIMULATED, requests};
 use crate::report::page_of;
 use crate::report::plot::{Axis, Curve, curves, escape};
 
@@ -59,20 +59,14 @@ fn table(result: &Detections) -> String {
     );
     for found in &result.lies {
         let (real, simulated) = (&found.real, &found.simulated);
-        let share = real.within(GOAL);
-        let (low, high) = interval(share, real.0.len());
+        let (percent, low, high) = real.percent_within_goal();
         let [rows, audits] = [By::Rows, By::Audit].map(|by| real.by(by));
         let numbers = [
             real.0.len().to_string(),
             rows.to_string(),
             audits.to_string(),
             (real.0.len() - rows - audits).to_string(),
-            format!(
-                "{:.1} % ({:.1} to {:.1})",
-                100.0 * share,
-                100.0 * low,
-                100.0 * high
-            ),
+            format!("{percent:.1} % ({low:.1} to {high:.1})"),
             requests(real.most_within()),
             format!("{:.1} %", 100.0 * simulated.within(GOAL)),
             requests(simulated.most_within()),

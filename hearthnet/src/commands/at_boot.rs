@@ -20,6 +20,13 @@ const NAME: &str = "hearthnet.service";
 const PROGRAM: &str = "ExecStart=";
 /// Longest unit of a user that is compared.
 const MAX_BYTES: u64 = 64 << 10;
+/// Exists while systemd runs the machine.
+const SYSTEMD: &str = "/run/systemd/system";
+
+/// Whether systemd runs this machine.
+pub(super) fn is_possible() -> bool {
+    Path::new(SYSTEMD).is_dir()
+}
 
 /// Enables the unit. The node runs now in any case, so a failure is only reported.
 pub(super) fn enable(args: &UpArgs, cx: &Context) {

@@ -31,8 +31,6 @@ use crate::node::open_home;
 const CODE: &str = "hearth1";
 /// Key of the page, in the data directory, if the configuration names no file.
 const KEY_FILE: &str = "http.key";
-/// Exists while systemd runs the machine.
-const SYSTEMD: &str = "/run/systemd/system";
 /// How long to look for a node of the community.
 const JOIN_WAIT: std::time::Duration = std::time::Duration::from_secs(60);
 /// Validity of the code that the founder of a community is shown.
@@ -94,7 +92,7 @@ pub(crate) fn run(args: &UpArgs, global: Global) -> Result<(), Failure> {
     };
     if args.at_boot {
         at_boot::enable(args, &cx);
-    } else if is_new && Path::new(SYSTEMD).is_dir() {
+    } else if is_new && at_boot::is_possible() {
         note("`hearthnet up --at-boot` lets systemd start this node at every boot");
     }
     if args.from.is_some() && Lock::is_held(&dir) {

@@ -214,9 +214,7 @@ pub(crate) fn holds_layer(part: &Part, layer: u32) -> bool {
 
 /// Ranges of the layers of which a part holds every piece.
 pub(crate) fn held_layers(part: &Part, layers: u32) -> Vec<(u32, u32)> {
-    let lacking = (0..layers).filter(|layer| !holds_layer(part, *layer));
-    let lacking: Vec<(u32, u32)> = lacking.map(|layer| (layer, layer)).collect();
-    missing(layers, &lacking)
+    ranges(layers, |layer| holds_layer(part, layer))
 }
 
 /// Ranges of the layers of which every piece is in `held`: ascending runs that do not touch.
@@ -226,7 +224,14 @@ pub(crate) fn layers_in(table: &PieceTable, layers: u32, held: &[Range<u32>]) ->
         let run = after.checked_sub(1).and_then(|at| held.get(at));
         run.is_some_and(|run| wanted.end <= run.end)
     };
-    let lacking = (0..layers).filter(|layer| !table.of_layers(*layer, *layer).iter().all(is_in));
+    ranges(layers, |layer| {
+        table.of_layers(layer, layer).iter().all(is_in)
+    })
+}
+
+/// Ranges of the layers that are held.
+fn ranges(layers: u32, is_held: impl Fn(u32) -> bool) -> Vec<(u32, u32)> {
+    let lacking = (0..layers).filter(|layer| !is_held(*layer));
     let lacking: Vec<(u32, u32)> = lacking.map(|layer| (layer, layer)).collect();
     missing(layers, &lacking)
 }

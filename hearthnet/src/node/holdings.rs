@@ -45,7 +45,7 @@ pub(super) async fn of_members(node: &Node, layers_in: &LayersIn) -> Holdings {
                     }
                 }
             };
-            // What it said in time counts.
+            // Answers that came in time count.
             let _ = timeout(LIMIT, asking).await;
             (peer.node, held)
         }

@@ -162,8 +162,7 @@ impl Report {
         now_ms: u64,
         name: &dyn Fn(&NodeId) -> String,
     ) -> Result<Self, NoPlan> {
-        let announced: BTreeSet<&NodeId> = state.measured(now_ms).map(|(node, _)| node).collect();
-        if !announced.contains(&asked.own) {
+        if !state.measured(now_ms).any(|(node, _)| *node == asked.own) {
             return Err(NoPlan::NodeNotMeasured);
         }
         let of_model = have_measured(state, asked.weights, now_ms);

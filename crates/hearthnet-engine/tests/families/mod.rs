@@ -248,7 +248,7 @@ fn a_cut_between_a_layer_and_the_keys_that_it_uses_is_refused_with_the_reason() 
     assert!(matches!(ran, Err(EngineError::Cut(_))), "{ran:?}");
 }
 
-/// What a host can infer from the inputs of its layers: the token, from any one layer.
+/// A host can infer the token from the input of any one layer.
 #[test]
 fn the_input_of_any_single_layer_names_its_token() {
     let file = open("gemma4ple");

@@ -1,15 +1,15 @@
-//! For tests: what a pipeline tells an observer that checks it.
+//! For tests: an observer that checks the requests and answers of a pipeline.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// What a pipeline does. Layers are the first and the last.
+/// Event of a pipeline. `layers` are the first and the last layer of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // For tests.
 pub enum Told {
-    /// It asks a host for a stream.
+    /// The pipeline asks a host for a stream.
     Asked { layers: (u32, u32), epoch: u32 },
-    /// It takes an answer, which names this epoch.
+    /// The pipeline takes an answer that names this epoch.
     Taken {
         layers: (u32, u32),
         epoch: u32,

@@ -2,14 +2,40 @@
 //! to the Bootstrap*, 1993, chapter 13). Pure.
 
 use hearthnet_engine::bench::median;
+use serde::Serialize;
 
 /// Resamples with replacement. Their 2.5th and 97.5th percentiles are the interval.
 const RESAMPLES: usize = 2_000;
 /// Start of the random numbers, so that the same samples give the same interval.
 const SEED: u64 = 40;
 
+/// Ratios of two speeds, one of each round.
+#[derive(Debug, Serialize)]
+pub(super) struct Ratios {
+    /// Median of the rounds.
+    pub(super) ratio: f64,
+    /// 95% confidence interval of the median.
+    pub(super) low: f64,
+    pub(super) high: f64,
+    pub(super) ratios: Vec<f64>,
+}
+
+impl Ratios {
+    /// `rounds`: the speed to compare, and the one that it is divided by.
+    pub(super) fn new(rounds: impl Iterator<Item = (f64, f64)>) -> Self {
+        let ratios: Vec<f64> = rounds.map(|(a, b)| a / b.max(f64::MIN_POSITIVE)).collect();
+        let (low, high) = interval(&ratios);
+        Self {
+            ratio: median(&ratios),
+            low,
+            high,
+            ratios,
+        }
+    }
+}
+
 /// 95% confidence interval of the median of `samples`.
-pub(super) fn interval(samples: &[f64]) -> (f64, f64) {
+fn interval(samples: &[f64]) -> (f64, f64) {
     let mut random = SEED;
     let mut medians: Vec<f64> = (0..RESAMPLES)
         .map(|_| {

@@ -19,7 +19,7 @@ use hearthnet_orchestrator::{ChatError, Service};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::interval::interval;
+use super::interval::Ratios;
 use super::mesh::median;
 use super::setup::{self, Questions, Setup};
 use crate::answering::chat_backends::pooled_hosts;
@@ -327,12 +327,8 @@ struct PolicyResult {
 struct PolicyRatio {
     policy: &'static str,
     metric: &'static str,
-    /// Median of the rounds.
-    ratio: f64,
-    /// 95% confidence interval of the median.
-    low: f64,
-    high: f64,
-    ratios: Vec<f64>,
+    #[serde(flatten)]
+    rounds: Ratios,
 }
 
 #[derive(Debug, Serialize)]
@@ -419,8 +415,8 @@ impl Report {
             [
                 format!("{} / {first}", ratio.policy),
                 ratio.metric.to_owned(),
-                format!("{:.3}", ratio.ratio),
-                format!("{:.3} to {:.3}", ratio.low, ratio.high),
+                format!("{:.3}", ratio.rounds.ratio),
+                format!("{:.3} to {:.3}", ratio.rounds.low, ratio.rounds.high),
             ]
         });
         format!(
@@ -454,16 +450,10 @@ impl PolicyRatio {
         (metric, of): Metric,
     ) -> Self {
         let rounds = first.iter().zip(others);
-        let ratio = |(a, b): (&Sample, &Sample)| of(b) / of(a).max(f64::MIN_POSITIVE);
-        let ratios: Vec<f64> = rounds.map(ratio).collect();
-        let (low, high) = interval(&ratios);
         Self {
             policy: policy.as_str(),
             metric,
-            ratio: median(ratios.iter().copied()),
-            low,
-            high,
-            ratios,
+            rounds: Ratios::new(rounds.map(|(a, b)| (of(b), of(a)))),
         }
     }
 }
@@ -488,8 +478,10 @@ mod tests {
         let of = |metric| PolicyRatio::new(PolicyName::Planned, (&first, &other), metric);
         let ratio = of(METRICS[1]);
         assert_eq!((ratio.policy, ratio.metric), ("planned", "one chat"));
-        assert_eq!((ratio.ratio, ratio.low, ratio.high), (1.2, 1.2, 1.3));
+        let rounds = ratio.rounds;
+        assert_eq!((rounds.ratio, rounds.low, rounds.high), (1.2, 1.2, 1.3));
         let same = of(METRICS[0]);
-        assert_eq!((same.ratio, same.low, same.high), (1.0, 1.0, 1.0));
+        let rounds = same.rounds;
+        assert_eq!((rounds.ratio, rounds.low, rounds.high), (1.0, 1.0, 1.0));
     }
 }

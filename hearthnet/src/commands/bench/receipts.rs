@@ -1,8 +1,8 @@
 //! `hearthnet bench mesh --receipts`: cost of receipts (`specs/receipts.md`) beside decode.
 //!
-//! One chat is answered with and without receipts in turns, over the same hosts; another one begins
-//! in each round. The speeds are compared by the ratios of the rounds: their median, and a confidence
-//! interval (`interval.rs`). The cost is far below what rounds differ by, so the work is also measured
+//! One chat is answered with and without receipts in turns, over the same hosts. Rounds begin with and
+//! without them in turns. The speeds are compared by the ratios of the rounds: their median, and a
+//! confidence interval (`interval.rs`). The cost is far below what rounds differ by, so the work is also measured
 //! by itself: hashes of a position, a signature, a comparison of one.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use hearthnet_orchestrator::hosts::HostPool;
 use hearthnet_transport::Config as Transport;
 use serde::Serialize;
 
-use super::interval::interval;
+use super::interval::Ratios;
 use super::mesh::median;
 use super::setup::{self, Questions, Setup};
 use crate::answering::chat_backends::choice;
@@ -220,15 +220,13 @@ struct Report {
     /// Medians, in tokens per second.
     with: f64,
     without: f64,
-    /// Median of the rounds' ratios, with receipts to without, and its 95% interval.
-    ratio: f64,
-    low: f64,
-    high: f64,
-    ratios: Vec<f64>,
+    /// The speed with receipts divided by that without.
+    #[serde(flatten)]
+    rounds: Ratios,
     costs: Costs,
     /// Work of all hosts for a token, in percent of the time of a token without receipts.
     hosts_percent: f64,
-    /// The same of the caller.
+    /// Work of the caller for a token, in percent of the same time.
     caller_percent: f64,
     /// Whether the answers are the same with and without.
     same_answers: bool,
@@ -237,9 +235,7 @@ struct Report {
 impl Report {
     fn new(bench: &Bench<'_>, hosts: usize, costs: Costs, samples: &[Sample]) -> Self {
         let without = median(samples.iter().map(|sample| sample.without));
-        let ratio = |sample: &Sample| sample.with / sample.without.max(f64::MIN_POSITIVE);
-        let ratios: Vec<f64> = samples.iter().map(ratio).collect();
-        let (low, high) = interval(&ratios);
+        let speeds = samples.iter().map(|sample| (sample.with, sample.without));
         // Every host works for every token.
         let percent = |us: f64| 100.0 * us * hosts as f64 * without / 1e6;
         Self {
@@ -249,10 +245,7 @@ impl Report {
             answer_tokens: samples.first().map_or(0, |sample| sample.tokens),
             with: median(samples.iter().map(|sample| sample.with)),
             without,
-            ratio: median(ratios.iter().copied()),
-            low,
-            high,
-            ratios,
+            rounds: Ratios::new(speeds),
             hosts_percent: percent(costs.host_us()),
             caller_percent: percent(costs.caller_us()),
             costs,
@@ -295,8 +288,8 @@ impl Report {
                     "tokens/s".to_owned(),
                     format!("{:.2}", self.without),
                     format!("{:.2}", self.with),
-                    format!("{:.4}", self.ratio),
-                    format!("{:.4} to {:.4}", self.low, self.high),
+                    format!("{:.4}", self.rounds.ratio),
+                    format!("{:.4} to {:.4}", self.rounds.low, self.rounds.high),
                 ]]
             ),
             table("work|takes|by", work),

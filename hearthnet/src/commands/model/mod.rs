@@ -117,7 +117,8 @@ pub(crate) fn run(
     }
 }
 
-/// What the members that the running node reaches hold of the adopted models; `None` if no node runs.
+/// Layers of the adopted models on the disks of members that the running node reaches; `None` if no node
+/// runs.
 async fn holdings(home: &Home) -> Result<Option<Holdings>, Failure> {
     let asked = json!({ "holdings": true });
     let running: Option<Running> = local_api::ask(&home.dir, local_api::NODE_STATUS, &asked).await;
