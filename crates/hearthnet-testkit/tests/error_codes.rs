@@ -4,6 +4,9 @@
 //!
 //! `UPDATE=1 cargo test -p hearthnet-testkit --test error_codes` writes the table anew; a new code gets
 //! empty cells.
+//!
+//! `tests/codes` runs each test of the table with coverage, and then the ignored test here, which finds
+//! the line of the product that raises the code among those that ran.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -408,6 +411,34 @@ fn reach(text: &str, test: &str) -> Option<String> {
     }
 }
 
+/// Lines of a production source, from 1 on, that raise a code: they name it, and are neither a
+/// comparison nor a pattern. `mapped`: also those in the functions that map errors to codes.
+fn raising(text: &str, found: &Found, mapped: bool) -> BTreeSet<usize> {
+    let mut tables = Vec::new();
+    for start in TABLES {
+        for (at, _) in text.match_indices(start) {
+            let first = text[..at].matches('\n').count();
+            tables.push(first..first + body(text, at).matches('\n').count() + 1);
+        }
+    }
+    let mut raising = BTreeSet::new();
+    for (number, line) in text.lines().enumerate() {
+        let is_mapped = tables.iter().any(|table| table.contains(&number));
+        let (before, after) = line.split_once("=>").unwrap_or(("", line));
+        let named = |part: &str| found.names.iter().any(|name| names(part, name));
+        let compares = ["==", "!=", "matches!(", "if let ", "const "];
+        let compares = compares.iter().any(|mark| line.contains(mark));
+        let raises = match is_mapped {
+            true => mapped && (named(after) || named(before)),
+            false => named(after) && !compares,
+        };
+        if raises {
+            raising.insert(number + 1);
+        }
+    }
+    raising
+}
+
 fn table() -> PathBuf {
     root().join("specs/error-codes.md")
 }
@@ -496,4 +527,47 @@ fn no_error_code_is_left_that_nothing_raises() {
     let dead = codes.iter().filter(|(_, found)| found.crates.is_empty());
     let dead: Vec<&String> = dead.map(|(code, _)| code).collect();
     assert!(dead.is_empty(), "{dead:?}");
+}
+
+/// Reads what `tests/codes` recorded: for each code a file with the lines that its test ran, each as
+/// `PATH:NUMBER`.
+#[test]
+#[ignore = "`tests/codes` runs the tests of the table before it"]
+fn every_test_of_the_table_runs_a_line_that_raises_its_code() {
+    let folder = std::env::var_os("HEARTHNET_CODES").expect("HEARTHNET_CODES names a folder");
+    let (sources, codes) = &*ALL;
+    let texts: BTreeMap<&String, String> = sources
+        .iter()
+        .filter(|(path, _)| {
+            crate_of(path).is_some() && !path.ends_with("hearthnet-transport/src/code.rs")
+        })
+        .map(|(path, text)| (path, production(text)))
+        .collect();
+    let mut wrong = Vec::new();
+    for (code, found) in codes {
+        let ran = fs::read_to_string(Path::new(&folder).join(code)).unwrap_or_default();
+        let ran: BTreeSet<&str> = ran.lines().collect();
+        let places = |mapped| -> Vec<String> {
+            let places = texts.iter().flat_map(|(path, text)| {
+                let lines = raising(text, found, mapped).into_iter();
+                lines.map(move |line| format!("{path}:{line}"))
+            });
+            places.collect()
+        };
+        let mut raised = places(false);
+        // Codes that exist only where an error of a library, or of the system, is mapped to them.
+        if raised.is_empty() {
+            raised = places(true);
+        }
+        match raised.iter().find(|place| ran.contains(place.as_str())) {
+            Some(place) => println!("{code}: {place}"),
+            None => wrong.push(format!("{code}: none of {raised:?} ran")),
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} of {}: {wrong:#?}",
+        wrong.len(),
+        codes.len()
+    );
 }
