@@ -1,9 +1,7 @@
 //! The compute thread: a loop around the [`Scheduler`].
 
 use std::panic::AssertUnwindSafe;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hearthnet_platform::machine::stand_back;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -12,6 +10,8 @@ use tokio::sync::watch;
 use crate::engine::{EngineSource, Footprint, LayerEngine, LoadFault, StartProgress};
 use crate::inbox::Inbox;
 use crate::sched::{Command, Scheduler};
+use crate::sync::mpsc::{Receiver, RecvTimeoutError};
+use crate::sync::{Instant, recv_timeout, thread};
 
 /// Reports of the first load.
 #[derive(Debug)]
@@ -148,7 +148,7 @@ fn run<S: EngineSource>(
             }
         }
         if scheduler.may_grow() {
-            let since = *gathering.get_or_insert_with(Instant::now);
+            let since = gathering.get_or_insert_with(Instant::now);
             if since.elapsed() < BATCH_WINDOW {
                 first = spin(inbox, BATCH_GAP);
                 if first.is_some() {
@@ -215,7 +215,7 @@ fn spin(inbox: &Receiver<Command>, limit: Duration) -> Option<Command> {
 /// Sleeps until a command comes; `None` after `limit`.
 fn park(inbox: &Receiver<Command>, limit: Option<Duration>) -> Option<Command> {
     let received = match limit {
-        Some(limit) => inbox.recv_timeout(limit),
+        Some(limit) => recv_timeout(inbox, limit),
         None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
     };
     match received {

@@ -15,13 +15,13 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event, Name, SessionId, StreamTrace};
 use hearthnet_transport::{CloseCode, Code, Connection, SessionClosed, StreamClose};
 use metrics::{counter, gauge, histogram};
-use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::fault::StreamFault;
 use crate::pace::Pace;
 use crate::plan::Kind;
+use crate::sync::Mutex;
 
 /// Limit of callers with a counter of their own. Each costs a line of metrics for as long as the
 /// host runs; a community has tens of members.

@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use hearthnet_files::BoundaryDtype;
@@ -22,6 +21,7 @@ use crate::fault::StreamFault;
 use crate::inbox::Inbox;
 use crate::sched::{Command, Scheduler};
 use crate::stream_handle::ResponseSink;
+use crate::sync::mpsc::Receiver;
 
 pub(crate) const WIDTH: u32 = 4;
 pub(crate) const WEIGHTS: [u8; 32] = [7; 32];

@@ -2,8 +2,8 @@
 //! interface.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,6 +25,7 @@ use crate::notary::Notary;
 use crate::sched::{Command, Limits, Scheduler};
 use crate::stream_handle::Slots;
 use crate::stream_table::{HostState, StreamTable};
+use crate::sync::mpsc;
 
 const CALLERS: usize = 3;
 const STREAMS: u32 = 3;

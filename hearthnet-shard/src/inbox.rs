@@ -1,18 +1,25 @@
 //! Queue of commands to the thread, or the task, that computes.
 
+use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
 
 use tokio::sync::Notify;
 
 use crate::sched::Command;
+use crate::sync::mpsc::{self, Receiver, Sender};
 
 /// Sending half. Clones share the queue.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Inbox {
     commands: Sender<Command>,
     /// Wakes a task; a thread waits on the queue itself.
     task: Option<Arc<Notify>>,
+}
+
+impl fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox").finish_non_exhaustive()
+    }
 }
 
 impl Inbox {

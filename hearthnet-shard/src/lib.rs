@@ -74,6 +74,7 @@ mod simulated;
 mod stream;
 mod stream_handle;
 mod stream_table;
+mod sync;
 
 pub use admission::{BENCH, PIPELINE};
 pub use child::{Connect, serve_engine};

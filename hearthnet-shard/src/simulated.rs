@@ -6,7 +6,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::TryRecvError;
 use std::time::Duration;
 
 use hearthnet_bus::NodeKey;
@@ -20,6 +19,7 @@ use crate::compute::{Compute, Loading, Lost, Running, load};
 use crate::engine::EngineSource;
 use crate::inbox::Inbox;
 use crate::sched::{Command, Scheduler};
+use crate::sync::mpsc::TryRecvError;
 
 /// Place of a host in a simulated network. It outlives the host, which may be started again there.
 #[allow(clippy::exhaustive_structs)] // Built by the simulator.

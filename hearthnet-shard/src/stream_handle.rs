@@ -3,14 +3,13 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hearthnet_transport::{
     Code, KeyedBuckets, Message, NodeId, StreamClose, StreamOpen, StreamOpened, Time, Truncated,
 };
-use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::claims::Claims;
@@ -18,6 +17,7 @@ use crate::config::ServeConfig;
 use crate::events::{Caller, HostEvents, Usage};
 use crate::fault::StreamFault;
 use crate::plan::{IDLE_AFTER, UNUSED_AFTER};
+use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard};
 
 /// Sink for the answers on a connection's streams. Never blocks.
 pub(crate) trait ResponseSink: Send + Sync {

@@ -38,7 +38,8 @@
 //! | random numbers of a seed | `random.rs` |
 //!
 //! Not simulated: the compute thread's own loop and its busy waits (a host in a simulation has a
-//! loop without them), discovery, the daemon, HTTP, transfer of weights.
+//! loop without them; the schedules in `hearthnet-shard/src/tests/schedules.rs` have it), discovery,
+//! the daemon, HTTP, transfer of weights.
 
 pub mod answers;
 mod caller;

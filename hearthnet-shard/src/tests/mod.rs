@@ -12,6 +12,8 @@ use fake::{WEIGHTS, WIDTH};
 mod community;
 mod net;
 mod protocol;
+#[cfg(feature = "shuttle")]
+mod schedules;
 
 /// Opens a stream through all layers of the host.
 fn open_for(stream: u32, epoch: u32, max_positions: u32) -> StreamOpen {

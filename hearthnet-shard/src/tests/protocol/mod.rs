@@ -1,8 +1,8 @@
 //! Protocol from the stream table to the engine and back, on one thread and in virtual time.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use hearthnet_bus::NodeKey;
@@ -26,6 +26,7 @@ use crate::notary::Notary;
 use crate::sched::{Command, Limits, Scheduler};
 use crate::stream_handle::Slots;
 use crate::stream_table::{HostState, StreamTable};
+use crate::sync::mpsc;
 
 mod anything;
 mod checkpoints;
