@@ -32,7 +32,7 @@ const CUTS: [(usize, usize); 3] = [(1, TOKENS), (2, 61), (1, 5)];
 const REAL_SHARE: u64 = 20;
 /// Texts for each one that the portable kernels compute, of the synthetic models and of the real one:
 /// these kernels are a hundred times slower.
-const PORTABLE_EVERY: [u64; 2] = [8, 64];
+const PORTABLE_EVERY: [u64; 2] = [64, 256];
 
 /// A computation: its instruction set, the rows of a batch, and the model.
 struct Way {
