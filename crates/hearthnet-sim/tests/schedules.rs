@@ -1,7 +1,9 @@
 //! Schedules of faults, from seeds. `HEARTHNET_SIM_SEEDS` sets their number.
 
-#![allow(clippy::panic)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
+use std::fs;
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use hearthnet_sim::Report;
@@ -39,6 +41,41 @@ fn seeds(usual: u64) -> u64 {
 fn lines(report: &Report, part: &str) -> usize {
     let lines = report.trace.iter().filter(|line| line.contains(part));
     lines.count()
+}
+
+/// Each hunk of the patches of `planted` changes lines that the sources still have.
+#[test]
+fn the_planted_bugs_apply_to_these_sources() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut patches = 0;
+    for entry in fs::read_dir(here.join("tests/planted")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|end| end != "patch") {
+            continue;
+        }
+        patches += 1;
+        let patch = fs::read_to_string(&path).unwrap();
+        let (mut source, mut hunks) = (String::new(), 0);
+        for part in patch.split("\n@@ ") {
+            let (_, lines) = part.split_once('\n').unwrap_or_default();
+            let before: String = lines
+                .lines()
+                .take_while(|line| !line.starts_with("--- "))
+                .filter_map(|line| line.strip_prefix([' ', '-']))
+                .map(|line| format!("{line}\n"))
+                .collect();
+            if !source.is_empty() {
+                hunks += 1;
+                assert!(source.contains(&before), "{}: {before}", path.display());
+            }
+            if let Some((_, file)) = part.split_once("\n+++ b/") {
+                let file = file.lines().next().unwrap();
+                source = fs::read_to_string(here.join("../..").join(file)).unwrap();
+            }
+        }
+        assert!(hunks > 0, "{}", path.display());
+    }
+    assert!(patches >= 5);
 }
 
 #[test]

@@ -291,6 +291,11 @@ impl HostLink {
         self.connection.receipts() > 0 && self.descriptor.arithmetic == ARITHMETIC
     }
 
+    /// Returns true if the host computes exactly, was asked for receipts, and sends none.
+    pub(crate) fn refuses_receipts(&self) -> bool {
+        self.connection.refuses_receipts() && self.descriptor.arithmetic == ARITHMETIC
+    }
+
     /// Handle that closes the session when its authorisation ends. Chats on it are notified and
     /// continue elsewhere.
     pub fn closer(&self) -> Closer {

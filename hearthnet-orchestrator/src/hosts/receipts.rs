@@ -133,6 +133,14 @@ impl Ledger {
         self.open.as_ref().is_none_or(VecDeque::is_empty)
     }
 
+    /// Returns true if the caller has read the answers to all its steps, and some of them are not
+    /// signed.
+    pub(crate) fn owes_receipt(&self) -> bool {
+        let open = self.open.as_ref().map_or(0, VecDeque::len);
+        let read = self.statement.claims as usize + open;
+        open > 0 && self.pending.is_none() && read == self.asked as usize
+    }
+
     /// Claims of rows that are all among `rows`, the first of them at `position`, which must be behind
     /// the same rows as those of the stream. Each with whether it returned these rows.
     fn compared<'a>(&'a self, position: u32, rows: &'a [u8]) -> impl Iterator<Item = bool> + 'a {

@@ -226,6 +226,11 @@ impl Connection {
         self.sender.terms.receipts
     }
 
+    /// Returns true if the host sends no receipts although this side asked for them.
+    pub fn refuses_receipts(&self) -> bool {
+        self.sender.terms.refuses_receipts
+    }
+
     pub fn stats(&self) -> SessionStats {
         self.sender.stats()
     }

@@ -71,6 +71,7 @@ pub fn connect_here(
             compress_above: None,
             // A process needs no proof against itself.
             receipts: 0,
+            refuses_receipts: false,
             peer_buffer: peer.recv_buffer_bytes,
         };
         let session = Arc::clone(&session);

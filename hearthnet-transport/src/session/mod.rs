@@ -239,6 +239,7 @@ impl Session {
             inline_max: own.inline_max.min(peer.inline_max),
             compress_above: self.config.compress_above.filter(|_| zstd),
             receipts: own.receipts_with(&peer),
+            refuses_receipts: own.receipts > 0 && peer.receipts == 0,
             peer_buffer: peer.recv_buffer_bytes,
         };
         self.outbox = Outbox::new(peer.window_chunks, peer.recv_buffer_bytes);

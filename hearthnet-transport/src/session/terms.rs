@@ -14,6 +14,8 @@ pub struct Terms {
     pub compress_above: Option<u32>,
     /// Positions between two receipts; 0: the host sends none.
     pub receipts: u32,
+    /// True if it sends none although this side asked for them.
+    pub refuses_receipts: bool,
     /// Receive buffer of the peer, in bytes.
     pub peer_buffer: u32,
 }

@@ -11,7 +11,8 @@
 //! of the span gets, and nothing else.
 
 use std::collections::BTreeSet;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::ops::Range;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -39,9 +40,10 @@ use crate::steps::chat_loop;
 /// Calls whose spans wait for their draw. Further ones are not audited, so that their rows take no
 /// memory.
 const WAITING: usize = 16;
-/// How long the last receipt of a call may take.
+/// How long the last receipt of a call may take after its end.
 const RECEIPT_PATIENCE: Duration = Duration::from_secs(5);
-/// How long an audit waits until no call runs. A busy process audits all the same.
+/// How long after the end of its call an audit waits until no call runs. A busy process audits all
+/// the same.
 const IDLE_PATIENCE: Duration = Duration::from_secs(60);
 /// Interval between looks at what an audit waits for.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -49,6 +51,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const MAX_BYTES: usize = 64 << 20;
 /// How long an audit waits for room on other hosts.
 const ROOM_PATIENCE: Duration = Duration::from_secs(5);
+/// Routes that an audit tries. A host that starts an audit and does not finish it is not asked again.
+const ROUTES: usize = 3;
 
 /// Spans of a call, and where to find other hosts.
 pub(super) struct Candidate {
@@ -57,6 +61,8 @@ pub(super) struct Candidate {
     pub(super) settings: PumpSettings,
     pub(super) here: Option<RecomputeHere>,
     pub(super) spans: Vec<AuditSpan>,
+    /// End of the call.
+    ended: Instant,
 }
 
 /// Queue of the thread, a low-priority one that starts with the first candidate.
@@ -73,9 +79,8 @@ fn queue() -> &'static SyncSender<Candidate> {
     })
 }
 
-/// Waits until `is` holds, at most for `limit`.
-fn wait_until(limit: Duration, is: impl Fn() -> bool) {
-    let until = Instant::now() + limit;
+/// Waits until `is` holds, at most until `until`.
+fn wait(until: Instant, is: impl Fn() -> bool) {
     while !is() && Instant::now() < until {
         std::thread::sleep(LOOK_EVERY);
     }
@@ -98,15 +103,49 @@ struct Recomputed {
 }
 
 impl Recomputed {
-    /// The host's claim about the row before `end`, with the claims behind it. Waits for its receipt.
-    fn proof(&self, end: u32) -> Option<SignedClaims> {
+    /// The host's claim about at least the rows of another claim, with the claims behind it. If the
+    /// rows differ, one of the two claims is false. Waits for its receipt.
+    fn proof(&self, about: &Claim) -> Option<SignedClaims> {
         let receipts = self.receipts.as_ref()?;
-        wait_until(RECEIPT_PATIENCE, || {
+        wait(Instant::now() + RECEIPT_PATIENCE, || {
             receipts.look(|ledger| ledger.is_settled())
         });
         let signed = receipts.look(Ledger::take_signed);
-        proof(&signed, |claim| claim.end >= end)
+        let about = range(about);
+        proof(&signed, |claim| {
+            let own = range(claim);
+            own.start <= about.start && about.end <= own.end
+        })
     }
+}
+
+/// Positions of the rows that a claim is about.
+fn range(claim: &Claim) -> Range<u32> {
+    claim.end.saturating_sub(claim.rows)..claim.end
+}
+
+/// Ends of the pieces in which an audit sends its first `end` rows. No claim lies in two pieces, so
+/// that the auditing host makes a claim about at least the same rows. A piece has at most `most`
+/// rows, unless claims overlap or rows without a claim follow, where hosts may cut it again.
+fn pieces(claims: &[Claim], most: u32, end: u32) -> Vec<u32> {
+    let mut ranges: Vec<Range<u32>> = claims.iter().map(range).collect();
+    ranges.retain(|range| range.end <= end);
+    ranges.sort_unstable_by_key(|range| (range.start, range.end));
+    let (mut ends, mut piece) = (Vec::new(), 0..0);
+    for range in ranges {
+        if range.start >= piece.end && range.end - piece.start > most && range.start > piece.start {
+            ends.push(range.start);
+            piece.start = range.start;
+        }
+        piece.end = piece.end.max(range.end);
+    }
+    ends.push(end);
+    ends
+}
+
+/// Number of signed claims.
+fn count(signed: &[SignedClaims]) -> usize {
+    signed.iter().map(|signed| signed.claims.len()).sum()
 }
 
 /// The first claim of which `is` holds, with those behind it of the same receipt.
@@ -123,7 +162,16 @@ impl Candidate {
         let runtime = self.runtime.clone();
         let _context = runtime.enter();
         // A full queue means that audits are behind: this call is left out.
-        let _ = queue().try_send(self);
+        if let Err(TrySendError::Full(left_out)) = queue().try_send(self) {
+            for span in left_out.spans.iter().filter(|span| left_out.is_drawn(span)) {
+                let signed = span.receipts.look(Ledger::take_signed);
+                left_out.not_auditable(span, count(&signed));
+            }
+        }
+    }
+
+    fn is_drawn(&self, span: &AuditSpan) -> bool {
+        span.receipts.is_suspected() || is_drawn(self.settings.audit_share)
     }
 
     fn health(&self) -> &SharedHealth {
@@ -154,17 +202,24 @@ impl Candidate {
     fn audit(&self) {
         for span in &self.spans {
             let receipts = &span.receipts;
-            wait_until(RECEIPT_PATIENCE, || {
+            wait(self.ended + RECEIPT_PATIENCE, || {
                 receipts.look(|ledger| ledger.is_settled())
             });
+            if receipts.look(|ledger| ledger.owes_receipt()) && !span.has_failed {
+                self.health().failed(&span.host, FailureKind::Unsigned);
+            }
             // The draw comes after the receipts: the host cannot know it when it signs.
-            if !receipts.is_suspected() && !is_drawn(self.settings.audit_share) {
+            if !self.is_drawn(span) {
                 continue;
             }
             let signed = span.receipts.look(Ledger::take_signed);
-            let claims = span.claims(&signed, self.input_bytes(span), self.most_positions(span));
+            let most = self.most_positions(span);
+            let claims = span.claims(&signed, self.input_bytes(span), most);
+            let all = signed.iter().flat_map(|signed| &signed.claims);
+            let without_rows = all.filter(|claim| span.rows.is_empty() || claim.end > most);
+            self.not_auditable(span, without_rows.count());
             if !claims.is_empty() {
-                wait_until(IDLE_PATIENCE, || self.health().is_idle());
+                wait(self.ended + IDLE_PATIENCE, || self.health().is_idle());
                 self.compare(span, &claims, &signed);
             }
         }
@@ -172,24 +227,20 @@ impl Candidate {
 
     /// Has a span computed again, and compares.
     fn compare(&self, span: &AuditSpan, claims: &[Claim], signed: &[SignedClaims]) {
-        let count = claims.len() as u64;
         let last = claims.iter().map(|claim| claim.end).max().unwrap_or(0);
         let host = BTreeSet::from([span.host]);
-        let second = match self.recompute(span, last, &host) {
-            // A full host may have room for the next audit.
-            Err(ChatError::HostsFull(_)) => return,
-            Err(_) => self.recompute_here(span, last),
-            second => second,
-        };
-        let Ok(second) = second else {
-            return self.report(&span.host, AuditResult::NotAuditable, count);
+        let mut asked = host.clone();
+        let second = self.recompute(span, claims, last, &mut asked);
+        let Ok(second) = second.or_else(|_| self.recompute_here(span, last)) else {
+            return self.not_auditable(span, claims.len());
         };
         let row_bytes = self.row_bytes();
         let wrong = claims
             .iter()
             .find(|claim| !claim.is_true(&second.rows, row_bytes));
         let Some(claim) = wrong else {
-            return self.report(&span.host, AuditResult::Confirmed, count);
+            let confirmed = claims.len() as u64;
+            return self.report(&span.host, AuditResult::Confirmed, confirmed);
         };
         let (lo, hi) = span.layers;
         let shown = (span.host.short(), claim.end);
@@ -203,7 +254,7 @@ impl Candidate {
         // Which of the two is wrong, this machine says, or a third host.
         let both = &host | &second.hosts;
         let third = self.recompute_here(span, claim.end);
-        let third = third.or_else(|_| self.recompute(span, claim.end, &both));
+        let third = third.or_else(|_| self.recompute(span, claims, claim.end, &mut asked));
         match &third {
             // If several hosts ran the layers of the audit, their claims are about other rows.
             Ok(third) if second.receipts.is_none() && !claim.is_true(&third.rows, row_bytes) => {
@@ -229,17 +280,24 @@ impl Candidate {
     }
 
     /// Hands over the evidence that a claim contradicts other rows, unless it proves nothing to
-    /// others: the rows are of hosts without receipts.
+    /// others: the rows are of hosts without receipts, or without a claim about all rows of this one.
     fn accuse(&self, span: &AuditSpan, claim: &Claim, signed: &[SignedClaims], by: &Recomputed) {
         self.health().accuse(|| {
             let witness = match by.hosts.is_empty() {
                 true => None,
-                false => Some(by.proof(claim.end)?),
+                false => Some(by.proof(claim)?),
             };
             let accused = proof(signed, |one| one == claim)?;
             let row_bytes = u32::try_from(self.input_bytes(span)).ok()?;
             Evidence::new(row_bytes, span.rows.concat(), accused, witness)
         });
+    }
+
+    /// Counts drawn answers that nobody can compute again.
+    fn not_auditable(&self, span: &AuditSpan, answers: usize) {
+        if answers > 0 {
+            self.report(&span.host, AuditResult::NotAuditable, answers as u64);
+        }
     }
 
     fn report(&self, host: &NodeId, result: AuditResult, answers: u64) {
@@ -281,13 +339,34 @@ impl Candidate {
         })
     }
 
-    /// Runs the first `end` rows of a span through other exact hosts than those in `exclude`.
+    /// Runs the first `end` rows of a span through other exact hosts than those in `asked`, and adds
+    /// these to it.
     fn recompute(
         &self,
         span: &AuditSpan,
+        claims: &[Claim],
         end: u32,
-        exclude: &BTreeSet<NodeId>,
+        asked: &mut BTreeSet<NodeId>,
     ) -> Result<Recomputed, ChatError> {
+        for _ in 0..ROUTES {
+            if let Some(done) = self.recompute_once(span, claims, end, asked)? {
+                return Ok(done);
+            }
+        }
+        Err(ChatError::ShardUnavailable(
+            "no other host finished the audit".into(),
+        ))
+    }
+
+    /// As [`Self::recompute`] on one route. `None` if its hosts have not returned all rows themselves:
+    /// rows of several hosts would be blamed on the last one.
+    fn recompute_once(
+        &self,
+        span: &AuditSpan,
+        claims: &[Claim],
+        end: u32,
+        asked: &mut BTreeSet<NodeId>,
+    ) -> Result<Option<Recomputed>, ChatError> {
         let none = || ChatError::ShardUnavailable("no other hosts can be searched".into());
         let mut inner = self.source.fork().ok_or_else(none)?;
         inner.demand(Exact::Require);
@@ -311,35 +390,55 @@ impl Candidate {
         let source = Elsewhere {
             inner,
             choice,
-            exclude: exclude.clone(),
+            exclude: asked.clone(),
         };
         let values = self.input(span, end)?;
 
         let (runtime, cancel) = (self.runtime.clone(), Cancel::default());
+        let most = u32::try_from(settings.prefill_rows).unwrap_or(u32::MAX);
         let mut backend = ShardedBackend::open(runtime, Box::new(source), settings, &cancel)?;
-        backend.begin_call(end);
-        let rows = Rows {
-            all: true,
-            ..Rows::at(0, &values)
+        let streams = |backend: &ShardedBackend| -> Vec<u64> {
+            backend.hops.iter().map(|hop| hop.id).collect()
         };
-        chat_loop::block_on(backend.submit(rows, &cancel));
+        let opened = streams(&backend);
+        let hosts: BTreeSet<NodeId> = backend.hops.iter().map(Hop::node).collect();
+        asked.extend(&hosts);
+        backend.begin_call(end);
+        let (mut rest, mut position) = (&values[..], 0);
+        let width = values.len() / (end as usize).max(1);
+        for to in pieces(claims, most, end) {
+            let Some((piece, behind)) = rest.split_at_checked((to - position) as usize * width)
+            else {
+                return Ok(None);
+            };
+            let rows = Rows {
+                all: true,
+                more: end - to,
+                ..Rows::at(position, piece)
+            };
+            chat_loop::block_on(backend.submit(rows, &cancel));
+            (rest, position) = (behind, to);
+        }
         let mut run = Run {
             cancel: &cancel,
             notify: &mut |_| {},
         };
-        let out = chat_loop::block_on(backend.output(&mut run))?;
+        let out = chat_loop::block_on(backend.output(&mut run));
+        // A host may have left without a failure, and others may have taken over.
+        let Some(out) = out.ok().filter(|_| streams(&backend) == opened) else {
+            return Ok(None);
+        };
         let mut rows = Vec::new();
         boundary.encode(&out, &mut rows);
-        let hosts = backend.hops.iter().map(Hop::node).collect();
         let receipts = match &backend.hops[..] {
             [only] => only.receipts.clone(),
             _ => None,
         };
-        Ok(Recomputed {
+        Ok(Some(Recomputed {
             hosts,
             rows,
             receipts,
-        })
+        }))
     }
 }
 
@@ -375,15 +474,17 @@ impl ShardedBackend {
     pub(super) fn audit_span(&self, index: usize) -> Option<AuditSpan> {
         let hop = self.hops.get(index)?;
         let receipts = hop.receipts.clone()?;
-        let has_claims = receipts.look(|ledger| ledger.has_claims());
+        if !receipts.look(|ledger| ledger.has_claims()) {
+            return None;
+        }
         let (layers, streams) = ((hop.span.lo, hop.span.hi), self.pipeline.input(index));
+        let rows = streams.map(|streams| self.inputs.give_all(&streams, layers));
         Some(AuditSpan {
             host: hop.node(),
             layers,
-            rows: self
-                .inputs
-                .give_all(&streams.filter(|_| has_claims)?, layers),
+            rows: rows.unwrap_or_default(),
             receipts,
+            has_failed: hop.has_failed,
         })
     }
 
@@ -401,6 +502,13 @@ impl ShardedBackend {
         if self.settings.audit_share <= 0.0 {
             return None;
         }
+        for hop in self
+            .hops
+            .iter()
+            .filter(|hop| hop.span.link.refuses_receipts())
+        {
+            self.health.failed(&hop.node(), FailureKind::Unsigned);
+        }
         spans.extend((0..self.hops.len()).filter_map(|index| self.audit_span(index)));
         let source = self.source.as_ref().and_then(|source| source.fork());
         Some(Candidate {
@@ -409,6 +517,7 @@ impl ShardedBackend {
             settings: self.settings.clone(),
             here: self.here.clone(),
             spans,
+            ended: Instant::now(),
         })
     }
 

@@ -15,9 +15,11 @@ pub(super) struct AuditSpan {
     pub(super) host: NodeId,
     /// First and last layer.
     pub(super) layers: (u32, u32),
-    /// Input rows from position 0 on.
+    /// Input rows from position 0 on; none if they are not kept.
     pub(super) rows: Vec<Bytes>,
     pub(super) receipts: Arc<StreamReceipts>,
+    /// True if the end of its stream counts as a failure already.
+    pub(super) has_failed: bool,
 }
 
 /// Runs rows from position 0 on through layers (half-open) on this machine.

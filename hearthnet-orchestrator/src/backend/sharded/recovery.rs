@@ -170,7 +170,7 @@ impl ShardedBackend {
         failure: &HopFailure,
         run: &mut Run<'_>,
     ) -> Result<(), ChatError> {
-        let Some(hop) = self.hops.get(index) else {
+        let Some(hop) = self.hops.get_mut(index) else {
             return Ok(());
         };
         let (cause, code) = (failure.cause, failure.code.clone());
@@ -204,6 +204,7 @@ impl ShardedBackend {
         });
         if let Some(kind) = kind {
             self.health.failed(&host, kind);
+            hop.has_failed = true;
         }
         if cause == Cause::Unauthorized {
             return Ok(());

@@ -65,6 +65,7 @@ impl ShardedBackend {
             id,
             check: BoundaryCheck::new(rows, self.health.seen(), host, layers),
             receipts,
+            has_failed: false,
             replaces: None,
             span,
             latency: shard_latency(shard_id.clone()),

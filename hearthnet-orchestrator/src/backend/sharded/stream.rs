@@ -68,6 +68,8 @@ pub(super) struct Hop {
     pub(super) check: BoundaryCheck,
     /// `None` if its host sends no receipts.
     pub(super) receipts: Option<Arc<StreamReceipts>>,
+    /// True if the end of the stream counts as a failure of the host.
+    pub(super) has_failed: bool,
     /// Stream that it replaces, to compare the rows of the replay with.
     pub(super) replaces: Option<Arc<StreamReceipts>>,
     pub(super) sent: VecDeque<Sent>,

@@ -87,6 +87,8 @@ pub enum FailureKind {
     Refused,
     /// An audit found that its rows or those of another host are wrong, and not which.
     Disputed,
+    /// It computes exactly, but did not sign what it answered.
+    Unsigned,
 }
 
 impl FailureKind {

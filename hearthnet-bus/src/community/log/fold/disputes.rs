@@ -36,14 +36,18 @@ impl Fold {
             by.is_some_and(|by| by.level == Level::Anchor)
         });
         // Only few outcomes are computed, because this event may come often and without effect.
-        let mut open = 0;
-        for case in state.disputes.values() {
+        let mut open_of = BTreeMap::new();
+        for (id, case) in &state.disputes {
             let is_party = case.is_party(&dispute.accused) || case.is_party(&accuser);
             if case.group != group && !is_party {
                 continue;
             }
             let outcome = state.outcome(case);
-            open += usize::from(outcome.is_none() && case.group == group);
+            let is_member = state.members.contains_key(&case.accuser);
+            if outcome.is_none() && case.group == group && is_member {
+                let cases: &mut Vec<_> = open_of.entry(case.accuser).or_default();
+                cases.push((case.time_ms, *id));
+            }
             let guilty = outcome.map_or([None, None], |outcome| case.guilty(outcome));
             for node in [dispute.accused, accuser] {
                 if guilty.contains(&Some(node)) {
@@ -54,12 +58,21 @@ impl Fold {
                 return Err(NoEffect::FalseAccuser(accuser));
             }
         }
-        if open >= MAX_OPEN_DISPUTES {
-            return Err(NoEffect::TooManyDisputes);
+        if open_of.values().map(Vec::len).sum::<usize>() >= MAX_OPEN_DISPUTES {
+            // A member that fills the group with disputes of its own keeps nobody from the next one.
+            let most = open_of.values().map(Vec::len).max().unwrap_or(0);
+            let own = open_of.get(&accuser).map_or(0, Vec::len);
+            if most <= own.max(1) {
+                return Err(NoEffect::TooManyDisputes);
+            }
+            let all = open_of.values().filter(|cases| cases.len() == most);
+            let oldest = all.flatten().min().map(|(_, id)| *id);
+            let oldest = oldest.ok_or(NoEffect::TooManyDisputes)?;
+            self.state.disputes.remove(&oldest);
         }
-        if state.disputes.len() >= MAX_DISPUTES {
-            let open = state.disputes.iter();
-            let open = open.filter(|(_, case)| state.outcome(case).is_none());
+        if self.state.disputes.len() >= MAX_DISPUTES {
+            let open = self.state.disputes.iter();
+            let open = open.filter(|(_, case)| self.state.outcome(case).is_none());
             let oldest = open.map(|(id, case)| (case.time_ms, *id)).min();
             let (_, oldest) = oldest.ok_or(NoEffect::TooManyDisputes)?;
             self.state.disputes.remove(&oldest);

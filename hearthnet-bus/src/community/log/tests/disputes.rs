@@ -206,6 +206,36 @@ fn members_that_one_member_invited_share_their_open_disputes() {
 }
 
 #[test]
+fn a_member_that_fills_its_group_with_disputes_keeps_nobody_from_accusing() {
+    let home = Home::with_judges();
+    home.append(1, open_policy());
+    home.append(7, invited(150, Level::Member, 20));
+    for seed in [20, 21] {
+        home.append(1, admitted(150, seed, Level::Member));
+    }
+    for n in 0..4 {
+        home.append(20, disputed(n, 4, Some(5)));
+    }
+    let refused = home.refused(20, disputed(4, 4, None));
+    assert_eq!(refused.code(), "dispute_limit");
+    let open = |author: u8| {
+        let state = home.log.state();
+        let all = state.disputes().map(|(_, case)| case.accuser);
+        all.filter(|accuser| *accuser == key(author).id()).count()
+    };
+    // Its oldest ones give way, as long as it has more than anybody else.
+    home.append(7, disputed(5, 4, None));
+    assert_eq!((open(20), open(7)), (3, 1));
+    home.append(21, disputed(6, 4, None));
+    assert_eq!((open(20), open(21)), (2, 1));
+    home.append(1, revoked(20, 4));
+    // Nor do those of somebody who is no member any more count.
+    home.append(7, disputed(7, 4, None));
+    home.append(7, disputed(8, 4, None));
+    assert_eq!((open(20), open(7), open(21)), (2, 3, 1));
+}
+
+#[test]
 fn a_copied_evidence_does_not_take_the_place_of_the_dispute() {
     let home = Home::with_judges();
     home.append(8, disputed(1, 4, None));

@@ -438,16 +438,112 @@ fn the_evidence_of_a_mismatch_convicts_the_liar_and_no_other_host() {
         let dispute = evidence.dispute([1; 32], 1);
         let accuser = caller_key().id();
         assert_eq!(evidence.check(&accuser, &dispute, ARITHMETIC), Ok(()));
-        // A judge computes the layers.
-        let mut values = Vec::new();
-        BoundaryDtype::F32
-            .decode(&evidence.rows, &mut values)
-            .unwrap();
-        let computed = here()(0..2, &values).unwrap();
-        let mut rows = Vec::new();
-        BoundaryDtype::F32.encode(&computed, &mut rows);
-        assert_eq!(evidence.finding(&rows, 4 * WIDTH), finding, "{liars:?}");
+        assert_eq!(judged(&evidence), finding, "{liars:?}");
     }
+}
+
+/// Finding of a judge, which computes the layers.
+fn judged(evidence: &Evidence) -> Finding {
+    let mut values = Vec::new();
+    BoundaryDtype::F32
+        .decode(&evidence.rows, &mut values)
+        .unwrap();
+    let computed = here()(0..2, &values).unwrap();
+    let mut rows = Vec::new();
+    BoundaryDtype::F32.encode(&computed, &mut rows);
+    evidence.finding(&rows, 4 * WIDTH)
+}
+
+#[test]
+fn an_auditor_that_lies_and_leaves_harms_neither_the_host_nor_the_accuser() {
+    for deed in [Deed::Preempt, Deed::Leave, Deed::Die] {
+        let stage = audited(&[(0, 1), (0, 1), (0, 1), (0, 1), (2, 3)]);
+        let found = evidence_on(&stage);
+        // The audit takes several steps.
+        let settings = PumpSettings {
+            prefill_rows: 3,
+            ..PumpSettings::default()
+        };
+        let mut backend = stage.open_with(settings).unwrap();
+        let host = stage.runs(&backend, 0).node();
+        let others = stage
+            .hosts
+            .iter()
+            .filter(|one| one.lo == 0 && one.node() != host);
+        for liar in others.skip(1) {
+            liar.state().lies = Some(LIES[0]);
+            liar.at(5, deed);
+        }
+        let mut heard = Heard::default();
+        stage.call(&mut backend, &PROMPT, 5, &mut heard).unwrap();
+        stage.until("the host is not audited", || {
+            let audits = stage.audits(&host);
+            audits.confirmed + audits.mismatches > 0
+        });
+        stage.until("another audit is under way", || {
+            stage.audits(&stage.hosts[4].node()).not_auditable > 0
+        });
+        // A leaving host may return all rows before it is replaced.
+        let evidence: Vec<Evidence> = found.try_iter().collect();
+        assert!(evidence.iter().all(|one| judged(one) == Finding::Witness));
+        assert!(evidence.is_empty() || deed == Deed::Leave, "{deed:?}");
+        assert_eq!(stage.standing(&host), Standing::Good);
+    }
+}
+
+#[test]
+fn the_witness_claims_the_row_that_differs_however_the_answer_was_cut() {
+    let stage = audited(&[(0, 1), (0, 1), (2, 3)]);
+    let found = evidence_on(&stage);
+    let settings = PumpSettings {
+        prefill_rows: 3,
+        ..PumpSettings::default()
+    };
+    let mut backend = stage.open_with(settings).unwrap();
+    let host = stage.runs(&backend, 0).node();
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 2, &mut heard).unwrap();
+    let length = backend.length();
+    assert!((9..=11).contains(&length), "a piece begins before row 11");
+    stage.until("the first call is not audited", || {
+        stage.audits(&host).confirmed > 0
+    });
+    let auditor = stage.hosts[..2].iter().find(|one| one.node() != host);
+    // The lie is in row 11 alone. Pieces of three rows from position 0 on would end behind it.
+    auditor.unwrap().state().spoils = Some(|result: &mut StepResult| {
+        let row = 11u32
+            .checked_sub(result.position)
+            .filter(|row| *row < result.rows);
+        if let Some(row) = row {
+            let mut data = result.data.to_vec();
+            data[4 * WIDTH * row as usize] ^= 1;
+            result.data = data.into();
+        }
+    });
+    let call = stage.call(&mut backend, &[5, 6, 7, 8, 9, 7, 9], 1, &mut heard);
+    call.unwrap();
+    let evidence = found.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(judged(&evidence), Finding::Witness);
+}
+
+#[test]
+fn a_host_that_does_not_sign_is_avoided() {
+    let stage = audited(&[(0, 1), (0, 1), (2, 3)]);
+    let mut backend = stage.open();
+    let host = stage.runs(&backend, 0);
+    host.state().unsigned = true;
+    let host = host.node();
+    stage.answer(&mut backend, 3);
+    stage.until("the host is not avoided", || {
+        stage.standing(&host) == Standing::Failing
+    });
+    let failures = stage.health_of(&host).failures;
+    assert_eq!(
+        failures.keys().collect::<Vec<_>>(),
+        [&FailureKind::Unsigned]
+    );
+    drop(backend);
+    assert_ne!(stage.runs(&stage.open(), 0).node(), host);
 }
 
 /// Takes the evidence of audits on a stage.
