@@ -162,7 +162,7 @@ fn every_path_in_architecture_md_exists() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-/// What must not form a circle in a crate.
+/// Unit of which the imports within a crate must form no circle.
 #[derive(Clone, Copy)]
 enum Unit {
     File,

@@ -342,7 +342,7 @@ fn several_lines_that_are_pasted_or_quoted_are_one_message() {
 fn lines_of_a_burst_are_one_message_and_drawn_once() {
     let home = Home::new();
     let mut terminal = Terminal::chat(&home, &[&GREEDY[..], &["--max-tokens", "2"]].concat());
-    // What a terminal without bracketed paste makes of a paste; some send line feeds.
+    // Pastes as a terminal without bracketed paste sends them; some send line feeds.
     for burst in [
         "line one\r\r\tline two\rline three\r",
         "one\ntwo\n",
@@ -711,7 +711,7 @@ fn sampling_that_cannot_be_is_refused_before_any_host_is_started() {
             let output = home.run(&[command, &wrong].concat());
             assert_eq!(output.status.code(), Some(3));
             let said = text(&output.stderr);
-            // Nothing is printed before the error.
+            // The error is the first line that is printed.
             assert!(said.starts_with("error: `"), "{said}");
         }
     }

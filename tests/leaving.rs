@@ -147,8 +147,8 @@ fn a_silent_member_with_a_spare_delays_no_chat() {
         assert_eq!(told, alone, "{what}");
     };
 
-    // One of the two is stopped before any connection. The answer shows no trace of it, whether the
-    // chat would have chosen it or kept it as a spare.
+    // One of the two hosts of the second half is stopped before any connection. The answer shows no
+    // trace of it, whether the chat would have chosen it or kept it as a spare.
     hosts[SECOND[0]].signal(Signal::STOP);
     let frames = chat(&founder, TOKENS, &[], |_| {});
     same(&frames, "beside a stopped host");

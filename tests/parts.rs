@@ -1,5 +1,5 @@
-//! What commands say of the part of an adopted model that is on this machine, and what a home
-//! announces of its memory.
+//! Output of commands about the part of an adopted model that is on this machine, and the memory
+//! that a home announces.
 
 use hearthnet_bus::NodeKey;
 use hearthnet_bus::log::EventLog;

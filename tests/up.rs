@@ -237,7 +237,7 @@ fn up_without_a_terminal_and_without_answers_names_the_flags() {
     for words in ["no community", "--found NAME", "--join CODE"] {
         assert_complains(&output, words);
     }
-    // Nothing was made that a later `up` would resume.
+    // The failed `up` has made no node that a later one would resume.
     let again = home.run(&["up", "--no-open"]);
     assert_complains(&again, "--found NAME");
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 from homes import MIB, Failed, Network, arguments, finish, main, median, parsed, random_model, say, until
 
 CALLER, HOSTS = "attic", ["bakery", "cellar", "dairy"]
-# Values of the planner for links that nobody measured.
+# Values of the planner for links without a measurement.
 DELAY_US, KBIT_S = 1_000, 100_000
 # Tokens for which the planner keeps memory.
 KV_TOKENS = 4_096

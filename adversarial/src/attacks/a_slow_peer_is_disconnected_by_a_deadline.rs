@@ -47,7 +47,8 @@ async fn trickled(
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let bench = &*bench;
-    // One of two chunks, and a step that names a tensor which never arrives.
+    // The first of a tensor's two chunks, and a step that names the tensor. The second chunk never
+    // arrives.
     let data = chunk(1, dtype::I8, &[2 << 20], &vec![0; 1 << 20]);
     let half = Frame::new(kind::TENSOR_DATA, data);
     let announced = Step {

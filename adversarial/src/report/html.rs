@@ -249,8 +249,8 @@ fn table(report: &Report) -> String {
     table + "</table>\n"
 }
 
-/// What was tried, expected and seen, for a reader who unfolds it. Equal observations of a repeated
-/// attack are one line.
+/// Attempts of an attack, with the expected and the observed results, folded away. Equal
+/// observations of a repeated attack are one line.
 fn details(observations: &[Observation]) -> String {
     let mut lines: Vec<(&Observation, usize)> = Vec::new();
     for one in observations {

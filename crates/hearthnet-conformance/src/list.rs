@@ -193,7 +193,7 @@ fn announced(tensor: u16) -> Frame {
     step.frame()
 }
 
-/// One step more than `max_steps`. The rows of the steps never come, so none is answered.
+/// Sends one step more than `max_steps`. The rows of the steps never come, so none is answered.
 fn credit_steps(limits: &Limits) -> Check {
     let (name, section) = ("credit-steps", "x08-tensor-transport.md 4.2");
     if limits.max_steps >= TENSORS {

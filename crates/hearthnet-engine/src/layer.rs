@@ -144,7 +144,7 @@ pub(super) struct Mamba {
     pub(super) spec: MambaSpec,
     pub(super) convolution: ShortConvolution,
     pub(super) convolution_bias: Vec<f32>,
-    /// Of each head.
+    /// One value per head.
     pub(super) step_bias: Vec<f32>,
     pub(super) decay: Vec<f32>,
     pub(super) skip: Vec<f32>,

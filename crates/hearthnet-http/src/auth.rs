@@ -414,7 +414,7 @@ fn is_address(host: &str, local: bool) -> bool {
 fn host_name(host: &str) -> Option<String> {
     let authority = host.parse::<Authority>().ok()?;
     let name = authority.host();
-    // Nothing before the name (as in `NAME:PASSWORD@HOST`), and only a port after it.
+    // Refuses text before the name (as in `NAME:PASSWORD@HOST`). Only a port may follow the name.
     let port = match authority.as_str().strip_prefix(name) {
         Some("") => true,
         Some(rest) => rest.strip_prefix(':').is_some_and(|port| {

@@ -33,7 +33,7 @@ fn ends(tokenizer: &Tokenizer) -> Vec<u32> {
         .collect()
 }
 
-/// Whether an answer may be this text.
+/// Returns true if the grammar allows this text as an answer.
 fn accepts(tokenizer: &Tokenizer, grammar: &Grammar, text: &str) -> bool {
     let mut answer = start(tokenizer, grammar).unwrap();
     for id in tokenizer.encode(text, Special::Plain).unwrap() {

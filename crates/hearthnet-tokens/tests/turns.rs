@@ -267,7 +267,7 @@ fn random_turn(
     text + &detokenizer.finish()
 }
 
-/// What a reader makes of a text in pieces of `cut` characters.
+/// Text, reasoning and calls that a reader finds in a text that arrives `cut` characters at a time.
 pub(crate) fn read(
     format: TurnFormat,
     thought: Thought,

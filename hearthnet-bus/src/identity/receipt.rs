@@ -68,7 +68,7 @@ impl Inputs {
     }
 }
 
-/// What a host returned for one step.
+/// Answer of a host to one step, as hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // Complete by design.
 pub struct Claim {
@@ -120,7 +120,7 @@ impl Claim {
     }
 }
 
-/// What the signature of a receipt covers.
+/// Content of a receipt that its signature covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // Complete by design.
 pub struct Statement {

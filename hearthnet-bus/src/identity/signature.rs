@@ -21,7 +21,7 @@ pub enum Domain {
     JoinRequest,
     /// The fields of a [`crate::community::log::Event`].
     Event,
-    /// What a host received and returned in a stream ([`crate::receipt::Statement`]).
+    /// Statement of a host about the rows of a stream ([`crate::receipt::Statement`]).
     Receipt,
     /// The envelope of a call on the capability bus ([`crate::node::calls::Envelope`]).
     Call,

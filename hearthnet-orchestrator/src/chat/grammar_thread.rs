@@ -36,7 +36,7 @@ pub(super) struct GrammarThread {
     allowed: UnboundedReceiver<Result<Allowed, GrammarError>>,
 }
 
-/// One of the grammars that are compiled.
+/// Slot of a grammar that is being compiled, of [`MOST`]. Dropping it frees the slot.
 struct Compiling;
 
 impl Compiling {

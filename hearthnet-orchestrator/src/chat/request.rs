@@ -39,7 +39,7 @@ pub struct ChatRequest {
     pub options: AnswerOptions,
 }
 
-/// What a request wants of the prompt, and how many answers.
+/// Options of a request about its prompt, and the number of answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // Built with `..AnswerOptions::default()`.
 pub struct AnswerOptions {

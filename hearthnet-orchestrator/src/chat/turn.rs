@@ -161,8 +161,8 @@ impl Turn {
         (said, false)
     }
 
-    /// What was held back until the end of the answer. `ended`: the model ended its turn, and no
-    /// limit.
+    /// Returns the rest of the answer, which was held back until its end. `ended`: true if the model
+    /// ended its turn, false if a limit did.
     pub(super) fn finish(&mut self, ended: bool) -> Said {
         if self.stop.matched().is_some() {
             return Said::default();

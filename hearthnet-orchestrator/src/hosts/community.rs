@@ -84,7 +84,7 @@ pub struct Links {
 /// Advertisements of members that are trusted, as candidates of routes.
 struct Offered {
     adverts: Vec<Advert>,
-    /// One for each advertisement.
+    /// In the order of `adverts`.
     candidates: Vec<Candidate>,
     speeds: Speeds,
 }

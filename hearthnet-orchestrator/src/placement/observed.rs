@@ -272,7 +272,8 @@ mod tests {
         announce(1, 400);
         assert_eq!(seen_by(1), None, "the other one is no host");
         advertise(2);
-        // Nothing, and a time of 0, are no measurement of the model.
+        // In the first round node 2 has announced no time, in the second one a time of 0. Neither
+        // is a measurement of the model.
         for _ in 0..2 {
             let found = seen_by(1).unwrap();
             let machine = found.machine(id(2)).unwrap();

@@ -521,7 +521,7 @@ fn a_caller_is_told_to_come_again_after_the_measured_time_of_answers() {
     assert_eq!(after(None), 1);
     f.gate.set(true);
     let asked = [(); 3].map(|()| f.service.ask("a", "tiny", request("hello", 2)).unwrap());
-    // One runs and two wait; a further one would wait for three answers.
+    // One chat runs and two wait, so a further chat would wait for three answers.
     assert_eq!(after(Some(8_000.0)), 24);
     assert_eq!(after(Some(80_000.0)), 60);
     // Chats that run for longer than earlier ones count more.

@@ -23,7 +23,7 @@ const MAX_BYTES: u64 = 64 << 10;
 /// Exists while systemd runs the machine.
 const SYSTEMD: &str = "/run/systemd/system";
 
-/// Whether systemd runs this machine.
+/// Returns true if systemd is the init system of this machine.
 pub(super) fn is_possible() -> bool {
     Path::new(SYSTEMD).is_dir()
 }

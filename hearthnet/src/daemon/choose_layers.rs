@@ -199,8 +199,8 @@ impl Chooser {
         }
     }
 
-    /// What a host that is left alone lacks to take all layers, with what would help. A short loss of
-    /// links is not reported.
+    /// Resources that a host that is left alone lacks to take all layers, and the settings that
+    /// would help. `None` after a short loss of links.
     pub(super) fn lacks(&self) -> Option<String> {
         let auto = self.auto.as_ref()?;
         let is_alone = self.seen.is_left_alone && self.seen.reachable().next().is_none();
@@ -331,7 +331,7 @@ impl Auto {
         self.in_memory.min(self.in_kv).min(self.on_disk)
     }
 
-    /// What is missing for all `total` layers, and the settings that would help.
+    /// Resources that are missing for all `total` layers, and the settings that would help.
     fn lacks(&self, total: u32) -> String {
         let mut lacks = Vec::new();
         if self.in_memory < total {

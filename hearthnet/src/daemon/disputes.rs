@@ -99,7 +99,7 @@ pub(super) fn found(health: &SharedHealth) -> mpsc::Receiver<Found> {
     found
 }
 
-/// What an anchor's node needs to judge by itself.
+/// Judge of disputes in the daemon of an anchor.
 pub(super) struct Judge {
     pub(super) cx: Context,
     /// Model that this daemon was started with.

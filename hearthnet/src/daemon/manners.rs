@@ -140,7 +140,7 @@ impl Decision {
             let waited = waited.map_or(Duration::ZERO, |(now, then)| now.saturating_sub(then));
             let stalls = waited > elapsed / STALLED_PART;
             short |= available < floor || (stalls && available < total / STALLED_BELOW_PART);
-            // What layers would take again must fit as well.
+            // If layers are served again, their memory must fit as well.
             let returns = match self.memory.holds {
                 true => now.held_bytes,
                 false => 0,
@@ -398,7 +398,7 @@ mod tests {
                 memory: vec![memory(16 << 30, available << 30, stalled)],
                 ..at(seconds)
             };
-            // What was waited for before this process started is not counted.
+            // Stalls from before this process started do not count.
             assert_eq!(decision.step(&read(0, 90_000)), Give::Serve);
             let given = decision.step(&read(1, 90_000 + waited));
             assert_eq!(given, expected, "{waited} {available}");
@@ -421,7 +421,7 @@ mod tests {
             ..at(0)
         };
         assert_eq!(decision.step(&tiny), Give::Serve);
-        // Nothing is known.
+        // The system reports no memory.
         let unknown = Reading {
             memory: Vec::new(),
             ..at(1)

@@ -45,7 +45,7 @@ impl Rounds {
         self.times.push_back(time);
     }
 
-    /// Whether another round is due.
+    /// Returns true if another round is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.tried < ROUNDS || now.saturating_duration_since(self.last) >= PAUSE
     }

@@ -100,7 +100,7 @@ impl HostCapacity {
             let all = given.entry(node).or_default();
             *all = all.saturating_add(holds);
         }
-        // What a member announces is also for keys and values.
+        // A ninth of the announced memory is left to keys and values.
         let announced = state
             .measured(now)
             .filter(|(node, _)| state.level(node) >= Some(Level::Trusted))

@@ -41,8 +41,8 @@ pub(crate) struct SharedStatus {
 /// Returns what the node has given up to this moment.
 pub(super) type CountsGiven = Box<dyn Fn() -> Option<SoFar> + Send + Sync>;
 
-/// What a node has given to other members up to this moment, by its own count. It announces that once
-/// a day (`node.gave`).
+/// Tokens and minutes that a node has given to other members so far, by its own count. The node
+/// announces them once a day (`node.gave`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SoFar {
     pub(crate) tokens: u64,

@@ -130,7 +130,7 @@ const IGNORED: &[&str] = &[
     POOLING_KEY,
 ];
 
-/// Whether each block has a window.
+/// One flag per block: true if its attention has a window.
 pub(super) const WINDOWS: &str = "attention.sliding_window_pattern";
 /// Number of blocks, at the end, that use keys and values of an earlier block.
 pub(super) const SHARED_KEYS: &str = "attention.shared_kv_layers";

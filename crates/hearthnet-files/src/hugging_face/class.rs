@@ -58,7 +58,7 @@ pub(super) struct Class {
     pub(super) stacked_experts: bool,
     /// Tensors that may be rows of another one.
     pub(super) stacked_rows: StackedRows,
-    /// What tells blocks with attention from others.
+    /// Where the file says which blocks have attention.
     pub(super) mixers: Mixers,
     /// Whether the experts of a block are stacked in one tensor as in the model file.
     pub(super) whole_experts: bool,
@@ -99,7 +99,7 @@ pub(super) struct Class {
 /// tensors of experts, each expert has these parts.
 pub(super) type StackedRows = &'static [(&'static str, &'static str, u64, u64)];
 
-/// What tells which block has attention.
+/// Source of the list of blocks that have attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mixers {
     /// The family.

@@ -106,7 +106,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Whether each block has attention.
+/// One flag per block: true if it has attention.
 fn attends(values: &Values) -> Result<Vec<bool>, ImportError> {
     let layers = values.required_integer("num_hidden_layers")?;
     if layers > MAX_SIZE {

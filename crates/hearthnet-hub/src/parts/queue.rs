@@ -63,7 +63,7 @@ struct Offer {
     /// Whether sources of higher ranks leave its pieces to it.
     preferred: bool,
     dropped: bool,
-    /// Nothing was found for it since the last change.
+    /// The last search found no piece for it, and nothing has changed since.
     dry: bool,
     /// Slots whose pieces the source has.
     yes: Bits,
@@ -209,7 +209,7 @@ impl Queue {
         }
     }
 
-    /// Nothing can be taken by the source until something changes.
+    /// Returns true if [`Self::take`] gives the source no piece before something changes.
     pub(super) fn is_dry(&self, source: usize) -> bool {
         self.offers.get(source).is_none_or(|offer| offer.dry)
     }

@@ -230,7 +230,7 @@ fn busy(status: &str, retry_after: &str) -> Answer {
     answer(status, &headers, b"")
 }
 
-/// What a fetch that found no usable source says about its only one.
+/// Error about the only source of a fetch that found it unusable.
 pub(crate) fn asked(result: Result<Report, FetchError>) -> String {
     match result {
         Err(FetchError::NoSource { mut asked, .. }) if asked.len() == 1 => asked.remove(0),

@@ -38,13 +38,13 @@ pub struct ModelSpeed {
     /// Embedding and output matrix for one token on this node as caller, in us; 0: not
     /// known.
     pub head_us: u32,
-    /// What a step of one row takes on this node as host beside its layers, in us.
+    /// Time of a step of one row on this node as host, without its layers, in us.
     pub step_us: u32,
     #[serde(with = "by_format::hash")]
     pub weights: [u8; 32],
-    /// One row through one average layer, at batch 1, in us.
+    /// Time of one row through one average layer, at batch 1, in us.
     pub layer_us: u32,
-    /// One of many rows of a prompt through one average layer, in us, rounded up.
+    /// Time per row of a prompt's chunk through one average layer, in us, rounded up.
     pub prefill_row_us: u32,
 }
 

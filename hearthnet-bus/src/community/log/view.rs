@@ -251,7 +251,7 @@ impl View {
             Some(at) if self.fold.is_plain() => {
                 self.go_back(conn, at)?;
                 if self.fold.at.is_none() {
-                    // None of them is usable.
+                    // The snapshots are not usable.
                     db::drop_snapshots(conn, None)?;
                 }
                 let plain;

@@ -1,4 +1,4 @@
-//! What the address book knows of one node: its endpoints, their classes, and the order in which
+//! Entry of the address book for one node: its endpoints, their classes, and the order in which
 //! they are dialled. Pure.
 
 use std::cmp::Reverse;

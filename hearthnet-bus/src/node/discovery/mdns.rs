@@ -109,7 +109,8 @@ impl Mdns {
         let host = format!("{instance}.local.");
         let txt = announcement.to_txt()?;
         let port = announcement.port;
-        // One address, or all present and future addresses of the machine.
+        // Announces the address of the listener; if that is unspecified, all present and future
+        // addresses of the machine.
         let only: Vec<IpAddr> = listen
             .into_iter()
             .filter(|ip| !ip.is_unspecified())

@@ -173,7 +173,7 @@ impl Answer {
             });
             answer.unreadable = answer.unreadable.saturating_add(unreadable);
             let last = answer.records.last().map_or(0, |record| record.seq);
-            // One connection is one run of one program, and each number comes once.
+            // A connection reaches a single run of the program, and a run uses each number once.
             let fits = answer.run == page.run
                 && page.records.first().is_none_or(|first| first.seq > last)
                 && page.records.is_sorted_by(|a, b| a.seq < b.seq);

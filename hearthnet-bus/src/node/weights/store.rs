@@ -35,10 +35,10 @@ pub struct Held {
 ///
 /// A store MUST only give verified bytes.
 pub trait WeightsStore: Send + Sync + 'static {
-    /// What is held of the weights with this identity; `None`: nothing.
+    /// Held pieces of the weights with this identity; `None` if there are none.
     fn held(&self, weights: &[u8; 32]) -> Option<Held>;
 
-    /// One piece, 1 to 262,144 bytes. `None` if it is not held.
+    /// Bytes of a piece, 1 to 262,144. `None` if it is not held.
     fn piece(&self, weights: &[u8; 32], index: u32) -> Option<Vec<u8>>;
 
     /// `len` bytes (1 to 262,144) of an object. `None` if the object is not held, or ends

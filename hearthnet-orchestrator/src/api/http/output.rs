@@ -28,10 +28,13 @@ pub(super) enum Format {
 pub(super) struct OtherOutput {
     pub(super) translating: Translating,
     pub(super) format: Format,
-    /// Where the conversation of a response is stored, for whom, and under which id.
+    /// Store for the conversation of a complete response.
     pub(super) responses: Arc<Mutex<StoredResponses>>,
+    /// Verified identity of the client, with which the store's limits count.
     pub(super) client: String,
+    /// Key of the caller's conversations; a request with another key does not find the response.
     pub(super) held_by: String,
+    /// Id of the response, by which the client refers to it.
     pub(super) id: String,
 }
 

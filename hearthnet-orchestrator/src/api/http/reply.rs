@@ -103,7 +103,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// One answer to one prompt.
+    /// Creates the reply to a request with one prompt and one answer.
     pub(super) fn new(
         header: Header,
         tokenizer: Tokenizer,
@@ -559,7 +559,7 @@ impl Choice {
     }
 }
 
-/// What a frame tells about the hosts of an answer and its speed, without any text of the answer.
+/// Fields of a frame about the hosts and the speed of an answer, without any text of the answer.
 pub(super) fn trace(frame: &Frame) -> Option<Value> {
     match frame {
         Frame::ShardStatus { .. } | Frame::ShardFailover { .. } | Frame::PromptProgress { .. } => {

@@ -179,8 +179,8 @@ pub struct ShardSpeed {
     pub p95_ms: f64,
 }
 
-/// One way to a host: half of the median round trip of recent decode steps, without the host's queue
-/// and compute. It includes the time of the row on the wire.
+/// Time of a row from the caller to a host: half of the median round trip of recent decode steps,
+/// without the host's queue and compute. Includes the row's time on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Way {

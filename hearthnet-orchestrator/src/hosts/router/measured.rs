@@ -30,9 +30,9 @@ const PER_SPAN: u64 = 1 << 56;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(clippy::exhaustive_structs)] // Built by callers from events.
 pub struct HostSpeed {
-    /// One row through one layer.
+    /// Time of one row through one layer, in us.
     pub layer_us: u64,
-    /// A row to the host and back.
+    /// Time of a row to the host and back, in us.
     pub hop_us: u64,
 }
 
@@ -199,7 +199,7 @@ impl<'a> Believed<'a> {
             let known = believed.known(c)?;
             Some((c.descriptor.host, known))
         });
-        // One speed for each host, whatever number of ranges it advertises.
+        // A host that advertises several ranges counts once.
         let known: BTreeMap<NodeId, HostSpeed> = known.collect();
         if known.is_empty() {
             return None;

@@ -73,13 +73,13 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// True if the node may serve layers to others.
     pub serves: bool,
-    /// One row through one layer, batch 1; 0 if not measured.
+    /// Time of one row through one layer, batch 1; 0 if not measured.
     pub layer_us: u32,
-    /// One of many rows through one layer; 0 if not measured.
+    /// Time per row of a prompt's chunk through one layer; 0 if not measured.
     pub prefill_row_us: u32,
-    /// Embedding and output matrix for one token.
+    /// Time of embedding and output matrix for one token.
     pub head_us: u32,
-    /// What a step takes beside the layers, if the node computes it as a host.
+    /// Time of a step of one row without its layers, if the node computes it as a host.
     pub step_us: u32,
     /// Share of the last 7 days in which the node was online.
     pub online_permille: u16,
@@ -132,7 +132,7 @@ pub struct Model {
     /// Weights of each layer.
     pub layer_bytes: Vec<u64>,
     pub head_bytes: u64,
-    /// One row on the wire.
+    /// Bytes of a row on the wire.
     pub row_bytes: u32,
     /// Keys and values of one token in one layer.
     pub kv_bytes_per_token_per_layer: u32,

@@ -43,7 +43,7 @@ pub struct Replanned {
     pub plan: Plan,
     /// In the order of the node ids.
     pub moves: Vec<Move>,
-    /// What is missing if no placement covers the layers.
+    /// Missing memory, if no placement covers the layers.
     pub missing: Option<Unplannable>,
     /// True if layers stay uncovered because of the limit of bytes, or of nodes that compute for an
     /// answer.

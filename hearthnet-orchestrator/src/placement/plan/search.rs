@@ -108,7 +108,7 @@ pub(super) fn search(
             };
         }
     }
-    // Nothing is cheaper than the known assignment.
+    // No assignment is cheaper than `safe`.
     Found {
         parts: safe,
         is_proven: true,

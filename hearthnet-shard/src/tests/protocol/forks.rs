@@ -125,7 +125,7 @@ fn a_fork_takes_free_pages_only() {
     caller.ask(&mut host, step(1, 0, &rows(2 * PAGE)));
     assert_eq!(caller.ask(&mut host, positions(2, fork)), [opened(2, 1)]);
     assert_eq!(caller.refusal(&mut host, positions(3, fork)), "kv_full");
-    // Nothing was preempted for it.
+    // No stream was preempted for the refused fork.
     assert_eq!(host.stats().streams, 2);
 }
 

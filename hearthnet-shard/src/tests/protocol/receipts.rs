@@ -10,7 +10,7 @@ use super::*;
 const EVERY: u32 = 8;
 const ROW_BYTES: usize = 2 * WIDTH as usize;
 
-/// What a caller computes of a stream itself.
+/// Hashes of a stream that the caller computes itself, to check receipts.
 #[derive(Clone, Default)]
 struct Own {
     inputs: Inputs,
@@ -113,7 +113,7 @@ fn a_receipt_comes_every_so_many_positions_when_the_stream_rests_and_at_its_end(
     let rests = receipts(&caller.ask(&mut host, truncate(1, 205)));
     own.is_certified(1, &rests[0]);
     own.inputs.truncate(205);
-    // Nothing new, no receipt.
+    // Without a new answer there is no receipt.
     assert_eq!(receipts(&caller.ask(&mut host, truncate(1, 205))), []);
     assert_eq!(
         caller.run(&mut host, &mut own, step_of(1, 205, &rows(3))),

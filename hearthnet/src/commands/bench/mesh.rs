@@ -216,7 +216,7 @@ impl Comparison {
     }
 }
 
-/// One hop of the one chat's decode steps, in milliseconds. Medians over the rounds.
+/// Times of a hop in the decode steps of the single chat, in milliseconds. Medians over the rounds.
 #[derive(Debug, Serialize)]
 struct Hop {
     layers: (u32, u32),

@@ -612,7 +612,7 @@ fn a_damaged_file_is_moved_aside_and_rebuilt_whichever_page_it_is() {
             match damage {
                 0 => body.fill(0),
                 1 => body.iter_mut().for_each(|b| *b ^= 0x55),
-                // One bit near the end, where contents are.
+                // Flips one bit near the end of the page, where its contents are.
                 _ => body[4090] ^= 1,
             }
             std::fs::write(dir.path().join(FILE_NAME), &bytes).unwrap();

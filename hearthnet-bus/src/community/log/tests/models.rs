@@ -154,7 +154,7 @@ fn a_demoted_or_revoked_anchor_cannot_adopt_and_drop_models_in_the_past() {
         let end = [root.make(end)];
         home.takes(&end);
         let state = home.log.state();
-        // What the root had seen stays, as the policy would.
+        // Adoptions that the root had seen stay, as a change of the policy would.
         assert_eq!(names(&home), ["model 1", "model 2"]);
         let backdated = [former.make(adopted(3)), former.make(dropped(1))];
         assert!(former.lamport < 100);

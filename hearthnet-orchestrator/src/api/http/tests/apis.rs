@@ -497,7 +497,7 @@ fn every_example_of_the_description_is_read() {
             assert_eq!(refused, None, "{path}: {name}");
             read_fields += 1;
         }
-        // What is not listed is refused.
+        // A field that is not in the list is refused.
         let mut body = base.clone();
         body["temprature"] = json!(1);
         assert!(read(&path, &body).is_err(), "{path}");

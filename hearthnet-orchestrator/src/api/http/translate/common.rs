@@ -1,4 +1,4 @@
-//! What the translations of all APIs use: fields of requests, pieces and ends of answers. Pure.
+//! Shared by the translations of all APIs: fields of requests, pieces and ends of answers. Pure.
 
 use std::time::Duration;
 

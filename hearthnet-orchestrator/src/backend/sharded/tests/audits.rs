@@ -364,7 +364,7 @@ impl Stage {
         leaves.state().refusals = vec!["kv_full"; 1000];
         let mut backend = self.with_fallback(hosts, load);
         let (result, _) = self.failovers(&mut backend, 6);
-        // One row, as before.
+        // The answer is one row, as it was before the hosts failed.
         assert_eq!(result.unwrap().len(), WIDTH);
     }
 }

@@ -140,7 +140,7 @@ fn under_churn_moves_stay_below_the_limit_and_layers_stay_covered_whenever_memor
         let (mut all, links, model) = dice.community();
         let needed = Cuts::new(&model).unwrap().bytes(model.hosted());
         let limit = 3 * needed;
-        // One host has not measured: it keeps its range whenever it is there.
+        // A host that has not measured keeps its range whenever it is there.
         let fixed = dice.roll(0, all.len() as u64) as usize;
         let part = Cuts::new(&model).unwrap().layers(0, 1);
         (all[fixed].is_fixed, all[fixed].holds) = (true, Some(part));

@@ -102,7 +102,7 @@ proptest! {
                 prop_assert!(used <= best, "copies only add choices: {} {}", used, best);
             }
             (Err(Unplannable::Memory { on, more, new_node, .. }), None) => {
-                // What the error recommends helps, and little less does not.
+                // The memory that the error recommends suffices, and 1 MiB less does not.
                 let grown = |by: u64| {
                     let all = community.machines().cloned().map(|mut m| {
                         if m.node == on {

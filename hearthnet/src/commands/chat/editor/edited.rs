@@ -29,7 +29,7 @@ use crate::commands::chat::command::{NAMES, goes_on, may_go_on};
 /// Most lines in the history.
 const HISTORY: usize = 1000;
 
-/// Longest gap between the first two keys of a burst. Nobody types as fast.
+/// Longest gap between the first two keys of a burst, such as a paste. No person types as fast.
 const BURST: Duration = Duration::from_millis(1);
 
 /// Keys that `Editor::next` has to process before others are read.
