@@ -228,11 +228,12 @@ pub(crate) enum Command {
     ///
     /// `run` carries out attacks on processes that it starts on this machine, and writes a report;
     /// `list` and `explain` say what they do; `new` writes an attack of your own into a checkout;
-    /// `sensitivity` tries lies about rows in all strengths; `calibrate` measures a model's bands.
+    /// `sensitivity` tries lies about rows in all strengths; `detection` counts requests until a lie
+    /// is found; `calibrate` measures a model's bands.
     /// These are commands of a second program, hearthnet-adversarial, with a --help of their own.
     #[command(disable_help_flag = true)]
     Adversarial {
-        /// run, list, explain, new, sensitivity or calibrate, and its arguments.
+        /// run, list, explain, new, sensitivity, detection or calibrate, and its arguments.
         #[arg(
             trailing_var_arg = true,
             allow_hyphen_values = true,
