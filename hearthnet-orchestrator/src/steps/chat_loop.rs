@@ -84,6 +84,8 @@ pub(crate) async fn boundary() {
 /// Queues a message to be written at the next boundary, in one record with other messages of the
 /// session. Returns the message if the send queue is full.
 ///
+/// Only a chat on a loop may call it: outside of one, there is no boundary.
+///
 /// # Errors
 /// As [`Sender::try_send`].
 pub(crate) fn send(sender: &Sender, message: Message) -> Result<Option<Message>, SendError> {

@@ -225,7 +225,7 @@ impl Candidate {
         }
     }
 
-    /// Has a span computed again, and compares.
+    /// Has other hosts compute a span again, and compares the rows.
     fn compare(&self, span: &AuditSpan, claims: &[Claim], signed: &[SignedClaims]) {
         let last = claims.iter().map(|claim| claim.end).max().unwrap_or(0);
         let host = BTreeSet::from([span.host]);
@@ -251,7 +251,7 @@ impl Candidate {
             accuse(&second);
             return self.blame(&host, FailureKind::Corruption);
         }
-        // Which of the two is wrong, this machine says, or a third host.
+        // This machine decides which of the two is wrong, or else a third host.
         let both = &host | &second.hosts;
         let third = self.recompute_here(span, claim.end);
         let third = third.or_else(|_| self.recompute(span, claims, claim.end, &mut asked));

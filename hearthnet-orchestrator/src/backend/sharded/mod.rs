@@ -473,25 +473,29 @@ impl Backend for ShardedBackend {
     }
 
     fn submit<'a>(&'a mut self, rows: Rows<'a>, _: &'a Cancel) -> LocalBoxFuture<'a, ()> {
-        let (values, boundary) = (rows.values, self.model.boundary);
-        let mut data = Vec::with_capacity(values.len() * boundary.bytes_per_value());
-        boundary.encode(values, &mut data);
-        // Forwards results of earlier parts to the next host meanwhile.
-        while !(self.pending.is_empty() && self.pipeline.is_through())
-            && let Ok((hop, message)) = self.inbound.try_recv()
-        {
-            self.on_message(hop, message);
-        }
-        self.pending.push_back(Pending {
-            position: rows.position,
-            rows: Bytes::from(data),
-            more: rows.more,
-            all: rows.all,
-        });
-        // The last row was only just submitted, so the output cannot be complete: ignore the
-        // result.
-        let _ = self.advance();
-        std::future::ready(()).boxed_local()
+        // Runs when it is polled: a step that is sent outside of a loop is written by no boundary,
+        // and stays queued until the host is probed 1 s later.
+        let submitted = async move {
+            let (values, boundary) = (rows.values, self.model.boundary);
+            let mut data = Vec::with_capacity(values.len() * boundary.bytes_per_value());
+            boundary.encode(values, &mut data);
+            // Forwards results of earlier parts to the next host meanwhile.
+            while !(self.pending.is_empty() && self.pipeline.is_through())
+                && let Ok((hop, message)) = self.inbound.try_recv()
+            {
+                self.on_message(hop, message);
+            }
+            self.pending.push_back(Pending {
+                position: rows.position,
+                rows: Bytes::from(data),
+                more: rows.more,
+                all: rows.all,
+            });
+            // The last row was only just submitted, so the output cannot be complete: ignore the
+            // result.
+            let _ = self.advance();
+        };
+        submitted.boxed_local()
     }
 
     fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {

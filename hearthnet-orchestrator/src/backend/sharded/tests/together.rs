@@ -51,6 +51,16 @@ fn chats_woken_together_send_together_without_waiting_for_busy_ones() {
 }
 
 #[test]
+fn rows_are_written_when_their_submission_ends_and_not_when_their_output_is_awaited() {
+    let stage = Stage::new(&[(0, 3)]);
+    let mut backend = stage.open();
+    let frames = || stage.links[0].sender.stats().frames_sent;
+    let (before, rows) = (frames(), row(5));
+    chat_loop::block_on(backend.submit(Rows::at(0, &rows), &stage.cancel));
+    assert_eq!(frames(), before + 1);
+}
+
+#[test]
 fn chats_on_one_loop_go_their_own_ways_through_failures() {
     let stage = Stage::new(&HALVES);
     let node = stage.runs(&stage.open(), 1).node();
