@@ -293,7 +293,7 @@ impl Candidate {
         });
     }
 
-    /// Counts drawn answers that nobody can compute again.
+    /// Counts drawn answers that neither a host nor this machine can compute again.
     fn not_auditable(&self, span: &AuditSpan, answers: usize) {
         if answers > 0 {
             self.report(&span.host, AuditResult::NotAuditable, answers as u64);

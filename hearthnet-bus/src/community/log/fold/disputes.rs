@@ -59,7 +59,8 @@ impl Fold {
             }
         }
         if open_of.values().map(Vec::len).sum::<usize>() >= MAX_OPEN_DISPUTES {
-            // A member that fills the group with disputes of its own keeps nobody from the next one.
+            // The oldest dispute of the accuser with the most gives way, so a member that fills the
+            // group with its own disputes does not keep others from accusing.
             let most = open_of.values().map(Vec::len).max().unwrap_or(0);
             let own = open_of.get(&accuser).map_or(0, Vec::len);
             if most <= own.max(1) {

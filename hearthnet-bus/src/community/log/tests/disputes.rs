@@ -223,13 +223,13 @@ fn a_member_that_fills_its_group_with_disputes_keeps_nobody_from_accusing() {
         let all = state.disputes().map(|(_, case)| case.accuser);
         all.filter(|accuser| *accuser == key(author).id()).count()
     };
-    // Its oldest ones give way, as long as it has more than anybody else.
+    // Its oldest disputes give way, as long as it has more than any other accuser.
     home.append(7, disputed(5, 4, None));
     assert_eq!((open(20), open(7)), (3, 1));
     home.append(21, disputed(6, 4, None));
     assert_eq!((open(20), open(21)), (2, 1));
     home.append(1, revoked(20, 4));
-    // Nor do those of somebody who is no member any more count.
+    // Disputes of an accuser that is no longer a member do not count.
     home.append(7, disputed(7, 4, None));
     home.append(7, disputed(8, 4, None));
     assert_eq!((open(20), open(7), open(21)), (2, 3, 1));
