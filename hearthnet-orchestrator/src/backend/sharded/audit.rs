@@ -403,29 +403,29 @@ impl Candidate {
         let opened = streams(&backend);
         let hosts: BTreeSet<NodeId> = backend.hops.iter().map(Hop::node).collect();
         asked.extend(&hosts);
-        backend.begin_call(end);
-        let (mut rest, mut position) = (&values[..], 0);
         let width = values.len() / (end as usize).max(1);
-        for to in pieces(claims, most, end) {
-            let Some((piece, behind)) = rest.split_at_checked((to - position) as usize * width)
-            else {
-                return Ok(None);
-            };
-            let rows = Rows {
-                all: true,
-                more: end - to,
-                ..Rows::at(position, piece)
-            };
-            chat_loop::block_on(backend.submit(rows, &cancel));
-            (rest, position) = (behind, to);
-        }
         let mut run = Run {
             cancel: &cancel,
             notify: &mut |_| {},
         };
-        let out = chat_loop::block_on(backend.output(&mut run));
+        let out = chat_loop::block_on(async {
+            backend.begin_call(end);
+            let (mut rest, mut position) = (&values[..], 0);
+            for to in pieces(claims, most, end) {
+                let piece;
+                (piece, rest) = rest.split_at_checked((to - position) as usize * width)?;
+                let rows = Rows {
+                    all: true,
+                    more: end - to,
+                    ..Rows::at(position, piece)
+                };
+                backend.submit(rows, &cancel).await;
+                position = to;
+            }
+            backend.output(&mut run).await.ok()
+        });
         // A host may have left without a failure, and others may have taken over.
-        let Some(out) = out.ok().filter(|_| streams(&backend) == opened) else {
+        let Some(out) = out.filter(|_| streams(&backend) == opened) else {
             return Ok(None);
         };
         let mut rows = Vec::new();
