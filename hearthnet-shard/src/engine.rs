@@ -75,6 +75,11 @@ pub trait LayerEngine: 'static {
     /// Bytes of KV in use by all sequences.
     fn kv_bytes_in_use(&self) -> u64;
 
+    /// Name of the graphics card that computes; `None` for the processor.
+    fn card(&self) -> Option<String> {
+        None
+    }
+
     /// Returns whether the engine's device or process is gone, for instance after a driver reset: no
     /// call can succeed any more. Called before and after every batch.
     fn is_lost(&mut self) -> bool {

@@ -47,6 +47,8 @@ pub struct Stats {
     pub kv_pages_left: u64,
     /// Bytes of weights in memory; 0 while they are unloaded.
     pub weight_bytes: u64,
+    /// Graphics card that has the weights, if one has.
+    pub card: Option<String>,
     /// Steps answered.
     pub steps: u64,
     /// Rows of answered steps per caller: short node id, or `other` beyond the first 64 callers.
@@ -191,8 +193,13 @@ impl HostEvents {
         (self.record)(Event::ShardStopped { shard, cut });
     }
 
-    pub(crate) fn loaded(&self, bytes: u64) {
+    /// `card`: graphics card that computes, if one does.
+    pub(crate) fn loaded(&self, bytes: u64, card: Option<String>) {
         let mut stats = self.stats.lock();
+        if let Some(card) = &card {
+            tracing::info!("the layers are on a graphics card: {card}");
+        }
+        stats.card = card;
         stats.loads += 1;
         stats.weight_bytes = bytes;
         counter!("hearthnet_shard_loads_total").increment(1);

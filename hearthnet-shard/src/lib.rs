@@ -53,6 +53,7 @@ mod claims;
 mod clock;
 mod compute;
 mod config;
+mod device;
 mod engine;
 mod events;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -77,8 +78,9 @@ mod stream_table;
 mod sync;
 
 pub use admission::{BENCH, PIPELINE};
-pub use child::{Connect, serve_engine};
+pub use child::{Connect, load_on_processor, serve_engine};
 pub use config::ServeConfig;
+pub use device::{Device, NoDevice};
 pub use engine::{
     EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Served, Span, StartProgress,
 };

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use crate::child::{Connect, Load, RemoteSource};
 use crate::config::ServeConfig;
+use crate::device::Device;
 use crate::engine::{
     EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Served, Span, StartProgress,
     in_phase,
@@ -35,6 +36,8 @@ pub struct ShardConfig {
     /// Threads and instruction set. The limits of memory, sequences and context in it are
     /// replaced by those of `serve`.
     pub engine: EngineOptions,
+    /// Device of an engine in a process of its own ([`ShardHost::start_in_child`]).
+    pub device: Device,
     pub serve: ServeConfig,
 }
 
@@ -49,6 +52,7 @@ impl ShardConfig {
             boundary: None,
             expected_weights: None,
             engine: EngineOptions::default(),
+            device: Device::default(),
             serve: ServeConfig::new(listen),
         }
     }
@@ -119,12 +123,14 @@ impl ShardHost {
         mut progress: impl FnMut(StartProgress) + Send,
         connect: Connect,
     ) -> Result<RunningHost, StartError> {
+        let device = config.device;
         let known = Known::read(config, &mut progress).await?;
         let served = known.served(ARITHMETIC.to_owned());
         let load = Load {
             range: half_open(known.layers),
             niceness: known.serve.niceness,
             options: known.options,
+            device,
             manifest: known.manifest.encode(),
         };
         let source = RemoteSource::new(known.path, load, connect);
@@ -155,6 +161,7 @@ impl Known {
             boundary,
             expected_weights,
             engine: options,
+            device: _,
             mut serve,
         } = config;
         serve.validate()?;

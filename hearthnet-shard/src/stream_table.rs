@@ -102,8 +102,26 @@ impl HostState {
             arithmetic: served.arithmetic.clone(),
             ms_per_token,
             queue_depth,
-            software: self.config.software.clone(),
+            software: self.software(),
         }
+    }
+
+    /// Products, with that of the graphics card.
+    fn software(&self) -> String {
+        let mut software = self.config.software.clone();
+        if let Some(card) = self.events.stats().card {
+            let name = card
+                .chars()
+                .map(|c| match c.is_ascii_graphic() && c != '/' {
+                    true => c,
+                    false => '-',
+                });
+            // Names of drivers can be long, and descriptors are not.
+            let name = name.take(CARD_NAME);
+            software.push_str(Descriptor::CARD);
+            software.extend(name);
+        }
+        software
     }
 
     /// Answer to DESCRIBE.
@@ -118,6 +136,9 @@ impl HostState {
         Ok(Message::Descriptor(bytes.into()))
     }
 }
+
+/// Characters of the name of a graphics card in a descriptor.
+const CARD_NAME: usize = 48;
 
 /// Name of one epoch of a stream on its connection.
 fn name(stream: u32, epoch: u32) -> StreamClose {

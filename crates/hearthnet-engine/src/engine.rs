@@ -100,6 +100,10 @@ impl<B: Backend> EngineOn<B> {
         })
     }
 
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }

@@ -15,9 +15,10 @@ use crate::encoder_head::{EncoderHead, EncoderTensors};
 use crate::error::{EngineError, LoadError};
 use crate::forward::{share, units};
 use crate::kernels::{Act, ActForm, Kernels, Output, Packed, SharedMut};
+use crate::matrices::packed_bytes;
 use crate::options::EngineOptions;
 use crate::thread_pool::ThreadPool;
-use crate::weights::{Loader, packed_bytes};
+use crate::weights::Loader;
 
 /// Rows multiplied with the output matrix per pass.
 const TILE: usize = 64;

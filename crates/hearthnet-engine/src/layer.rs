@@ -1,4 +1,6 @@
-//! Weights of a layer, as the engine uses them.
+//! Weights of a layer, as the exact engines use them.
+//!
+//! [`each_layer`](crate::each_layer) loads them for an engine with memory of its own.
 
 use std::ops::Range;
 
@@ -8,71 +10,71 @@ use crate::kernels::{ActForm, Packed};
 use crate::kv::KvPlace;
 
 #[derive(Debug)]
-pub(super) struct Layer {
+pub struct Layer {
     /// `None` if the matrices read the residual stream as it is, or the layer has a feed-forward
     /// layer only.
-    pub(super) attn_norm: Option<Vec<f32>>,
+    pub attn_norm: Option<Vec<f32>>,
     /// Matrices that read the normalised residual stream. With latent attention, their outputs are
     /// the low-rank rows.
-    pub(super) qkv: Qkv,
-    pub(super) latent: Option<Latent>,
+    pub qkv: Qkv,
+    pub latent: Option<Latent>,
     /// Gated delta rule instead of attention. `qkv` then gives the inputs of the convolution, the
     /// gate of the output, and the scores of each head; `attn_output` is the output projection.
-    pub(super) delta: Option<Delta>,
+    pub delta: Option<Delta>,
     /// Gated short convolution instead of attention. `qkv` then gives the factors before it, the
     /// factors behind it, and its inputs; `attn_output` is the output projection.
-    pub(super) convolution: Option<ShortConvolution>,
+    pub convolution: Option<ShortConvolution>,
     /// Mamba-2 instead of attention. `qkv` then gives the gates of the outputs, the inputs of the
     /// convolution, and the step of each head; `attn_output` is the output projection.
-    pub(super) mamba: Option<Mamba>,
+    pub mamba: Option<Mamba>,
     /// Width of the queries of all heads, as attention reads them.
-    pub(super) q: usize,
+    pub q: usize,
     /// Width of the keys in `qkv`, and of the values; 0 for a layer that uses those of another.
-    pub(super) kv: usize,
-    pub(super) q_norm: Option<Vec<f32>>,
-    pub(super) k_norm: Option<Vec<f32>>,
+    pub kv: usize,
+    pub q_norm: Option<Vec<f32>>,
+    pub k_norm: Option<Vec<f32>>,
     /// Ones: the norm of the values has no weights.
-    pub(super) v_norm: Option<Vec<f32>>,
+    pub v_norm: Option<Vec<f32>>,
     /// Whether the values are the keys before norm and RoPE.
-    pub(super) keys_as_values: bool,
-    pub(super) rotation: Rotation,
+    pub keys_as_values: bool,
+    pub rotation: Rotation,
     /// Sliding window in positions; `None` for all positions.
-    pub(super) window: Option<usize>,
+    pub window: Option<usize>,
     /// Attention sink of each query head.
-    pub(super) sinks: Option<Vec<f32>>,
+    pub sinks: Option<Vec<f32>>,
     /// `None` in a layer that has a feed-forward layer only.
-    pub(super) attn_output: Option<Packed>,
-    pub(super) attn_output_bias: Option<Vec<f32>>,
-    pub(super) attn_post_norm: Option<Vec<f32>>,
+    pub attn_output: Option<Packed>,
+    pub attn_output_bias: Option<Vec<f32>>,
+    pub attn_post_norm: Option<Vec<f32>>,
     /// LayerNorm of the residual stream after the output of attention was added.
-    pub(super) attn_sum_norm: Option<LayerNorm>,
+    pub attn_sum_norm: Option<LayerNorm>,
     /// `None` if the feed-forward layer reads the residual stream as it is, or there is none.
-    pub(super) ffn_norm: Option<Vec<f32>>,
-    pub(super) feed_forward: FeedForward,
+    pub ffn_norm: Option<Vec<f32>>,
+    pub feed_forward: FeedForward,
     /// Bias of the down projection.
-    pub(super) ffn_bias: Option<Vec<f32>>,
-    pub(super) ffn_post_norm: Option<Vec<f32>>,
+    pub ffn_bias: Option<Vec<f32>>,
+    pub ffn_post_norm: Option<Vec<f32>>,
     /// LayerNorm of the residual stream after the feed-forward output was added.
-    pub(super) ffn_sum_norm: Option<LayerNorm>,
-    pub(super) per_layer: Option<PerLayer>,
+    pub ffn_sum_norm: Option<LayerNorm>,
+    pub per_layer: Option<PerLayer>,
     /// Factor of the layer's output.
-    pub(super) scale: Option<f32>,
+    pub scale: Option<f32>,
     /// Bytes of memory of all weights.
-    pub(super) bytes: usize,
+    pub bytes: usize,
     /// Keys and values that the layer uses.
-    pub(super) place: KvPlace,
+    pub(crate) place: KvPlace,
     /// First value of the layer in the state of a sequence.
-    pub(super) state: usize,
+    pub(crate) state: usize,
 }
 
 #[derive(Debug)]
-pub(super) struct LayerNorm {
-    pub(super) weight: Vec<f32>,
-    pub(super) bias: Vec<f32>,
+pub struct LayerNorm {
+    pub weight: Vec<f32>,
+    pub bias: Vec<f32>,
 }
 
 #[derive(Debug)]
-pub(super) enum FeedForward {
+pub enum FeedForward {
     /// The layer has nothing behind its recurrence or attention.
     None,
     Dense {
@@ -92,112 +94,112 @@ pub(super) enum FeedForward {
 
 /// Norms of experts and of the shared expert, which are separate branches.
 #[derive(Debug)]
-pub(super) struct ExpertNorms {
-    pub(super) router: Vec<f32>,
-    pub(super) input: Vec<f32>,
-    pub(super) output: Vec<f32>,
-    pub(super) shared_output: Vec<f32>,
+pub struct ExpertNorms {
+    pub router: Vec<f32>,
+    pub input: Vec<f32>,
+    pub output: Vec<f32>,
+    pub shared_output: Vec<f32>,
 }
 
 /// Use of the per-layer input of a layer.
 #[derive(Debug)]
-pub(super) struct PerLayer {
-    pub(super) gate: Packed,
-    pub(super) output: Packed,
-    pub(super) norm: Vec<f32>,
+pub struct PerLayer {
+    pub gate: Packed,
+    pub output: Packed,
+    pub norm: Vec<f32>,
 }
 
 /// Expert that all rows go through.
 #[derive(Debug)]
-pub(super) struct SharedExpert {
+pub struct SharedExpert {
     /// Matrix of one row; `None` if the output is added as it is.
-    pub(super) score: Option<Packed>,
-    pub(super) ffn: Ffn,
-    pub(super) down: Packed,
+    pub score: Option<Packed>,
+    pub ffn: Ffn,
+    pub down: Packed,
 }
 
 /// Weights of a gated delta rule, beside its matrices.
 #[derive(Debug)]
-pub(super) struct Delta {
-    pub(super) spec: DeltaSpec,
-    pub(super) convolution: ShortConvolution,
-    pub(super) decay: Vec<f32>,
-    pub(super) decay_bias: Vec<f32>,
-    pub(super) norm: Vec<f32>,
+pub struct Delta {
+    pub spec: DeltaSpec,
+    pub convolution: ShortConvolution,
+    pub decay: Vec<f32>,
+    pub decay_bias: Vec<f32>,
+    pub norm: Vec<f32>,
     /// For each value head, the columns of its scores of correction and decay.
-    pub(super) scores: Vec<(usize, usize)>,
+    pub scores: Vec<(usize, usize)>,
 }
 
 /// Weights of a short convolution.
 #[derive(Debug)]
-pub(super) struct ShortConvolution {
-    pub(super) positions: usize,
+pub struct ShortConvolution {
+    pub positions: usize,
     /// Number of channels.
-    pub(super) width: usize,
+    pub width: usize,
     /// `[positions][width]`, oldest position first.
-    pub(super) weights: Vec<f32>,
+    pub weights: Vec<f32>,
 }
 
 /// Weights of Mamba-2, beside its matrices.
 #[derive(Debug)]
-pub(super) struct Mamba {
-    pub(super) spec: MambaSpec,
-    pub(super) convolution: ShortConvolution,
-    pub(super) convolution_bias: Vec<f32>,
+pub struct Mamba {
+    pub spec: MambaSpec,
+    pub convolution: ShortConvolution,
+    pub convolution_bias: Vec<f32>,
     /// One value per head.
-    pub(super) step_bias: Vec<f32>,
-    pub(super) decay: Vec<f32>,
-    pub(super) skip: Vec<f32>,
-    pub(super) norm: Vec<f32>,
+    pub step_bias: Vec<f32>,
+    pub decay: Vec<f32>,
+    pub skip: Vec<f32>,
+    pub norm: Vec<f32>,
 }
 
 /// Matrix that scores the experts of a layer.
 #[derive(Debug)]
-pub(super) struct Router {
-    pub(super) matrix: Packed,
-    pub(super) bias: Option<Vec<f32>>,
+pub struct Router {
+    pub matrix: Packed,
+    pub bias: Option<Vec<f32>>,
     /// See [`ExpertSpec::correction`](hearthnet_files::spec::ExpertSpec::correction).
-    pub(super) correction: Option<Vec<f32>>,
+    pub correction: Option<Vec<f32>>,
     /// Factor of the weight of each expert.
-    pub(super) scale: Option<Vec<f32>>,
+    pub scale: Option<Vec<f32>>,
 }
 
 #[derive(Debug)]
-pub(super) struct Expert {
-    pub(super) ffn: Ffn,
-    pub(super) down: Packed,
-    pub(super) bias: Option<ExpertBias>,
+pub struct Expert {
+    pub ffn: Ffn,
+    pub down: Packed,
+    pub bias: Option<ExpertBias>,
 }
 
 #[derive(Debug)]
-pub(super) struct ExpertBias {
-    pub(super) gate: Vec<f32>,
-    pub(super) up: Vec<f32>,
-    pub(super) down: Vec<f32>,
+pub struct ExpertBias {
+    pub gate: Vec<f32>,
+    pub up: Vec<f32>,
+    pub down: Vec<f32>,
 }
 
 /// Query, key and value matrices. Their outputs form one row.
 #[derive(Debug)]
-pub(super) struct Qkv {
+pub struct Qkv {
     /// A fused matrix if types and shapes allow it, otherwise three. In latent attention two: of
     /// queries, and of keys and values.
-    pub(super) parts: Vec<Packed>,
-    pub(super) form: ActForm,
-    pub(super) bias: Option<Vec<f32>>,
+    pub parts: Vec<Packed>,
+    pub form: ActForm,
+    pub bias: Option<Vec<f32>>,
 }
 
 /// Norms and up-projections of the low-rank rows of latent attention.
 #[derive(Debug)]
-pub(super) struct Latent {
+pub struct Latent {
     /// Norm and up-projection of the low-rank rows of queries, if there are any.
-    pub(super) queries: Option<(Vec<f32>, Packed)>,
-    pub(super) kv_norm: Vec<f32>,
-    pub(super) up: LatentUp,
+    pub queries: Option<(Vec<f32>, Packed)>,
+    pub kv_norm: Vec<f32>,
+    pub up: LatentUp,
 }
 
 /// Up-projections to keys and values.
 #[derive(Debug)]
-pub(super) enum LatentUp {
+pub enum LatentUp {
     Expanded(Packed),
     /// Of each head: the transposed matrix of the keys, which reads queries, and the matrix of the
     /// values, which reads the output of attention.
@@ -208,7 +210,7 @@ pub(super) enum LatentUp {
 }
 
 #[derive(Debug)]
-pub(super) enum Ffn {
+pub enum Ffn {
     /// Interleaved panels, so that the kernel applies the gate in the same pass.
     Fused(Packed),
     /// Separate matrices, for cases that the fused kernel does not cover (see `Loader::ffn`).
@@ -218,7 +220,7 @@ pub(super) enum Ffn {
 }
 
 impl Qkv {
-    pub(super) fn of(parts: Vec<Packed>) -> Self {
+    pub fn of(parts: Vec<Packed>) -> Self {
         let form = ActForm::of(&parts);
         Self {
             parts,
@@ -227,21 +229,21 @@ impl Qkv {
         }
     }
 
-    pub(super) fn panels(&self) -> usize {
+    pub fn panels(&self) -> usize {
         self.parts.iter().map(Packed::panels).sum()
     }
 }
 
 impl Delta {
     /// Values of a row from `qkv`: inputs of the convolution, gate, scores.
-    pub(super) fn row(spec: &DeltaSpec) -> usize {
+    pub fn row(spec: &DeltaSpec) -> usize {
         (spec.channels() + spec.values() + 2 * spec.value_heads) as usize
     }
 }
 
 impl Latent {
     /// Panels of the up-projections of low-rank rows.
-    pub(super) fn panels(&self) -> usize {
+    pub fn panels(&self) -> usize {
         let queries = self.queries.as_ref().map_or(0, |(_, up)| up.panels());
         match &self.up {
             LatentUp::Expanded(up) => queries + up.panels(),
@@ -251,7 +253,7 @@ impl Latent {
 
     /// Matrices of the heads that read queries, and those that read the output of attention; empty
     /// unless absorbed.
-    pub(super) fn absorbed(&self) -> (&[Packed], &[Packed]) {
+    pub fn absorbed(&self) -> (&[Packed], &[Packed]) {
         match &self.up {
             LatentUp::Expanded(_) => (&[], &[]),
             LatentUp::Absorbed { keys, values } => (keys, values),
@@ -260,7 +262,7 @@ impl Latent {
 }
 
 impl Ffn {
-    pub(super) fn form(&self) -> ActForm {
+    pub fn form(&self) -> ActForm {
         match self {
             Self::Fused(both) => ActForm::of([both]),
             Self::Split { gate, up } => ActForm::of([gate, up]),
@@ -269,11 +271,11 @@ impl Ffn {
     }
 
     /// Panels of each matrix.
-    pub(super) fn panels(&self) -> usize {
+    pub fn panels(&self) -> usize {
         self.first().panels()
     }
 
-    pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
+    pub fn columns(&self, panels: &Range<usize>) -> Range<usize> {
         self.first().columns(panels)
     }
 
@@ -288,17 +290,17 @@ impl Ffn {
 
 impl Layer {
     /// Whether the layer has a recurrence instead of attention.
-    pub(super) fn is_recurrent(&self) -> bool {
+    pub fn is_recurrent(&self) -> bool {
         self.delta.is_some() || self.convolution.is_some() || self.mamba.is_some()
     }
 
     /// Whether the layer has attention or a recurrence.
-    pub(super) fn has_mixer(&self) -> bool {
+    pub fn has_mixer(&self) -> bool {
         self.attn_output.is_some()
     }
 
     /// Bytes of weights that one row reads, if it is routed to `used` experts.
-    pub(super) fn token_bytes(&self, used: usize) -> usize {
+    pub fn token_bytes(&self, used: usize) -> usize {
         match &self.feed_forward {
             FeedForward::Dense { .. } | FeedForward::None => self.bytes,
             FeedForward::Experts { experts, bytes, .. } => {

@@ -24,13 +24,14 @@
 //! | running a batch through the layers, split between threads | `forward` |
 //! | RoPE tables | `rope_tables` |
 //! | threads | `thread_pool` |
-//! | loading and repacking | `weights` |
+//! | loading and repacking; weights of a layer | `weights`, `each_layer`, [`layer`] |
 //! | bit-exact arithmetic for each instruction set | [`kernels`] |
 //! | vectors of texts on one machine; how they are made of hidden states | `embedder`, [`pooling`] |
 //! | speed of an engine | [`bench`](mod@bench) |
 
 pub mod bench;
 mod cpu;
+mod each_layer;
 mod embedder;
 mod encoder_head;
 mod engine;
@@ -46,7 +47,8 @@ pub mod fuzzing {
 mod head;
 pub mod kernels;
 mod kv;
-mod layer;
+pub mod layer;
+mod matrices;
 mod memory;
 mod options;
 pub mod pooling;
@@ -58,9 +60,11 @@ mod thread_pool;
 mod weights;
 
 pub use cpu::{Cpu, Engine};
+pub use each_layer::each_layer;
 pub use embedder::Embedder;
 pub use engine::{Backend, Batch, EngineOn, WeightBytes};
 pub use error::{EngineError, LoadError};
+pub use forward::{Route, choose as choose_experts};
 pub use head::Head;
 pub use memory::footprint;
 pub use options::EngineOptions;

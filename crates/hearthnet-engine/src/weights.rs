@@ -3,10 +3,8 @@
 use std::ops::Range;
 
 use hearthnet_files::blocks::{WeightType, all_finite};
-use hearthnet_files::spec::{
-    Activation, BlockSpec, DeltaSpec, Feed, LayerTensor, MambaSpec, Mixer, ModelSpec,
-};
-use hearthnet_files::{ModelError, ModelFile, TensorType, TensorView};
+use hearthnet_files::spec::{Activation, DeltaSpec, Feed, LayerTensor, MambaSpec, Mixer};
+use hearthnet_files::{ModelFile, TensorType, TensorView};
 
 use super::error::LoadError;
 use crate::kernels::{Arena, LANES, Matrix, PackError, Packed};
@@ -15,13 +13,16 @@ use crate::layer::{
     Delta, Expert, ExpertBias, ExpertNorms, FeedForward, Ffn, Latent, LatentUp, Layer, LayerNorm,
     Mamba, PerLayer, Qkv, Router, SharedExpert, ShortConvolution,
 };
+use crate::matrices::{gated, layer_bytes, matrices, matrix, pack_error};
 
 /// Repacks tensors of a file into an arena of the right size, and releases the file's memory pages.
 pub(super) struct Loader<'a> {
     file: &'a ModelFile,
-    arena: Arena,
+    pub(super) arena: Arena,
     /// Threads that repack the panels of a matrix in parallel.
     pool: rayon::ThreadPool,
+    /// Whether the panels of gate and up matrices alternate, as the fused kernel reads them.
+    pub(super) pairs: bool,
     /// Bytes of memory of the weights loaded so far.
     pub(super) bytes: usize,
     done: u64,
@@ -48,6 +49,7 @@ impl<'a> Loader<'a> {
             file,
             arena,
             pool,
+            pairs: true,
             bytes: 0,
             done: 0,
             total,
@@ -64,13 +66,7 @@ impl<'a> Loader<'a> {
     ) -> Result<Vec<Layer>, LoadError> {
         let mut packed = 0usize;
         for layer in range.clone() {
-            let tensors = file.family().rules(file.spec().block(layer));
-            for rule in tensors.filter(|rule| rule.is_matrix()) {
-                let view = file.layer_tensor(layer, rule.tensor)?;
-                for matrix in matrices(file.spec(), &view, rule.tensor) {
-                    packed = packed.saturating_add(packed_bytes(&matrix)?);
-                }
-            }
+            packed = packed.saturating_add(layer_bytes(file, layer)?);
         }
         let total = range.clone().map(|layer| file.layer_bytes(layer)).sum();
         let mut loader = Self::new(file, threads, packed, total, progress)?;
@@ -90,7 +86,7 @@ impl<'a> Loader<'a> {
         Ok(layers)
     }
 
-    fn layer(&mut self, layer: u32) -> Result<Layer, LoadError> {
+    pub(super) fn layer(&mut self, layer: u32) -> Result<Layer, LoadError> {
         use LayerTensor as T;
         let file = self.file;
         let block = file.spec().block(layer);
@@ -473,7 +469,8 @@ impl<'a> Loader<'a> {
         // The fused kernel supports only SiLU, without biases.
         let spec = self.file.spec();
         let plain = !spec.experts.is_some_and(|experts| experts.bias);
-        let fused = plain && spec.activation == Activation::Silu && gate.dtype == up.dtype;
+        let fused =
+            self.pairs && plain && spec.activation == Activation::Silu && gate.dtype == up.dtype;
         Ok(match fused {
             true => Ffn::Fused(self.pack(&[gate, up], |arena, both| match both {
                 [gate, up] => Packed::pack_gate_up(arena, gate, up),
@@ -533,67 +530,5 @@ impl<'a> Loader<'a> {
         self.file.gguf().release(view.bytes);
         self.done += view.bytes.len() as u64;
         (self.progress)(self.done, self.total);
-    }
-}
-
-/// Splits a tensor into its matrices: those of all experts, gate and up, or a single one.
-fn matrices<'a>(
-    spec: &ModelSpec,
-    view: &TensorView<'a>,
-    which: LayerTensor,
-) -> Vec<TensorView<'a>> {
-    use LayerTensor as T;
-    view.parts(match which {
-        T::ExpertGate | T::ExpertUp | T::ExpertDown => {
-            spec.experts.map_or(1, |experts| experts.count as usize)
-        }
-        T::ExpertGateUp => spec.experts.map_or(1, |experts| 2 * experts.count as usize),
-        T::LatentKeyUp | T::LatentValueUp => spec.heads as usize,
-        T::FfnGateUp => 2,
-        // The queries of a head, then its gates.
-        T::AttnQ if interleaves_gates(spec) => 2 * spec.heads as usize,
-        _ => 1,
-    })
-}
-
-/// Step between the query matrices of two heads in a tensor that may also have gates.
-fn gated(block: &BlockSpec<'_>) -> usize {
-    1 + usize::from(interleaves_gates(block.model))
-}
-
-/// Whether the matrix of the queries has the gates of each head behind its queries.
-fn interleaves_gates(spec: &ModelSpec) -> bool {
-    spec.attention.output_gate && !spec.attention.gate_matrix
-}
-
-pub(super) fn packed_bytes(view: &TensorView<'_>) -> Result<usize, LoadError> {
-    Packed::bytes_for(weight_type(view)?, view.rows(), view.cols())
-        .map_err(|source| pack_error(view, source))
-}
-
-fn matrix<'a>(view: &TensorView<'a>) -> Result<Matrix<'a>, LoadError> {
-    let weight_type = weight_type(view)?;
-    Ok(Matrix {
-        weight_type,
-        rows: view.rows(),
-        cols: view.cols(),
-        bytes: view.bytes,
-    })
-}
-
-fn weight_type(view: &TensorView<'_>) -> Result<WeightType, LoadError> {
-    WeightType::of(view.dtype).ok_or_else(|| {
-        LoadError::Model(ModelError::TensorType {
-            name: view.name.to_owned(),
-            dtype: view.dtype,
-            supported: TensorType::names(TensorType::supported()),
-        })
-    })
-}
-
-fn pack_error(view: &TensorView<'_>, source: PackError) -> LoadError {
-    LoadError::Pack {
-        tensor: view.name.to_owned(),
-        source,
     }
 }

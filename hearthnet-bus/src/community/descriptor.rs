@@ -146,6 +146,16 @@ impl Descriptor {
         self.has(Self::ANSWERS_TRUNCATION)
     }
 
+    /// Start of the product of `software` that names the graphics card of a host, after a space.
+    pub const CARD: &'static str = " card/";
+
+    /// Graphics card that computes the host's layers, if the host says that one does. Blanks of its
+    /// name are hyphens.
+    pub fn card(&self) -> Option<&str> {
+        let mut products = self.software.split(' ');
+        products.find_map(|product| product.strip_prefix("card/"))
+    }
+
     fn has(&self, product: &str) -> bool {
         self.software.split(' ').any(|one| one == product)
     }

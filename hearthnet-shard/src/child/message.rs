@@ -16,7 +16,7 @@
 //! | reply | fields |
 //! |---|---|
 //! | `PROGRESS` | phase u8, bytes done u64, bytes in all u64 |
-//! | `LOADED` | bytes of weights u64; footprint: per sequence u64, per position u64, page u32 |
+//! | `LOADED` | bytes of weights u64; footprint: per sequence u64, per position u64, page u32; name of the graphics card, empty for the processor |
 //! | `NOT_LOADED` | resource u8, reason |
 //! | `DONE` | core of the engine's thread u32, bytes of KV in use u64, value u64 |
 //! | `FAULT` | core u32, bytes of KV in use u64; after `FORWARD` the length of each span's sequence u32; the fault |
@@ -27,6 +27,7 @@ use std::ops::Range;
 use hearthnet_engine::EngineOptions;
 use hearthnet_platform::pipe::Pipe;
 
+use crate::device::Device;
 use crate::engine::{Footprint, LoadFault, LoadPhase, StartProgress};
 use crate::fault::{Resource, StreamFault};
 
@@ -176,6 +177,14 @@ impl<'a> Fields<'a> {
         self.0
     }
 
+    /// Text after its length.
+    fn short_text(&mut self) -> Result<&'a str, Malformed> {
+        let length = self.u32()? as usize;
+        let (text, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
+        self.0 = rest;
+        std::str::from_utf8(text).map_err(|_| Malformed)
+    }
+
     pub(super) fn text(self) -> String {
         String::from_utf8_lossy(self.0.get(..TEXT_LIMIT).unwrap_or(self.0)).into_owned()
     }
@@ -201,6 +210,7 @@ pub(crate) struct Load {
     /// Niceness of the engine's threads.
     pub(crate) niceness: i32,
     pub(crate) options: EngineOptions,
+    pub(crate) device: Device,
     /// Manifest that the file must match, encoded.
     pub(crate) manifest: Vec<u8>,
 }
@@ -216,7 +226,10 @@ impl Load {
         to.u64(options.threads as u64).u64(options.max_kv_bytes);
         to.u64(options.max_sequences as u64);
         to.u32(options.max_context.unwrap_or(u32::MAX));
-        to.u32(isa.len() as u32).bytes(isa.as_bytes());
+        let device = self.device.to_string();
+        for text in [isa, &device] {
+            to.u32(text.len() as u32).bytes(text.as_bytes());
+        }
         to.bytes(&self.manifest);
     }
 
@@ -229,9 +242,7 @@ impl Load {
         let (threads, max_kv_bytes, sequences) = (size()?, size()?, size()?);
         let size = |value: u64| usize::try_from(value).map_err(|_| Malformed);
         let max_context = Some(from.u32()?).filter(|&most| most < u32::MAX);
-        let name = from.u32()? as usize;
-        let (isa, manifest) = from.0.split_at_checked(name).ok_or(Malformed)?;
-        let isa = std::str::from_utf8(isa).map_err(|_| Malformed)?;
+        let (isa, device) = (from.short_text()?, from.short_text()?);
         let options = EngineOptions {
             threads: size(threads)?,
             isa: isa.parse().map_err(|_| Malformed)?,
@@ -239,11 +250,12 @@ impl Load {
             max_sequences: size(sequences)?,
             max_context,
         };
-        let manifest = manifest.to_vec();
+        let manifest = from.rest().to_vec();
         let load = Self {
             range,
             niceness,
             options,
+            device: device.parse().map_err(|_| Malformed)?,
             manifest,
         };
         Ok((files, load))
@@ -293,8 +305,10 @@ pub(super) fn read_load_fault(mut from: Fields<'_>) -> Result<LoadFault, Malform
     Ok(LoadFault { reason, too_little })
 }
 
-/// Bytes of weights, and memory of a sequence.
-pub(super) fn read_loaded(mut from: Fields<'_>) -> Result<(u64, Footprint), Malformed> {
+/// Bytes of weights, memory of a sequence, and the graphics card.
+pub(super) fn read_loaded(
+    mut from: Fields<'_>,
+) -> Result<(u64, Footprint, Option<String>), Malformed> {
     let weight_bytes = from.u64()?;
     let footprint = Footprint {
         per_sequence: from.u64()?,
@@ -303,7 +317,10 @@ pub(super) fn read_loaded(mut from: Fields<'_>) -> Result<(u64, Footprint), Malf
     };
     match footprint.page {
         0 => Err(Malformed),
-        _ => Ok((weight_bytes, footprint)),
+        _ => {
+            let card = Some(from.text()).filter(|name| !name.is_empty());
+            Ok((weight_bytes, footprint, card))
+        }
     }
 }
 

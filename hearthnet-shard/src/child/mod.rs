@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  host's process                                      child process
-//!  compute thread --> RemoteEngine == connection == serve_engine --> exact engine
+//!  compute thread --> RemoteEngine == connection == serve_engine --> exact engine (or a card)
 //! ```
 //!
 //! When the engine is dropped its connection closes, the child ends, and the system has its memory
@@ -24,4 +24,4 @@ mod tests;
 pub(crate) use message::Load;
 pub use remote::Connect;
 pub(crate) use remote::RemoteSource;
-pub use serve::serve_engine;
+pub use serve::{load_on_processor, serve_engine};

@@ -14,6 +14,7 @@ use super::message::{
     CLOSE, DONE, FAULT, FORK, FORWARD, LOADED, Load, Malformed, Message, NOT_LOADED, OPEN,
     PROGRESS, REPLY_LIMIT, TRUNCATE, read_fault, read_load_fault, read_loaded, read_progress,
 };
+use crate::device::Device;
 use crate::engine::{EngineSource, Footprint, LayerEngine, LoadFault, Span, StartProgress};
 use crate::fault::StreamFault;
 
@@ -81,12 +82,13 @@ impl EngineSource for RemoteSource {
                  have too little memory for them"
             ))
         });
-        let (weight_bytes, footprint) = loaded??;
+        let (weight_bytes, footprint, card) = loaded??;
         Ok(RemoteEngine {
             pipe,
             message,
             weight_bytes,
             footprint,
+            card,
             kv_bytes: 0,
             lengths: HashMap::new(),
             core: SharedCore::of_this_thread(),
@@ -95,6 +97,8 @@ impl EngineSource for RemoteSource {
     }
 
     fn may_reload(&mut self) -> bool {
+        // The card may be the cause; the processor gives the same bytes.
+        self.load.device = Device::Processor;
         let now = Instant::now();
         let recent = |at: &Instant| now.duration_since(*at) < LOSS_WINDOW;
         self.losses.retain(recent);
@@ -109,6 +113,7 @@ pub(crate) struct RemoteEngine {
     message: Message,
     weight_bytes: u64,
     footprint: Footprint,
+    card: Option<String>,
     kv_bytes: u64,
     /// Length of each sequence.
     lengths: HashMap<u64, u32>,
@@ -241,6 +246,10 @@ impl LayerEngine for RemoteEngine {
 
     fn kv_bytes_in_use(&self) -> u64 {
         self.kv_bytes
+    }
+
+    fn card(&self) -> Option<String> {
+        self.card.clone()
     }
 
     /// Also notices a process that ended while nothing was computed.

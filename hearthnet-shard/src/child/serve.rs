@@ -1,11 +1,12 @@
-//! The child's side: runs the exact engine for a host in another process.
+//! The child's side: runs an exact engine for a host in another process.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
-use hearthnet_engine::Engine;
+use hearthnet_engine::{Engine, EngineOptions};
 use hearthnet_files::spec::RowShape;
 use hearthnet_files::{Gguf, Manifest, ModelError, ModelFile};
 use hearthnet_platform::cores::SharedCore;
@@ -17,6 +18,7 @@ use super::message::{
     TRUNCATE, wipe, write_fault, write_load_fault, write_progress,
 };
 use crate::batch::values_before;
+use crate::device::Device;
 use crate::engine::{LayerEngine, LoadFault, LoadPhase, Span, StartProgress, in_phase};
 use crate::fault::StreamFault;
 
@@ -26,9 +28,22 @@ const REQUEST_LIMIT: usize = 1 << 30;
 /// Loads layers of the model file that the host sends, and computes for it until the connection
 /// ends. Opens no file and no socket.
 ///
+/// `begin` is called once, with the device that the host has chosen, before the model is read: it
+/// opens a graphics card, sandboxes this process, and returns the function that loads the layers,
+/// for instance [`load_on_processor`].
+///
 /// # Errors
 /// An error of the connection, or a request that no host sends.
-pub fn serve_engine(pipe: &Pipe) -> io::Result<()> {
+pub fn serve_engine<E, L>(pipe: &Pipe, begin: impl FnOnce(Device) -> L) -> io::Result<()>
+where
+    E: LayerEngine,
+    L: FnOnce(
+        &ModelFile,
+        Range<u32>,
+        &EngineOptions,
+        &mut dyn FnMut(u64, u64),
+    ) -> Result<E, LoadFault>,
+{
     let mut message = Message::default();
     let (kind, fields) = match message.receive(pipe, REQUEST_LIMIT) {
         Err(end) if end.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
@@ -38,6 +53,7 @@ pub fn serve_engine(pipe: &Pipe) -> io::Result<()> {
         return Err(Malformed.into());
     }
     let (count, load) = Load::read(fields)?;
+    let load_layers = begin(load.device);
     let mut files = Vec::new();
     for _ in 0..count {
         let Some(file) = pipe.receive_file()? else {
@@ -46,7 +62,7 @@ pub fn serve_engine(pipe: &Pipe) -> io::Result<()> {
         files.push(file);
     }
     stand_back(load.niceness);
-    let loaded = load_engine(&files, &load, &mut |step| {
+    let loaded = load_engine(&files, &load, load_layers, &mut |step| {
         write_progress(step, &mut message);
         message.send(pipe)
     });
@@ -61,11 +77,17 @@ pub fn serve_engine(pipe: &Pipe) -> io::Result<()> {
 }
 
 /// Values of the rows, and the engine. A closed connection ends the load.
-fn load_engine(
+fn load_engine<E>(
     files: &[File],
     load: &Load,
+    load_layers: impl FnOnce(
+        &ModelFile,
+        Range<u32>,
+        &EngineOptions,
+        &mut dyn FnMut(u64, u64),
+    ) -> Result<E, LoadFault>,
     report: &mut dyn FnMut(StartProgress) -> io::Result<()>,
-) -> Result<(RowShape, Engine), LoadFault> {
+) -> Result<(RowShape, E), LoadFault> {
     let manifest = Manifest::decode(&load.manifest).map_err(|error| error.to_string())?;
     let gguf = Gguf::map(files, Path::new("the model"));
     let model = ModelFile::from_gguf(gguf.map_err(ModelError::from)?)?
@@ -85,8 +107,21 @@ fn load_engine(
     );
     verified.map_err(|error| error.to_string())?;
     let loading = &mut in_phase(LoadPhase::Loading, &mut progress);
-    let engine = Engine::load(&model, range, &load.options, loading)?;
+    let engine = load_layers(&model, range, &load.options, loading)?;
     Ok((manifest.spec().row_shape(), engine))
+}
+
+/// Loads layers onto the processor.
+///
+/// # Errors
+/// See [`LoadFault`].
+pub fn load_on_processor(
+    file: &ModelFile,
+    layers: Range<u32>,
+    options: &EngineOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Engine, LoadFault> {
+    Ok(Engine::load(file, layers, options, progress)?)
 }
 
 /// Answers requests until the connection ends.
@@ -97,7 +132,9 @@ pub(super) fn serve<E: LayerEngine>(pipe: &Pipe, engine: E, shape: RowShape) -> 
     message
         .u64(footprint.per_sequence)
         .u64(footprint.per_position);
-    message.u32(footprint.page).send(pipe)?;
+    let card = engine.card().unwrap_or_default();
+    message.u32(footprint.page).bytes(card.as_bytes());
+    message.send(pipe)?;
     let mut served = Served::new(engine, shape);
     let mut reply = Message::default();
     let mut core = SharedCore::of_this_thread();
@@ -128,6 +165,10 @@ pub(super) fn serve<E: LayerEngine>(pipe: &Pipe, engine: E, shape: RowShape) -> 
         }
         wipe(&mut served.x);
         reply.send(pipe)?;
+        if served.engine.is_lost() {
+            // The host starts another process, on the processor.
+            return Err(io::Error::other("the graphics card was lost"));
+        }
     }
 }
 

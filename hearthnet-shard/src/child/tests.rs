@@ -16,6 +16,7 @@ use super::message::*;
 use super::remote::RemoteEngine;
 use super::serve::{Served, serve};
 use super::*;
+use crate::device::Device;
 use crate::engine::{EngineSource as _, LayerEngine, LoadFault, Span};
 use crate::fault::{Resource, StreamFault};
 use crate::tests::fake::{FakeSource, KV_BYTES, OVERFLOWS, PAGE, Probe, WEIGHT_BYTES, WIDTH};
@@ -39,6 +40,7 @@ fn load() -> Load {
             max_context: Some(77),
             ..one_thread()
         },
+        device: Device::Card(Some(3)),
         manifest: b"a manifest".to_vec(),
     }
 }
@@ -275,7 +277,7 @@ fn exact_at(
         manifest,
         ..load()
     };
-    let child = std::thread::spawn(move || serve_engine(&far).unwrap());
+    let child = std::thread::spawn(move || serve_engine(&far, |_| load_on_processor).unwrap());
     (RemoteSource::new(path.to_owned(), load, connect), child)
 }
 

@@ -161,7 +161,7 @@ impl<S: EngineSource> Scheduler<S> {
             None => {
                 let engine = self.source.load(progress)?;
                 let footprint = engine.footprint();
-                self.events.loaded(engine.weight_bytes());
+                self.events.loaded(engine.weight_bytes(), engine.card());
                 self.page_bytes = footprint.unit();
                 self.pool = Pool::new(self.limits.kv_budget, &footprint, self.limits.kv_share);
                 self.budgeted = self.pool;

@@ -478,6 +478,12 @@ fn shards(
             let _ = writeln!(out, "  {host} is not exact: it computes with {arithmetic}");
         }
     }
+    for advert in &model.shards {
+        if let Some(card) = advert.descriptor.card() {
+            let host = state.label(&advert.author, now);
+            let _ = writeln!(out, "  {host} computes on a graphics card: {card}");
+        }
+    }
     if let Some(disagreement) = text_disagreement(model, state, now) {
         let _ = writeln!(out, "  warning: {disagreement}");
     }

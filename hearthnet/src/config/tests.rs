@@ -368,7 +368,7 @@ fn values_out_of_range_name_the_setting() {
         "model.default=\"hf:nobody\"",
         "research.distributed_inference.activation_dtype=fp8",
         "research.distributed_inference.backend=petals_like",
-        "research.distributed_inference.host.device=gpu",
+        "research.distributed_inference.host.device=tpu",
         "research.distributed_inference.host.dtype=f16",
         "discovery.static_peers=[\"nowhere\"]",
         "research.distributed_inference.host.serve_layers=7",

@@ -151,7 +151,7 @@ impl LayerRequest {
         kv: u64,
         config: &Config,
     ) -> Result<(), Failure> {
-        let HostEngine::Exact = self.engine else {
+        let HostEngine::Exact(_) = self.engine else {
             return Ok(());
         };
         let footprint = footprint(self.model.file.spec(), layers);

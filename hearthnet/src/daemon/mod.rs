@@ -52,6 +52,7 @@ use hearthnet_bus::log::Level;
 use hearthnet_bus::node::weights::Busy;
 use hearthnet_http::{Health, HttpServer, Part};
 use hearthnet_orchestrator::{ChatError, Service};
+use hearthnet_shard::Device;
 use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, JoinSet};
@@ -132,7 +133,7 @@ impl Daemon {
         let wanted = wanted.or_else(|| args.up.then_some(host.serve_layers));
         let engine = match wanted {
             Some(_) => HostEngine::of(&args.engine, &cx.config)?,
-            None => HostEngine::Exact,
+            None => HostEngine::Exact(Device::Processor),
         };
         count(Part::Caller)?;
         let numbers = match wanted {

@@ -22,6 +22,7 @@ use hearthnet_platform::process::{
 use hearthnet_platform::terminal::in_own_group;
 use hearthnet_shard::{Connect, serve_engine};
 
+use super::host_engine::cards;
 use crate::cli::args::EngineCommand;
 
 /// Connection to the starter of this process.
@@ -82,7 +83,8 @@ fn report_end(mut engine: Child) {
     }
 }
 
-/// Runs an engine, until its connection ends. `isolate` sandboxes this process.
+/// Runs an engine, until its connection ends. `isolate` sandboxes this process, once the graphics card
+/// that the daemon has chosen is open.
 pub(crate) fn run_engine(isolate: impl FnOnce()) -> io::Result<()> {
     // Ends in the middle of a batch, too.
     end_with_parent()?;
@@ -91,6 +93,6 @@ pub(crate) fn run_engine(isolate: impl FnOnce()) -> io::Result<()> {
         tracing::info!("the kernel treats this engine like other processes: {error}");
     }
     let pipe = Pipe::from_stdin()?;
-    isolate();
-    serve_engine(&pipe)
+    // A driver opens its files before the sandbox denies them.
+    serve_engine(&pipe, |device| cards::begin(device, isolate))
 }

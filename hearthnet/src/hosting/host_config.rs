@@ -126,9 +126,10 @@ pub(crate) fn announcement(ready: &Ready) -> String {
         d.weights_sha256,
         d.max_concurrent_streams,
         ready.address,
-        match is_exact(&d.arithmetic) {
-            true => String::new(),
-            false => format!(
+        match (is_exact(&d.arithmetic), d.card()) {
+            (true, None) => String::new(),
+            (true, Some(card)) => format!("  engine    exact, on a graphics card: {card}\n"),
+            (false, _) => format!(
                 "  engine    {}: answers may differ from those of exact hosts\n",
                 d.arithmetic
             ),

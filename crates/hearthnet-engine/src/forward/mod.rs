@@ -66,6 +66,7 @@ use tiling::{
     DECODE_TILE, PASS_TILES, PREFILL_TILE, Segment, UNITS, cut, decode_rows, prefill_tile,
 };
 
+pub use moe::{Route, choose};
 pub(crate) use stages::Overflow;
 pub(crate) use tiles::EngineContext;
 pub(crate) use tiling::{share, units};

@@ -35,9 +35,9 @@ pub(super) const PASS_ROWS: usize = 8 * PREFILL_TILE;
 
 /// Expert that a row is routed to, and the weight of its output.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
-pub(super) struct Route {
-    pub(super) expert: u32,
-    pub(super) weight: f32,
+pub struct Route {
+    pub expert: u32,
+    pub weight: f32,
 }
 
 /// Reusable buffers for the pairs of a pass.
@@ -200,8 +200,9 @@ fn next_best(scores: &[f32], last: Option<(f32, usize)>) -> Option<(f32, usize)>
     best
 }
 
-/// Fills `routes` with the best experts of a row, and their weights. Overwrites `scores`.
-pub(super) fn choose(
+/// Fills `routes` with the best experts of a row, and their weights. Overwrites `scores`, which has
+/// one of each expert, as has `correction`.
+pub fn choose(
     kernels: Kernels,
     scores: &mut [f32],
     spec: &ExpertSpec,

@@ -273,7 +273,8 @@ impl Packed {
         if self.gated { 2 } else { 1 }
     }
 
-    pub(super) fn panel_bytes(&self) -> usize {
+    /// Bytes of a panel of 16 rows.
+    pub fn panel_bytes(&self) -> usize {
         self.panel_bytes
     }
 

@@ -1,6 +1,7 @@
 //! Arguments that choose the engine, shared by several commands; roles of the processes around it.
 
 use clap::{Subcommand, ValueEnum};
+use hearthnet_shard::Device;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -25,8 +26,9 @@ pub(crate) enum EngineCommand {
 
 #[derive(Debug, Default, Clone, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
 pub(crate) struct TorchArgs {
-    /// Device for libtorch: auto (a graphics card, if libtorch can use one), cpu, cuda or cuda:N
-    /// (AMD cards, too), or mps [default: research.distributed_inference.host.device, auto].
+    /// Device: auto (a graphics card if it computes the same bytes and is faster), cpu, gpu or gpu:N;
+    /// for libtorch auto, cpu, cuda or cuda:N (AMD cards, too), or mps [default:
+    /// research.distributed_inference.host.device, auto].
     #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<String>,
@@ -49,15 +51,16 @@ pub(crate) struct HostEngineArgs {
     pub(crate) torch: TorchArgs,
 }
 
-/// Parses a libtorch device name.
+/// Parses the name of a device of one of the engines.
 pub(crate) fn parse_device(text: &str) -> Result<String, String> {
     // libtorch stores the device index in a signed byte.
     let number = |n: &str| n.parse::<i8>().is_ok_and(|n| n >= 0);
-    let known = ["auto", "cpu", "cuda", "mps"].contains(&text)
+    let known = text.parse::<Device>().is_ok()
+        || ["cuda", "mps"].contains(&text)
         || text.strip_prefix("cuda:").is_some_and(number);
     match known {
         true => Ok(text.to_owned()),
-        false => Err("devices are auto, cpu, cuda, cuda:N and mps".to_owned()),
+        false => Err("devices are auto, cpu, gpu, gpu:N, cuda, cuda:N and mps".to_owned()),
     }
 }
 
@@ -73,12 +76,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_and_formats_are_those_of_libtorch() {
-        for device in ["auto", "cpu", "cuda", "cuda:0", "cuda:127", "mps"] {
-            // `crates/hearthnet-torch/tests/parts.rs` parses the same names.
+    fn devices_and_formats_are_those_of_the_engines() {
+        // `crates/hearthnet-torch/tests/parts.rs` parses those of libtorch.
+        let torch = ["auto", "cpu", "cuda", "cuda:0", "cuda:127", "mps"];
+        for device in torch.into_iter().chain(["gpu", "gpu:3"]) {
             assert_eq!(parse_device(device).as_deref(), Ok(device));
         }
-        for wrong in ["", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:128"] {
+        for wrong in ["", "CPU", "cuda:", "cuda:-1", "cuda:128", "gpu:"] {
             assert!(parse_device(wrong).is_err(), "{wrong}");
         }
         for dtype in ["auto", "fp16", "bf16", "fp32"] {

@@ -9,11 +9,12 @@ mod transport;
 
 use hearthnet_engine::bench::{self, BenchTest, EngineBench, bench_engine};
 use hearthnet_engine::kernels::Isa;
+use hearthnet_shard::Device;
 
 use crate::cli::args::{BenchCommand, EngineArgs, EngineKind};
 use crate::cli::{Failure, Kind, bytes, note, print_result, table};
 use crate::config::Context;
-use crate::hosting::host_engine::{self, exact_has_no};
+use crate::hosting::host_engine::{self, cards, exact_device};
 use crate::models::open_file::open_file;
 use crate::models::{pick, refuse_encoder, resolve};
 
@@ -46,9 +47,13 @@ fn engine(args: EngineArgs, cx: &Context) -> Result<(), Failure> {
     let mut progress = |what: &str| note(what);
     let report = match args.engine {
         EngineKind::Exact => {
-            exact_has_no(&args.torch)?;
-            bench_engine(&path, &options, &mut progress)
-                .map_err(|e| Failure::new(Kind::BadRequest, e.to_string()).hint("see --help"))?
+            // Without `--device` the processor is measured.
+            match exact_device(&args.torch, "cpu")? {
+                Device::Processor => bench_engine(&path, &options, &mut progress).map_err(|e| {
+                    Failure::new(Kind::BadRequest, e.to_string()).hint("see --help")
+                })?,
+                card => cards::bench(&path, card, &options, &mut progress)?,
+            }
         }
         EngineKind::Torch => host_engine::bench(&path, &args.torch, &options, &mut progress)?,
     };

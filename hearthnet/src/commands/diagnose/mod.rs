@@ -32,6 +32,7 @@ use crate::cli::args::{DiagnoseArgs, Global};
 use crate::cli::{Failure, Kind, block_on, failure, note, print, print_json};
 use crate::config::{Config, Context};
 use crate::home::{Home, now_ms};
+use crate::hosting::host_engine::cards;
 use crate::models::text_disagreement;
 use crate::node::{NODE_FLIGHT, NODE_STATUS, Running, find_home, local_api, with_synced_node};
 
@@ -87,6 +88,9 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
         print(flight_report::as_text(&nodes, &line, state))?;
         if let Some(isolation) = isolation {
             note(format!("sandbox of the node here: {isolation}"));
+        }
+        for card in cards::cards() {
+            note(format!("graphics card here: {card}"));
         }
         if let Some(state) = state {
             let models = by_model(state.shards(now_ms()), |_| true);

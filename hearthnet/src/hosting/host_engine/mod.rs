@@ -1,16 +1,28 @@
-//! Engine of a host: the exact one or, with the feature `torch`, libtorch's.
+//! Engine of a host: the exact one, on the processor or (feature `gpu`) a graphics card; or, with the
+//! feature `torch`, libtorch's.
 //!
-//! Only this folder knows whether the program was built with libtorch.
+//! Only this folder knows which of these features the program was built with.
 
+#[cfg(feature = "gpu")]
+#[path = "gpu.rs"]
+pub(crate) mod cards;
+#[cfg(not(feature = "gpu"))]
+#[path = "no_gpu.rs"]
+pub(crate) mod cards;
 #[cfg(not(feature = "torch"))]
 mod no_torch;
 pub(crate) mod start;
 #[cfg(feature = "torch")]
 mod torch;
 
+use std::ops::Range;
+
+use hearthnet_engine::ARITHMETIC;
 use hearthnet_files::ModelFile;
 use hearthnet_orchestrator::placement::room;
-use hearthnet_shard::{Place, RunningHost, ShardConfig, ShardHost, StartError};
+use hearthnet_shard::{
+    Device, Place, RunningHost, ShardConfig, ShardHost, StartError, StartProgress,
+};
 
 #[cfg(not(feature = "torch"))]
 use self::no_torch::Torch;
@@ -31,7 +43,7 @@ pub(crate) use self::no_torch::bench;
 
 #[derive(Debug, Clone)]
 pub(crate) enum HostEngine {
-    Exact,
+    Exact(Device),
     Torch(Torch),
 }
 
@@ -45,12 +57,12 @@ impl HostEngine {
     /// Engine chosen on the command line, else in the configuration.
     ///
     /// # Errors
-    /// Returns an error if the program was built without the engine, or if `--device` or `--dtype`
-    /// do not apply to it.
+    /// Returns an error if the program was built without the engine or the device, or if `--device`
+    /// or `--dtype` do not apply to it.
     pub(crate) fn of(args: &HostEngineArgs, config: &Config) -> Result<Self, Failure> {
         let host = &config.research.distributed_inference.host;
         match asked(args, config) {
-            EngineKind::Exact => exact_has_no(&args.torch).map(|()| Self::Exact),
+            EngineKind::Exact => exact_device(&args.torch, &host.device).map(Self::Exact),
             EngineKind::Torch => {
                 let device = args.torch.device.as_ref().unwrap_or(&host.device);
                 let dtype = args.torch.dtype.as_ref().unwrap_or(&host.dtype);
@@ -69,9 +81,15 @@ impl HostEngine {
     ) -> Result<RunningHost, Failure> {
         let (place, progress) = (place.into(), start_progress());
         let started = match self {
-            Self::Exact => match engine_process::connect() {
-                Some(connect) => ShardHost::start_in_child(config, place, progress, connect).await,
-                None => ShardHost::start(config, place, progress).await,
+            Self::Exact(device) => match engine_process::connect() {
+                Some(connect) => {
+                    let config = ShardConfig {
+                        device: *device,
+                        ..config
+                    };
+                    ShardHost::start_in_child(config, place, progress, connect).await
+                }
+                None => start_here(config, place, *device, progress).await,
             },
             Self::Torch(torch) => torch.start(config, place, progress).await,
         };
@@ -90,7 +108,7 @@ impl HostEngine {
     /// Bytes of each layer in memory. An upper bound, because vectors are padded.
     pub(crate) fn layer_bytes(&self, file: &ModelFile) -> Result<Vec<u64>, Failure> {
         match self {
-            Self::Exact => {
+            Self::Exact(_) => {
                 let layers = 0..file.spec().layers;
                 Ok(layers.map(|layer| file.layer_bytes(layer)).collect())
             }
@@ -218,16 +236,60 @@ pub(crate) fn named_layers_fit(
     )))
 }
 
-/// Refuses libtorch's options for the exact engine.
-pub(crate) fn exact_has_no(torch: &TorchArgs) -> Result<(), Failure> {
-    if *torch == TorchArgs::default() {
-        return Ok(());
+/// Starts a host whose exact engine is in this process.
+async fn start_here(
+    config: ShardConfig,
+    place: Place<'_>,
+    device: Device,
+    progress: impl FnMut(StartProgress) + Send,
+) -> Result<RunningHost, StartError> {
+    ShardHost::start_with(config, place, progress, |_, options| {
+        let load =
+            move |file: &ModelFile, layers: Range<u32>, progress: &mut dyn FnMut(u64, u64)| {
+                cards::begin(device, || ())(file, layers, &options, progress)
+            };
+        Ok((ARITHMETIC.to_owned(), load))
+    })
+    .await
+}
+
+/// Device of the exact engine; refuses libtorch's options.
+pub(crate) fn exact_device(args: &TorchArgs, configured: &str) -> Result<Device, Failure> {
+    if args.dtype.is_some() {
+        return Err(Failure::new(
+            Kind::Config,
+            "--dtype is for libtorch; the exact engine computes in its own numbers",
+        )
+        .hint("add --backend torch, or leave it out"));
     }
-    Err(Failure::new(
+    let name = args.device.as_deref();
+    match name.unwrap_or(configured).parse() {
+        Ok(Device::Card(_)) if !cfg!(feature = "gpu") => Err(no_cards_built()),
+        Ok(device) => Ok(device),
+        // A setting for libtorch's hosts.
+        Err(_) if name.is_none() => Ok(Device::Auto),
+        Err(error) => Err(Failure::new(
+            Kind::Config,
+            format!(
+                "the exact engine has no device {:?}: {error}",
+                name.unwrap_or_default()
+            ),
+        )
+        .hint("add --backend torch for cuda and mps")),
+    }
+}
+
+/// Error of a program that was built without graphics cards.
+fn no_cards_built() -> Failure {
+    Failure::new(
         Kind::Config,
-        "--device and --dtype are for libtorch; the exact engine computes on processors, in its own numbers",
+        "this program was built without graphics cards",
     )
-    .hint("add --backend torch, or leave them out"))
+    .code("backend_not_built")
+    .hint(
+        "build one with them: cargo build --release --features gpu (docs/graphics-cards.md); without \
+         them `--device cpu` computes the same bytes",
+    )
 }
 
 /// Whether a daemon with these arguments and settings needs access to graphics cards.
@@ -271,12 +333,12 @@ mod tests {
         let none = args(None, None);
         assert!(matches!(
             HostEngine::of(&none, &plain),
-            Ok(HostEngine::Exact)
+            Ok(HostEngine::Exact(Device::Auto))
         ));
         let exact = args(Some(EngineKind::Exact), None);
         assert!(matches!(
             HostEngine::of(&exact, &torch),
-            Ok(HostEngine::Exact)
+            Ok(HostEngine::Exact(Device::Auto))
         ));
         assert_eq!(asked(&none, &torch), EngineKind::Torch);
         assert_eq!(
@@ -298,10 +360,32 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_libtorch_is_refused() {
+    fn a_device_of_libtorch_is_refused_for_the_exact_engine() {
         let failure = HostEngine::of(&args(None, Some("cuda")), &config(&[])).unwrap_err();
         assert_eq!(failure.kind, Kind::Config);
         assert!(failure.hint_text().unwrap().contains("--backend torch"));
+    }
+
+    #[test]
+    fn the_device_of_the_exact_engine_comes_from_the_command_line_or_the_configuration() {
+        let on = |device: Option<&str>, sets: &[&str]| match HostEngine::of(
+            &args(None, device),
+            &config(sets),
+        ) {
+            Ok(HostEngine::Exact(device)) => Ok(device),
+            Ok(other) => panic!("{other:?}"),
+            Err(failure) => Err(failure),
+        };
+        let cpu = "research.distributed_inference.host.device=cpu";
+        assert_eq!(on(None, &[]).unwrap(), Device::Auto);
+        assert_eq!(on(None, &[cpu]).unwrap(), Device::Processor);
+        assert_eq!(on(Some("auto"), &[cpu]).unwrap(), Device::Auto);
+        match on(Some("gpu:2"), &[cpu]) {
+            Ok(device) => assert_eq!(device, Device::Card(Some(2))),
+            Err(failure) => {
+                assert!(!cfg!(feature = "gpu") && failure.has_code("backend_not_built"));
+            }
+        }
     }
 
     #[test]

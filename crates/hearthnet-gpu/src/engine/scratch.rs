@@ -1,0 +1,338 @@
+//! Buffers on the card that batches reuse, and what a batch says about its rows.
+
+use hearthnet_engine::{RopeTables, Span};
+use hearthnet_files::spec::{ModelSpec, Rotation};
+
+use super::experts::PairBuffers;
+use super::latent::LatentBuffers;
+use super::pages::PAGE;
+use super::weights::{CardLayer, Feed};
+use crate::{Buffer, Gpu, GpuError, Step, View, attention_words};
+
+/// Words of the scores of attention, unless one row needs more.
+const SCORES: u64 = 1 << 24;
+
+/// Widths of the intermediate values, in values per row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Widths {
+    pub(super) x: u32,
+    /// Queries, keys, values and gates.
+    pub(super) qkv: u32,
+    pub(super) attn: u32,
+    /// Widest feed-forward layer or per-layer input.
+    pub(super) h: u32,
+    /// Width of an expert, or 0.
+    pub(super) experts: u32,
+    pub(super) layers: u32,
+}
+
+impl Widths {
+    /// Rows of which each buffer still can be bound.
+    pub(super) fn most_rows(&self, spec: &ModelSpec, words: u64) -> u32 {
+        let used = spec.experts.map_or(0, |experts| experts.used);
+        let of_pairs = used.saturating_mul(self.x.max(self.experts));
+        let widest = [self.qkv, self.attn, self.h, of_pairs, self.x + self.layers];
+        let widest = widest.into_iter().max().unwrap_or(1).max(1);
+        u32::try_from(words / u64::from(widest)).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn of(spec: &ModelSpec, layers: &[CardLayer]) -> Self {
+        let attention = || layers.iter().filter_map(|layer| layer.attention.as_ref());
+        let qkv = attention().map(|of| {
+            let outputs = of.qkv.iter().map(|matrix| matrix.rows()).sum::<u32>();
+            // The values of a layer may be its keys.
+            outputs.max(of.q + 2 * of.kv)
+        });
+        let h = layers.iter().map(|layer| {
+            let dense = match &layer.feed {
+                Feed::Dense { down, .. } => down.cols(),
+                Feed::Experts { experts, .. } => experts
+                    .shared
+                    .as_ref()
+                    .map_or(0, |shared| shared.down.cols()),
+                Feed::None => 0,
+            };
+            dense.max(layer.per_layer.as_ref().map_or(0, |own| own.gate.rows()))
+        });
+        Self {
+            x: spec.width,
+            qkv: qkv.max().unwrap_or(0),
+            attn: attention().map(|of| of.q).max().unwrap_or(0),
+            h: h.max().unwrap_or(0),
+            experts: layers
+                .iter()
+                .map(|layer| match &layer.feed {
+                    Feed::Experts { experts, .. } => experts.ffn,
+                    Feed::Dense { .. } | Feed::None => 0,
+                })
+                .max()
+                .unwrap_or(0),
+            layers: layers.len() as u32,
+        }
+    }
+}
+
+/// Buffers for the intermediate values of so many rows.
+pub(super) struct Buffers {
+    pub(super) widths: Widths,
+    rows: u32,
+    pub(super) x: Buffer,
+    pub(super) normed: Buffer,
+    pub(super) act: Buffer,
+    pub(super) qkv: Buffer,
+    pub(super) attn: Buffer,
+    pub(super) h: Buffer,
+    pub(super) up: Buffer,
+    pub(super) branch: Buffer,
+    pub(super) scores: Buffer,
+    pub(super) pairs: Option<PairBuffers>,
+    pub(super) latent: Option<LatentBuffers>,
+    /// For each layer and row, whether the output is not finite.
+    pub(super) flags: Buffer,
+    /// What is read back: `x`, then `flags`.
+    pub(super) out: Buffer,
+}
+
+impl Buffers {
+    /// Records that all contents are overwritten: they are of conversations.
+    pub(super) fn wipe(&self, step: &mut Step) {
+        let own = [
+            &self.x,
+            &self.normed,
+            &self.act,
+            &self.qkv,
+            &self.attn,
+            &self.h,
+            &self.up,
+            &self.branch,
+            &self.scores,
+            &self.out,
+        ];
+        let pairs = self.pairs.iter().flat_map(PairBuffers::of_rows);
+        let latent = self.latent.iter().flat_map(LatentBuffers::of_rows);
+        for buffer in own.into_iter().chain(pairs).chain(latent) {
+            step.clear(buffer, 0..buffer.words());
+        }
+    }
+
+    /// Buffers for `rows` rows; `old` if they are large enough.
+    pub(super) fn at_least(
+        gpu: &Gpu,
+        (spec, widths): (&ModelSpec, Widths),
+        old: Option<Self>,
+        (rows, most): (u32, u32),
+        scores: u64,
+    ) -> Result<Self, GpuError> {
+        if let Some(mut old) = old
+            && old.rows >= rows
+        {
+            if old.scores.words() < scores {
+                old.scores = gpu.buffer(scores)?;
+            }
+            return Ok(old);
+        }
+        // Whole steps, so that batches of growing sizes do not each allocate anew.
+        let rows = match rows {
+            0..=16 => 16,
+            17..=64 => 64,
+            _ => rows.next_multiple_of(256).min(most.max(rows)),
+        };
+        let of = |width: u32| gpu.buffer(u64::from(rows) * u64::from(width.max(1)));
+        let latent = spec.attention.latent.as_ref();
+        let latent = latent.map_or(0, |of| of.keys.max(of.queries.unwrap_or(0)));
+        let widest = widths.x.max(widths.attn).max(widths.h).max(latent);
+        Ok(Self {
+            widths,
+            rows,
+            x: of(widths.x)?,
+            normed: of(widths.x)?,
+            act: gpu.act(rows, widest.next_multiple_of(32))?,
+            qkv: of(widths.qkv)?,
+            attn: of(widths.attn)?,
+            h: of(widths.h)?,
+            up: of(widths.h)?,
+            branch: of(widths.x)?,
+            scores: gpu.buffer(scores.max(1))?,
+            latent: match &spec.attention.latent {
+                Some(latent) => Some(LatentBuffers::new(gpu, spec, latent, rows)?),
+                None => None,
+            },
+            pairs: match &spec.experts {
+                Some(experts) if widths.experts > 0 => {
+                    let shape = (rows, widths.x, widths.experts);
+                    Some(PairBuffers::new(gpu, experts, shape)?)
+                }
+                _ => None,
+            },
+            flags: of(widths.layers)?,
+            out: of(widths.x + widths.layers)?,
+        })
+    }
+}
+
+/// RoPE angles on the card.
+#[derive(Default)]
+pub(super) struct Angles {
+    /// For [`Rotation::Global`] and [`Rotation::Local`]: angles, pairs of a head, positions.
+    tables: [Option<(Buffer, u32, u32)>; 2],
+}
+
+impl Angles {
+    fn index(rotation: Rotation) -> Option<usize> {
+        match rotation {
+            Rotation::None => None,
+            Rotation::Global => Some(0),
+            Rotation::Local => Some(1),
+        }
+    }
+
+    /// Angles, and the number of rotated pairs of a head; `None` without a rotation.
+    pub(super) fn table(&self, rotation: Rotation) -> Option<(&Buffer, u32)> {
+        let (buffer, pairs, _) = self.tables[Self::index(rotation)?].as_ref()?;
+        Some((buffer, *pairs))
+    }
+
+    /// Sends the angles of at least `positions` positions, which `ropes` covers.
+    pub(super) fn cover(
+        &mut self,
+        gpu: &Gpu,
+        ropes: &RopeTables,
+        rotations: impl Iterator<Item = Rotation>,
+        positions: u32,
+    ) -> Result<(), GpuError> {
+        for rotation in rotations {
+            let Some((index, table)) = Self::index(rotation).zip(ropes.table(rotation)) else {
+                continue;
+            };
+            let known = self.tables[index].as_ref();
+            if known.is_some_and(|(.., covered)| *covered >= positions) {
+                continue;
+            }
+            let covered = table.positions();
+            let mut words = Vec::with_capacity(covered * table.dims());
+            for position in 0..covered {
+                if let Some((cos, sin)) = table.angles(position) {
+                    let both = cos.iter().zip(sin);
+                    words.extend(both.flat_map(|(cos, sin)| [cos.to_bits(), sin.to_bits()]));
+                }
+            }
+            let buffer = gpu.upload(&words)?;
+            self.tables[index] = Some((buffer, table.dims() as u32 / 2, covered as u32));
+        }
+        Ok(())
+    }
+}
+
+/// Positions, page tables and further inputs of the rows of a pass.
+pub(super) struct RowInfo {
+    /// For each window that changes what a row sees, `[row][4]`.
+    views: Vec<(Option<u32>, Buffer)>,
+    pub(super) tables: Buffer,
+    /// Factors of the queries.
+    pub(super) factors: Option<Buffer>,
+    /// Per-layer inputs, `[row][layer][width]`.
+    pub(super) inputs: Buffer,
+    /// Number of positions that a row attends to, at most; whole pages.
+    pub(super) positions: u32,
+    /// For each row, the positions that it attends to.
+    ends: Vec<u32>,
+}
+
+impl RowInfo {
+    /// Rows `from` to `to` of a batch. `inputs` are the per-layer inputs of these rows.
+    pub(super) fn of(
+        gpu: &Gpu,
+        spec: &ModelSpec,
+        windows: &[Option<u32>],
+        (spans, tables): (&[Span], &[&Vec<u32>]),
+        rows: std::ops::Range<usize>,
+        inputs: &[f32],
+    ) -> Result<Self, GpuError> {
+        let mut of_rows = Vec::with_capacity(rows.len());
+        let (mut before, mut pages) = (0usize, Vec::new());
+        for (span, table) in spans.iter().zip(tables) {
+            let first = pages.len() as u32;
+            let all = before..before + span.rows as usize;
+            before = all.end;
+            let (start, end) = (all.start.max(rows.start), all.end.min(rows.end));
+            if start >= end {
+                continue;
+            }
+            pages.extend_from_slice(table);
+            let text = span.position + span.rows;
+            of_rows.extend((start..end).map(|row| {
+                let position = span.position + (row - all.start) as u32;
+                (position, first, text)
+            }));
+        }
+        let both_sides = spec.encoder.is_some();
+        let end = |position: u32, text: u32, window: Option<u32>| match (both_sides, window) {
+            (false, _) => position + 1,
+            (true, None) => text,
+            (true, Some(window)) => text.min(position.saturating_add(window)),
+        };
+        let mut views: Vec<(Option<u32>, Buffer)> = Vec::new();
+        for &window in windows {
+            let window = window.filter(|_| both_sides);
+            if views.iter().any(|(known, _)| *known == window) {
+                continue;
+            }
+            let words: Vec<u32> = of_rows
+                .iter()
+                .flat_map(|&(position, first, text)| {
+                    [position, first, end(position, text, window), 0]
+                })
+                .collect();
+            views.push((window, gpu.upload(&words)?));
+        }
+        let ends: Vec<u32> = of_rows
+            .iter()
+            .map(|&(position, _, text)| end(position, text, None))
+            .collect();
+        let factors = spec.attention.temperature.map(|temperature| {
+            let positions = of_rows.iter().map(|(position, ..)| *position as usize);
+            let factors = positions.map(|position| temperature.factor(position));
+            gpu.upload_f32(&factors.collect::<Vec<_>>())
+        });
+        let positions = ends.iter().copied().max().unwrap_or(0);
+        // The card binds no empty buffer.
+        pages.push(0);
+        Ok(Self {
+            views,
+            tables: gpu.upload(&pages)?,
+            factors: factors.transpose()?,
+            inputs: match inputs {
+                [] => gpu.buffer(1)?,
+                inputs => gpu.upload_f32(inputs)?,
+            },
+            positions: positions.next_multiple_of(PAGE),
+            ends,
+        })
+    }
+
+    /// Rows for a layer with this window.
+    pub(super) fn view(&self, window: Option<u32>) -> View<'_> {
+        let found = self.views.iter().find(|(known, _)| *known == window);
+        // Without an encoder, there is one for all windows.
+        let (_, buffer) = found.unwrap_or(&self.views[0]);
+        buffer.rows(4)
+    }
+
+    /// Rows that one launch of attention takes.
+    pub(super) fn rows_at_once(&self, heads: u32) -> u32 {
+        let rows = SCORES / attention_words(1, heads, self.positions).max(1);
+        u32::try_from(rows).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Words of the scores of one launch.
+    pub(super) fn scores(&self, heads: u32) -> u64 {
+        let rows = self.rows_at_once(heads).min(self.ends.len() as u32);
+        attention_words(rows, heads, self.positions)
+    }
+
+    /// Bytes of keys and values that so many rows read, if each reads them by itself.
+    pub(super) fn work(&self, first: u32, count: u32, width: u32) -> u64 {
+        let ends = self.ends.iter().skip(first as usize).take(count as usize);
+        ends.map(|end| u64::from(*end) * u64::from(width) * 4).sum()
+    }
+}

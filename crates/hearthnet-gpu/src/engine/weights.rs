@@ -1,0 +1,232 @@
+//! Weights of layers on the card.
+
+use hearthnet_engine::LoadError;
+use hearthnet_engine::kernels::Packed;
+use hearthnet_engine::layer::{FeedForward, Ffn, Layer, LayerNorm};
+use hearthnet_files::spec::{BlockSpec, Rotation};
+
+use super::experts::CardExperts;
+use super::latent::CardLatent;
+use crate::{Buffer, Gpu, GpuError, Matrix};
+
+/// Error of loading layers onto a card.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuLoadError {
+    /// The model, its file, or a feature that this engine does not compute.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The card.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+}
+
+/// Weights of one layer.
+pub(super) struct CardLayer {
+    /// `None` if the layer has a feed-forward layer only.
+    pub(super) attention: Option<Attention>,
+    /// Before the feed-forward layer.
+    pub(super) ffn_norm: Option<Buffer>,
+    pub(super) feed: Feed,
+    pub(super) per_layer: Option<PerLayer>,
+    /// Factor of the layer's output.
+    pub(super) scale: Option<f32>,
+}
+
+/// Attention of a layer. Widths are in values.
+pub(super) struct Attention {
+    pub(super) norm: Option<Buffer>,
+    /// Their outputs lie side by side: queries, keys, values, gates.
+    pub(super) qkv: Vec<Matrix>,
+    pub(super) bias: Option<Buffer>,
+    pub(super) latent: Option<CardLatent>,
+    pub(super) q: u32,
+    /// Width of keys, and of values; 0 if the layer uses those of another one.
+    pub(super) kv: u32,
+    pub(super) kv_heads: u32,
+    pub(super) head_dim: u32,
+    /// Norms of queries, keys and values; each is as wide as its weights.
+    pub(super) norms: [Option<Buffer>; 3],
+    pub(super) keys_as_values: bool,
+    pub(super) rotation: Rotation,
+    pub(super) window: Option<u32>,
+    pub(super) sinks: Option<Buffer>,
+    pub(super) output: Matrix,
+    pub(super) end: BranchEnd,
+}
+
+/// Steps between the output of a branch and the residual stream.
+pub(super) struct BranchEnd {
+    pub(super) bias: Option<Buffer>,
+    pub(super) norm: Option<Buffer>,
+    /// LayerNorm of the sum: weights and bias.
+    pub(super) sum_norm: Option<(Buffer, Buffer)>,
+}
+
+pub(super) enum Feed {
+    None,
+    Dense {
+        ffn: CardFfn,
+        down: Matrix,
+        end: BranchEnd,
+    },
+    Experts {
+        experts: Box<CardExperts>,
+        end: BranchEnd,
+    },
+}
+
+impl Feed {
+    pub(super) fn end(&self) -> Option<&BranchEnd> {
+        match self {
+            Self::None => None,
+            Self::Dense { end, .. } | Self::Experts { end, .. } => Some(end),
+        }
+    }
+}
+
+pub(super) enum CardFfn {
+    Gated { gate: Matrix, up: Matrix },
+    Ungated { up: Matrix, bias: Option<Buffer> },
+}
+
+impl CardFfn {
+    pub(super) fn upload(gpu: &Gpu, ffn: &Ffn) -> Result<Self, GpuLoadError> {
+        Ok(match ffn {
+            Ffn::Split { gate, up } => Self::Gated {
+                gate: gpu.matrix(gate)?,
+                up: gpu.matrix(up)?,
+            },
+            Ffn::Ungated { up, bias } => Self::Ungated {
+                up: gpu.matrix(up)?,
+                bias: bias.as_ref().map(|bias| gpu.upload_f32(bias)).transpose()?,
+            },
+            Ffn::Fused(_) => return Err(unsupported("alternating panels are not computed")),
+        })
+    }
+
+    /// Matrices that read the input of the feed-forward layer.
+    pub(super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let (first, second) = match self {
+            Self::Gated { gate, up } => (gate, Some(up)),
+            Self::Ungated { up, .. } => (up, None),
+        };
+        std::iter::once(first).chain(second)
+    }
+}
+
+/// Use of the per-layer input.
+pub(super) struct PerLayer {
+    pub(super) gate: Matrix,
+    pub(super) output: Matrix,
+    pub(super) norm: Buffer,
+}
+
+impl CardLayer {
+    /// Sends the weights of a layer to the card.
+    pub(super) fn upload(
+        gpu: &Gpu,
+        block: &BlockSpec<'_>,
+        layer: Layer,
+    ) -> Result<Self, GpuLoadError> {
+        let vector = |values: &[f32]| gpu.upload_f32(values);
+        let optional = |values: &Option<Vec<f32>>| values.as_deref().map(vector).transpose();
+        let matrix = |packed: &Packed| gpu.matrix(packed);
+        let end = |bias, norm, sum_norm: &Option<LayerNorm>| {
+            let sum_norm = sum_norm.as_ref().map(|LayerNorm { weight, bias }| {
+                let weight = vector(weight)?;
+                Ok::<_, GpuLoadError>((weight, vector(bias)?))
+            });
+            Ok::<_, GpuLoadError>(BranchEnd {
+                bias: optional(bias)?,
+                norm: optional(norm)?,
+                sum_norm: sum_norm.transpose()?,
+            })
+        };
+        let attention = match &layer.attn_output {
+            None => None,
+            Some(output) => Some(Attention {
+                norm: optional(&layer.attn_norm)?,
+                qkv: layer
+                    .qkv
+                    .parts
+                    .iter()
+                    .map(matrix)
+                    .collect::<Result<_, _>>()?,
+                bias: optional(&layer.qkv.bias)?,
+                latent: match &layer.latent {
+                    Some(latent) => Some(CardLatent::upload(gpu, latent)?),
+                    None => None,
+                },
+                q: narrow(layer.q)?,
+                kv: narrow(layer.kv)?,
+                kv_heads: block.kv_heads,
+                head_dim: block.key_width(),
+                norms: [
+                    optional(&layer.q_norm)?,
+                    optional(&layer.k_norm)?,
+                    optional(&layer.v_norm)?,
+                ],
+                keys_as_values: layer.keys_as_values,
+                rotation: layer.rotation,
+                window: block.window,
+                sinks: optional(&layer.sinks)?,
+                output: matrix(output)?,
+                end: end(
+                    &layer.attn_output_bias,
+                    &layer.attn_post_norm,
+                    &layer.attn_sum_norm,
+                )?,
+            }),
+        };
+        let end = end(&layer.ffn_bias, &layer.ffn_post_norm, &layer.ffn_sum_norm)?;
+        let feed = match layer.feed_forward {
+            FeedForward::None => Feed::None,
+            FeedForward::Dense { ffn, down } => Feed::Dense {
+                ffn: CardFfn::upload(gpu, &ffn)?,
+                down: matrix(&down)?,
+                end,
+            },
+            FeedForward::Experts {
+                router,
+                experts,
+                shared,
+                norms,
+                ..
+            } => {
+                let (shared, norms) = (shared.as_deref(), norms.as_deref());
+                let experts = CardExperts::upload(gpu, &router, experts, shared, norms)?;
+                Feed::Experts {
+                    experts: Box::new(experts),
+                    end,
+                }
+            }
+        };
+        let per_layer = match &layer.per_layer {
+            None => None,
+            Some(own) => Some(PerLayer {
+                gate: matrix(&own.gate)?,
+                output: matrix(&own.output)?,
+                norm: vector(&own.norm)?,
+            }),
+        };
+        Ok(Self {
+            attention,
+            ffn_norm: optional(&layer.ffn_norm)?,
+            feed,
+            per_layer,
+            scale: layer.scale,
+        })
+    }
+}
+
+/// Values of a row, which fit into 32 bits in every model that the checks of files let through.
+fn narrow(values: usize) -> Result<u32, GpuLoadError> {
+    u32::try_from(values)
+        .map_err(|_| unsupported("rows of more than 4 billion values are not computed"))
+}
+
+pub(super) fn unsupported(what: &str) -> GpuLoadError {
+    let what = format!("{what} by a graphics card; the processor computes this model");
+    LoadError::Unsupported(what).into()
+}

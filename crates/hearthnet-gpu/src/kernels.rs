@@ -1,0 +1,354 @@
+//! Kernels and their WGSL texts.
+//!
+//! A text is put together of the arithmetic (`wgsl/float.wgsl` and what its functions are called by),
+//! of constants, and of the kernel. So each pipeline has the code of its own case only.
+
+use std::fmt::{self, Write as _};
+
+use hearthnet_files::blocks::{Code, Layout, SubScale, WeightType};
+use hearthnet_files::spec::Activation;
+
+/// All kernels, each once.
+pub fn all() -> Vec<Kernel> {
+    use strum::IntoEnumIterator as _;
+    let mut all = vec![
+        Kernel::Probe,
+        Kernel::RmsNorm,
+        Kernel::L2Norm,
+        Kernel::LayerNorm,
+        Kernel::Quantise,
+        Kernel::Rope { interleaved: true },
+        Kernel::Rope { interleaved: false },
+        Kernel::StoreKv,
+        Kernel::Score,
+        Kernel::Softmax,
+        Kernel::Mix,
+        Kernel::Overflow,
+    ];
+    let formulas = [
+        Formula::AddRound,
+        Formula::Round,
+        Formula::Scale,
+        Formula::Multiply,
+        Formula::AddScaled,
+        Formula::Softcap,
+        Formula::Copy,
+    ];
+    let formulas = formulas
+        .into_iter()
+        .chain(Unary::iter().map(Formula::Unary))
+        .chain(Gate::iter().map(Formula::Gate));
+    all.extend(formulas.map(Kernel::Elementwise));
+    for weight_type in WeightType::ALL {
+        for (rows, paired) in [(1, false), (4, false), (1, true)] {
+            all.push(Kernel::Matrix {
+                weight_type,
+                rows,
+                paired,
+                careful: false,
+            });
+        }
+    }
+    all.push(Kernel::Matrix {
+        weight_type: WeightType::MXFP4,
+        rows: 1,
+        paired: false,
+        careful: true,
+    });
+    all
+}
+
+/// How a card computes floats. Ordered from the one that relies on the card least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::Display)]
+#[strum(serialize_all = "snake_case")]
+pub enum Arithmetic {
+    /// On the bits, by operations on integers.
+    Integers,
+    /// The card's fused multiply-add, and integers where a number may be subnormal.
+    Guarded,
+    /// As `Guarded`, but without the guard in the products of matrices, where the scales show that
+    /// no number is subnormal.
+    Native,
+}
+
+impl Arithmetic {
+    /// All of them, the fastest first.
+    pub const FASTEST_FIRST: [Self; 3] = [Self::Native, Self::Guarded, Self::Integers];
+}
+
+/// Function of one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display, strum::EnumIter)]
+#[strum(serialize_all = "snake_case")]
+pub enum Unary {
+    Exp,
+    Silu,
+    Sigmoid,
+    Gelu,
+    GeluErf,
+    SquaredRelu,
+}
+
+/// Formula of `elementwise.wgsl`: of x, y, the value before (old) and an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display)]
+#[strum(serialize_all = "snake_case")]
+pub enum Formula {
+    Unary(Unary),
+    Gate(Gate),
+    AddRound,
+    Round,
+    Scale,
+    Multiply,
+    AddScaled,
+    Softcap,
+    Copy,
+}
+
+/// Activation with a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display, strum::EnumIter)]
+#[strum(serialize_all = "snake_case")]
+pub enum Gate {
+    Silu,
+    Gelu,
+    GeluErf,
+    SquaredRelu,
+    Clamped,
+}
+
+impl From<Activation> for Gate {
+    fn from(activation: Activation) -> Self {
+        match activation {
+            Activation::Silu => Self::Silu,
+            Activation::Gelu => Self::Gelu,
+            Activation::GeluErf => Self::GeluErf,
+            Activation::SquaredRelu => Self::SquaredRelu,
+            Activation::Clamped => Self::Clamped,
+        }
+    }
+}
+
+/// A kernel: one pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// Float operations by themselves; for the self-test only.
+    Probe,
+    Elementwise(Formula),
+    RmsNorm,
+    L2Norm,
+    LayerNorm,
+    Quantise,
+    Rope {
+        interleaved: bool,
+    },
+    StoreKv,
+    Score,
+    Softmax,
+    Mix,
+    Overflow,
+    /// Products of a matrix with `rows` rows at a time.
+    Matrix {
+        weight_type: WeightType,
+        rows: u32,
+        /// Rows and panels come from a list, for experts.
+        paired: bool,
+        /// Guards all chains.
+        careful: bool,
+    },
+}
+
+/// Whether a kernel writes a buffer, or may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    Read,
+    Write,
+}
+
+impl Kernel {
+    /// Name of the function in the text.
+    pub fn entry(self) -> &'static str {
+        match self {
+            Self::RmsNorm => "rms_norm",
+            Self::L2Norm => "l2_norm",
+            Self::LayerNorm => "layer_norm",
+            Self::Score => "score",
+            Self::Softmax => "softmax",
+            Self::Mix => "mix",
+            _ => "main",
+        }
+    }
+
+    /// Buffers, from binding 1 on.
+    pub fn bindings(self) -> &'static [Access] {
+        use Access::{Read as R, Write as W};
+        match self {
+            Self::Probe => &[R, R, R, W],
+            Self::Elementwise(_) => &[W, W, W],
+            Self::RmsNorm | Self::L2Norm | Self::LayerNorm => &[W, W, R, R],
+            Self::Quantise | Self::Overflow => &[W, W],
+            Self::Rope { .. } => &[W, R, R],
+            Self::StoreKv => &[W, W, W, R, R],
+            Self::Score | Self::Softmax | Self::Mix => &[W, R, R, R, W, R],
+            Self::Matrix { .. } => &[R, W, W, R],
+        }
+    }
+}
+
+/// Name in messages and in the table of digests. Variants with the same results have the same.
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Probe => f.write_str("float operations"),
+            Self::Elementwise(Formula::Unary(function)) => write!(f, "{function}"),
+            Self::Elementwise(Formula::Gate(gate)) => write!(f, "gate {gate}"),
+            Self::Elementwise(formula) => write!(f, "{formula}"),
+            Self::RmsNorm => f.write_str("rms_norm"),
+            Self::L2Norm => f.write_str("l2_norm"),
+            Self::LayerNorm => f.write_str("layer_norm"),
+            Self::Quantise => f.write_str("quantise"),
+            Self::Rope { interleaved: true } => f.write_str("rope interleaved"),
+            Self::Rope { interleaved: false } => f.write_str("rope halves"),
+            Self::StoreKv | Self::Score | Self::Softmax | Self::Mix => f.write_str("attention"),
+            Self::Overflow => f.write_str("find_overflow"),
+            Self::Matrix { weight_type, .. } => write!(f, "matrix {weight_type:?}"),
+        }
+    }
+}
+
+const FLOAT: &str = include_str!("wgsl/float.wgsl");
+const CARD: &str = include_str!("wgsl/card.wgsl");
+const MATH: &str = include_str!("wgsl/math.wgsl");
+
+/// Text of a kernel.
+pub fn text(kernel: Kernel, arithmetic: Arithmetic) -> String {
+    let mut text = FLOAT.to_owned();
+    match arithmetic {
+        Arithmetic::Integers => text += include_str!("wgsl/integers.wgsl"),
+        Arithmetic::Guarded => {
+            text += CARD;
+            text += include_str!("wgsl/guarded.wgsl");
+            text += include_str!("wgsl/guarded_terms.wgsl");
+        }
+        Arithmetic::Native => {
+            text += CARD;
+            text += include_str!("wgsl/guarded.wgsl");
+            text += include_str!("wgsl/native_terms.wgsl");
+        }
+    }
+    text += MATH;
+    match kernel {
+        Kernel::Probe => text += include_str!("wgsl/probe.wgsl"),
+        Kernel::Elementwise(formula) => {
+            let value = value(formula);
+            let signature = "fn value(x: u32, y: u32, old: u32) -> u32";
+            text += &format!("{signature} {{ return {value}; }}\n");
+            text += include_str!("wgsl/elementwise.wgsl");
+        }
+        Kernel::RmsNorm | Kernel::L2Norm | Kernel::LayerNorm => {
+            text += include_str!("wgsl/norm.wgsl");
+        }
+        Kernel::Quantise => text += include_str!("wgsl/quantise.wgsl"),
+        Kernel::Rope { interleaved } => {
+            text += &format!("const INTERLEAVED: bool = {interleaved};\n");
+            text += include_str!("wgsl/rope.wgsl");
+        }
+        Kernel::StoreKv => {
+            text += include_str!("wgsl/pages.wgsl");
+            text += include_str!("wgsl/store_kv.wgsl");
+        }
+        Kernel::Score | Kernel::Softmax | Kernel::Mix => {
+            text += include_str!("wgsl/pages.wgsl");
+            text += include_str!("wgsl/attention.wgsl");
+        }
+        Kernel::Overflow => text += include_str!("wgsl/overflow.wgsl"),
+        Kernel::Matrix {
+            weight_type,
+            rows,
+            paired,
+            careful,
+        } => {
+            text += &format!("const ROWS: u32 = {rows}u;\nconst PAIRED: bool = {paired};\n");
+            if weight_type.quantised() {
+                text += &constants(weight_type, rows);
+                text += &format!("const CAREFUL: bool = {careful};\n");
+                text += include_str!("wgsl/matrix.wgsl");
+            } else {
+                let kind = match weight_type {
+                    WeightType::F32 => 0,
+                    WeightType::F16 => 1,
+                    _ => 2,
+                };
+                text += &format!("const KIND: u32 = {kind}u;\n");
+                text += include_str!("wgsl/plain.wgsl");
+            }
+        }
+    }
+    text
+}
+
+/// Expression of a formula.
+fn value(formula: Formula) -> &'static str {
+    match formula {
+        Formula::Unary(Unary::Exp) => "f_exp(x)",
+        Formula::Unary(Unary::Silu) => "f_silu(x)",
+        Formula::Unary(Unary::Sigmoid) => "f_sigmoid(x)",
+        Formula::Unary(Unary::Gelu) => "f_gelu(x)",
+        Formula::Unary(Unary::GeluErf) => "f_gelu_erf(x)",
+        Formula::Unary(Unary::SquaredRelu) => "f_relu2(x)",
+        Formula::Gate(Gate::Silu) => "soft_mul(f_silu(x), y)",
+        Formula::Gate(Gate::Gelu) => "soft_mul(f_gelu(x), y)",
+        Formula::Gate(Gate::GeluErf) => "soft_mul(f_gelu_erf(x), y)",
+        Formula::Gate(Gate::SquaredRelu) => "soft_mul(f_relu2(x), y)",
+        Formula::Gate(Gate::Clamped) => "f_clamped(x, y)",
+        Formula::AddRound => "round_to(p.argument, f_add(x, y))",
+        Formula::Round => "round_to(p.argument, x)",
+        Formula::Scale => "soft_mul(x, p.argument)",
+        Formula::Multiply => "soft_mul(x, y)",
+        Formula::AddScaled => "f_fma(x, y, old)",
+        Formula::Softcap => "f_softcap(x, p.argument)",
+        Formula::Copy => "x",
+    }
+}
+
+/// Constants of `matrix.wgsl` for a quantised type.
+fn constants(weight_type: WeightType, rows: u32) -> String {
+    let layout = Layout::of(weight_type);
+    let sub = match layout.sub_scale {
+        SubScale::None => 0,
+        SubScale::Scale => 1,
+        SubScale::ScaleMin => 2,
+        SubScale::Scale16 => 3,
+        SubScale::ScaleMin16 => 4,
+    };
+    let bits = layout.bits.bytes() / 4;
+    // Quants of 8 bits are stored as q + 128, which the kernel undoes by itself.
+    let (offset, table) = match layout.code {
+        Code::Offset(128) => (0, None),
+        Code::Offset(offset) => (offset, None),
+        Code::Table(table) => (0, Some(table)),
+    };
+    let minima = if layout.fields == 2 { 256 } else { 1 };
+    let sums = if sub == 4 { rows * 256 } else { 1 };
+    let mut text = format!(
+        "const BITS: u32 = {bits}u;
+const FIELDS: u32 = {}u;
+const BF16_FIELDS: bool = {};
+const RECORD_BLOCKS: u32 = {}u;
+const SUB: u32 = {sub}u;
+const SUB_BYTES: u32 = {}u;
+const OFFSET: i32 = {offset};
+const HAS_TABLE: bool = {};
+const MINIMA: u32 = {minima}u;
+const SUMS: u32 = {sums}u;
+const TABLE: array<u32, 4> = array<u32, 4>(",
+        layout.fields,
+        layout.bf16_fields,
+        layout.blocks,
+        layout.sub_scale.bytes(),
+        table.is_some(),
+    );
+    for four in table.unwrap_or(&[0; 16]).as_chunks::<4>().0 {
+        let word = u32::from_le_bytes(four.map(i8::cast_unsigned));
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{word:#x}u, ");
+    }
+    text + ");\n"
+}

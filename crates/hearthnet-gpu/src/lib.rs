@@ -1,0 +1,47 @@
+//! The exact engine on graphics cards, through wgpu: Vulkan, Metal and DirectX 12.
+//!
+//! It computes the same bytes as `hearthnet-engine` (`specs/canonical-arithmetic.md`;
+//! `specs/gpu-arithmetic.md` says how a card does). Everything requires the feature `wgpu`. Without
+//! it the crate is empty.
+//!
+//! | concept | file |
+//! |---|---|
+//! | cards, and what this machine has | `device.rs` |
+//! | memory on the card, matrices, pages of keys and values | `buffers.rs`, `memory.rs` |
+//! | operations of a batch, recorded and submitted together | `step.rs`, `operations.rs`, `products.rs` |
+//! | texts of the kernels, and their pipelines | `kernels.rs`, `pipelines.rs`, `wgsl/` |
+//! | choice of the arithmetic; refusal of a card that computes other bytes | `self_test.rs` |
+//! | errors | `error.rs` |
+//! | the engine: layers, sequences, batches | `engine/` |
+//!
+//! A kernel has float operations only as the conversion of a small integer, the product of two
+//! scales and a fused multiply-add, and these only where the self-test has shown that the card
+//! rounds them as the specification says. Everything else is done on the bits in u32.
+#![cfg(feature = "wgpu")]
+
+mod buffers;
+mod device;
+mod engine;
+mod error;
+mod kernels;
+mod memory;
+mod operations;
+mod pipelines;
+mod products;
+mod self_test;
+mod step;
+
+pub use buffers::{Buffer, Input, Matrix, View, attention_words, kv_layout};
+pub use device::{AdapterFacts, Choice, Gpu, adapters};
+pub use engine::{Card, CardPages, Comparison, GpuEngine, GpuLoadError, check, compare, load};
+pub use error::GpuError;
+pub use kernels::{Arithmetic, Unary};
+pub use operations::AttentionShape;
+pub use step::Step;
+
+/// For tests: texts of kernels, and operands and digests of the self-test.
+#[doc(hidden)]
+pub mod testing {
+    pub use crate::kernels::{Formula, Gate, Kernel, all, text};
+    pub use crate::self_test::*;
+}

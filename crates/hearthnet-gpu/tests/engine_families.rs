@@ -1,0 +1,121 @@
+//! Every model family and weight type on the card: the bytes of the processor.
+#![cfg(feature = "wgpu")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
+
+#[path = "common/engines.rs"]
+mod engines;
+
+use engines::{difference, families, family, on_card, on_processor, options, rows, through};
+use hearthnet_engine::LoadError;
+use hearthnet_files::BoundaryDtype;
+use hearthnet_files::gguf::TensorType;
+use hearthnet_gpu::GpuLoadError;
+use hearthnet_testkit::{TinyLlama, assert_none_differ, every_weight_as};
+
+/// Families that the card leaves to the processor: they have recurrent layers.
+const REFUSED: [&str; 9] = [
+    "granitehybrid",
+    "granitehybridmoe",
+    "lfm2",
+    "lfm2moe",
+    "nemotronh",
+    "nemotronhmoe",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+];
+
+#[test]
+fn every_family_gives_the_bytes_of_the_processor_or_is_refused_in_one_sentence() {
+    let (mut wrong, mut refused, mut same) = (Vec::new(), Vec::new(), Vec::new());
+    for name in families() {
+        let file = family(&name);
+        let all = 0..file.spec().layers;
+        match hearthnet_gpu::load(
+            &file,
+            all.clone(),
+            engines::card(),
+            &options(),
+            &mut |_, _| (),
+        ) {
+            Err(GpuLoadError::Load(LoadError::Unsupported(what))) => {
+                assert!(what.contains("the processor computes this model"), "{what}");
+                refused.push(name);
+                continue;
+            }
+            Err(error) => panic!("{name}: {error}"),
+            Ok(_) => {}
+        }
+        let values = file.spec().row_values(&all);
+        let input = rows(&file, 70, 7);
+        // In an encoder, a batch is a whole text.
+        let sizes: &[usize] = match file.spec().encoder {
+            Some(_) => &[70],
+            None => &[40, 1, 2, 17],
+        };
+        let expected = through(&mut on_processor(&file, all.clone()), &input, sizes);
+        let found = through(&mut on_card(&file, all.clone()), &input, sizes);
+        if let Some(difference) = difference(&found, &expected, values) {
+            wrong.push(format!("{name}: {difference}"));
+        }
+        same.push(name);
+    }
+    println!(
+        "same bytes: {}\nrefused: {}",
+        same.join(" "),
+        refused.join(" ")
+    );
+    assert_none_differ(&wrong);
+    assert_eq!(refused, REFUSED);
+}
+
+#[test]
+fn every_boundary_dtype_is_rounded_to_as_on_the_processor() {
+    let mut wrong = Vec::new();
+    for boundary in BoundaryDtype::ALL {
+        for name in ["llama31", "gemma3"] {
+            let file = family(name).with_boundary(boundary);
+            let layers = 0..file.spec().layers;
+            let input = rows(&file, 12, 3);
+            let expected = through(&mut on_processor(&file, layers.clone()), &input, &[12]);
+            let found = through(&mut on_card(&file, layers), &input, &[12]);
+            let difference = difference(&found, &expected, file.spec().width as usize);
+            wrong.extend(difference.map(|what| format!("{name} {boundary}: {what}")));
+        }
+    }
+    assert_none_differ(&wrong);
+}
+
+#[test]
+fn every_weight_type_gives_the_bytes_of_the_processor() {
+    let types: Vec<TensorType> = TensorType::supported().collect();
+    assert!(types.len() >= 16, "{types:?}");
+    let mut wrong = Vec::new();
+    for dtype in types {
+        let model = TinyLlama {
+            width: 256,
+            head_dim: 64,
+            ffn: 512,
+            vocab: 325,
+            weights: "f32",
+            embedding: "f32",
+            ..TinyLlama::default()
+        };
+        let [file, _] = every_weight_as(&model, |_| dtype);
+        let layers = 0..file.spec().layers;
+        let input = rows(&file, 40, 3);
+        let expected = through(&mut on_processor(&file, layers.clone()), &input, &[40]);
+        let mut engine = on_card(&file, layers);
+        for sizes in [&[1][..], &[3, 16], &[37]] {
+            let found = through(&mut engine, &input, sizes);
+            let difference = difference(&found, &expected, 256);
+            wrong.extend(difference.map(|what| format!("{dtype} {sizes:?}: {what}")));
+        }
+    }
+    assert_none_differ(&wrong);
+}

@@ -1,0 +1,163 @@
+//! Kernels that are wrong on purpose: the self-test must refuse each.
+
+use hearthnet_files::blocks::WeightType;
+use hearthnet_gpu::testing::Kernel;
+use hearthnet_gpu::{Arithmetic, Choice, Gpu, GpuError};
+
+use super::float_operations::flushing_card;
+
+/// Replaces a part of a text that some kernels have; a text without it stays.
+fn change(text: String, what: &str, by: &str) -> String {
+    text.replace(what, by)
+}
+
+#[track_caller]
+fn refused(alter: fn(String) -> String) {
+    match Gpu::open_altered(Choice::Software, Arithmetic::Integers, alter) {
+        Err(GpuError::SelfTest { kernel, .. }) => assert_eq!(kernel, "float operations"),
+        other => panic!("not refused: {:?}", other.map(|gpu| gpu.arithmetic())),
+    }
+}
+
+#[test]
+fn an_fma_of_two_roundings_is_refused() {
+    refused(|text| {
+        let whole = "fn f_fma(a: u32, b: u32, c: u32) -> u32 { return soft_fma(a, b, c); }";
+        let broken =
+            "fn f_fma(a: u32, b: u32, c: u32) -> u32 { return soft_fma(soft_mul(a, b), ONE, c); }";
+        assert!(text.contains(whole));
+        change(text, whole, broken)
+    });
+}
+
+#[test]
+fn a_lost_sticky_bit_is_refused() {
+    refused(|text| {
+        let whole = "let sticky = select(0u, 1u, lost != 0u);";
+        assert!(text.contains(whole));
+        change(text, whole, "let sticky = 0u;")
+    });
+}
+
+#[test]
+fn flushed_subnormal_operands_are_refused() {
+    refused(|text| {
+        let whole = "if (f == 0u) { return vec2<u32>(0u, 0u); }";
+        assert!(text.contains(whole));
+        change(
+            text,
+            whole,
+            "if (f != 0x7fffffffu) { return vec2<u32>(0u, 0u); }",
+        )
+    });
+}
+
+#[test]
+fn flushed_subnormal_results_are_refused() {
+    refused(|text| {
+        let whole = "    if (field < 1) {";
+        assert!(text.contains(whole));
+        change(
+            text,
+            whole,
+            "    if (field < 1) { return sign; }\n    if (field < 1) {",
+        )
+    });
+}
+
+#[test]
+fn a_conversion_to_f16_that_cuts_is_refused() {
+    // As conversions in hardware do with another rounding mode.
+    refused(|text| {
+        let whole = "a + 0xfffu + ((a >> 13u) & 1u) - 0x38000000u";
+        assert!(text.contains(whole));
+        change(text, whole, "a - 0x38000000u")
+    });
+}
+
+#[test]
+fn a_division_that_is_not_rounded_is_refused() {
+    refused(|text| {
+        let whole = "quotient = (quotient << 1u) | select(0u, 1u, rest != 0u);";
+        assert!(text.contains(whole));
+        change(text, whole, "quotient = quotient << 1u;")
+    });
+}
+
+/// Changes of single kernels, which the self-test of these finds.
+#[test]
+fn a_reassociated_product_is_refused() {
+    // (I * d) * D instead of I * (D * d).
+    let alter = |text: String| {
+        let text = change(
+            text,
+            "integers[r * 256u + l] = f_int(integer);",
+            "integers[r * 256u + l] = soft_mul(f_int(integer), acts[act]);",
+        );
+        change(
+            text,
+            "scales[r * 256u + l] = t_mul(scale, acts[act], CAREFUL || acts[act + 3u] != 0u);",
+            "scales[r * 256u + l] = scale;",
+        )
+    };
+    let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Integers, alter).unwrap();
+    for weight_type in WeightType::ALL.into_iter().filter(|ty| ty.quantised()) {
+        let kernel = Kernel::Matrix {
+            weight_type,
+            rows: 4,
+            paired: false,
+            careful: false,
+        };
+        let refused = gpu.arithmetic_of(kernel).unwrap_err();
+        assert!(matches!(refused, GpuError::SelfTest { .. }), "{refused}");
+    }
+}
+
+#[test]
+fn another_order_of_a_sum_is_refused() {
+    let alter = |text: String| {
+        let text = change(
+            text,
+            "var d = 8u; d > 0u; d = d >> 1u",
+            "var d = 1u; d < 16u; d = d << 1u",
+        );
+        change(
+            text,
+            "if (j < d) { lanes[j]",
+            "if (j % (2u * d) == 0u) { lanes[j]",
+        )
+    };
+    let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Integers, alter).unwrap();
+    for kernel in [Kernel::RmsNorm, Kernel::LayerNorm, Kernel::Softmax] {
+        assert!(gpu.arithmetic_of(kernel).is_err(), "{kernel}");
+    }
+}
+
+#[test]
+fn a_guard_that_forgets_operands_is_replaced_by_integers() {
+    let alter = |text: String| {
+        let text = flushing_card(text);
+        change(
+            text,
+            "is_subnormal(a) || is_subnormal(b) || is_subnormal(c) || ",
+            "",
+        )
+    };
+    let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Native, alter).unwrap();
+    assert_eq!(gpu.arithmetic(), Arithmetic::Integers);
+}
+
+#[test]
+fn a_quantisation_that_marks_no_small_scale_is_refused() {
+    // Rows with small scales must be guarded in the native arithmetic.
+    let alter = |text: String| {
+        let text = flushing_card(text);
+        change(
+            text,
+            "acts[at + 3u] = select(0u, 1u, d != 0u && d < 0x18800000u);",
+            "acts[at + 3u] = 0u;",
+        )
+    };
+    let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Native, alter).unwrap();
+    assert!(gpu.arithmetic_of(Kernel::Quantise).is_err());
+}
