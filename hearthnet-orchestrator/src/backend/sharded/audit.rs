@@ -205,7 +205,7 @@ impl Candidate {
             wait(self.ended + RECEIPT_PATIENCE, || {
                 receipts.look(|ledger| ledger.is_settled())
             });
-            if receipts.look(|ledger| ledger.owes_receipt()) && !span.has_failed {
+            if span.must_sign && receipts.look(|ledger| ledger.owes_receipt()) {
                 self.health().failed(&span.host, FailureKind::Unsigned);
             }
             // The draw comes after the receipts: the host cannot know it when it signs.
@@ -471,7 +471,8 @@ pub(crate) struct TakeOver {
 
 impl ShardedBackend {
     /// The span of a hop, if it has answers that can be audited.
-    pub(super) fn audit_span(&self, index: usize) -> Option<AuditSpan> {
+    /// `is_over`: its stream ends or rests now, so that its host signs all answers.
+    pub(super) fn audit_span(&self, index: usize, is_over: bool) -> Option<AuditSpan> {
         let hop = self.hops.get(index)?;
         let receipts = hop.receipts.clone()?;
         if !receipts.look(|ledger| ledger.has_claims()) {
@@ -484,19 +485,19 @@ impl ShardedBackend {
             layers,
             rows: rows.unwrap_or_default(),
             receipts,
-            has_failed: hop.has_failed,
+            must_sign: is_over && !hop.has_failed,
         })
     }
 
     /// Ends the call, and offers its spans for an audit.
-    pub(super) fn offer_audit(&mut self) {
-        if let Some(candidate) = self.candidate() {
+    pub(super) fn offer_audit(&mut self, is_over: bool) {
+        if let Some(candidate) = self.candidate(is_over) {
             candidate.offer();
         }
     }
 
     /// Ends the call. Returns its spans for an audit; `None` if none can be audited.
-    fn candidate(&mut self) -> Option<Candidate> {
+    fn candidate(&mut self, is_over: bool) -> Option<Candidate> {
         self.call.running = None;
         let mut spans = std::mem::take(&mut self.replaced);
         if self.settings.audit_share <= 0.0 {
@@ -509,7 +510,7 @@ impl ShardedBackend {
         {
             self.health.failed(&hop.node(), FailureKind::Unsigned);
         }
-        spans.extend((0..self.hops.len()).filter_map(|index| self.audit_span(index)));
+        spans.extend((0..self.hops.len()).filter_map(|index| self.audit_span(index, is_over)));
         let source = self.source.as_ref().and_then(|source| source.fork());
         Some(Candidate {
             source: source.filter(|_| !spans.is_empty())?,
@@ -551,7 +552,7 @@ impl ShardedBackend {
             hosts: self.hops.iter().map(Hop::node).collect(),
             health: self.health.clone(),
             streams,
-            candidate: self.candidate(),
+            candidate: self.candidate(true),
             boundary,
             last_row: (back == Want::Last).then_some(width as usize),
         })

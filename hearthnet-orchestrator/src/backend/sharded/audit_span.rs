@@ -18,8 +18,9 @@ pub(super) struct AuditSpan {
     /// Input rows from position 0 on; none if they are not kept.
     pub(super) rows: Vec<Bytes>,
     pub(super) receipts: Arc<StreamReceipts>,
-    /// True if the end of its stream counts as a failure already.
-    pub(super) has_failed: bool,
+    /// True if the host must sign all its answers now. It need not if its stream goes on, or if the
+    /// end of the stream counts as a failure already.
+    pub(super) must_sign: bool,
 }
 
 /// Runs rows from position 0 on through layers (half-open) on this machine.

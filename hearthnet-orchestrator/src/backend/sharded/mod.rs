@@ -557,7 +557,7 @@ impl Backend for ShardedBackend {
                 hop.rest(length);
             }
         }
-        self.offer_audit();
+        self.offer_audit(length.is_some());
     }
 
     fn pipeline(&self) -> Option<PipelineId> {
@@ -573,7 +573,7 @@ impl Drop for ShardedBackend {
     fn drop(&mut self) {
         // The call has failed, so a host cannot escape its audits by failing.
         if self.call.running.is_some() {
-            self.offer_audit();
+            self.offer_audit(true);
         }
         report_event(Event::PipelineEnded {
             pipeline: self.name,

@@ -397,7 +397,7 @@ impl ShardedBackend {
 
     /// Replaces the host of a span. The rows of the sequence are replayed to the new ones.
     pub(super) fn replace(&mut self, span: usize, route: Vec<RoutedSpan>) {
-        let before = self.audit_span(span);
+        let before = self.audit_span(span, true);
         let reopened = self.pipeline.replace(span, route.len());
         let last = reopened.end.saturating_sub(1);
         let opened = self.reopen(span, route, reopened);
@@ -419,7 +419,7 @@ impl ShardedBackend {
     fn redo(&mut self, span: usize, route: Vec<RoutedSpan>) {
         // The rows that hosts behind it returned can still be audited.
         for index in span.saturating_add(1)..self.hops.len() {
-            let before = self.audit_span(index);
+            let before = self.audit_span(index, true);
             if self.replaced.len() < MAX_REPLACED {
                 self.replaced.extend(before);
             }
