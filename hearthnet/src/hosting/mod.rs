@@ -5,3 +5,4 @@ pub(crate) mod host_config;
 pub(crate) mod host_engine;
 pub(crate) mod host_process;
 pub(crate) mod layer_times;
+pub(crate) mod run_engine;

@@ -20,8 +20,7 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::evidence::Evidence;
 use hearthnet_bus::receipt::{Claim, SignedClaims};
 use hearthnet_engine::ARITHMETIC;
-use hearthnet_files::BoundaryDtype;
-use hearthnet_transport::{Want, background};
+use hearthnet_transport::background;
 use tokio::runtime::Handle;
 
 use super::audit_span::{AuditSpan, RecomputeHere};
@@ -48,7 +47,7 @@ const IDLE_PATIENCE: Duration = Duration::from_secs(60);
 /// Interval between looks at what an audit waits for.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Most memory for the values of an audit's rows: 29,000 positions of 576 values, 4,096 of 4,096.
-const MAX_BYTES: usize = 64 << 20;
+pub(super) const MAX_BYTES: usize = 64 << 20;
 /// How long an audit waits for room on other hosts.
 const ROOM_PATIENCE: Duration = Duration::from_secs(5);
 /// Routes that an audit tries. A host that starts an audit and does not finish it is not asked again.
@@ -455,20 +454,6 @@ impl Hop {
     }
 }
 
-/// Answers of the hosts of the last layers, for this machine that computes all layers again.
-pub(crate) struct TakeOver {
-    /// Hosts of the route.
-    hosts: BTreeSet<NodeId>,
-    health: SharedHealth,
-    /// Streams with the last layers, each with its host and whether it ran all layers.
-    streams: Vec<(NodeId, bool, Arc<StreamReceipts>)>,
-    /// All spans of the call.
-    candidate: Option<Candidate>,
-    boundary: BoundaryDtype,
-    /// Values of the last row, if hosts return only that of a call.
-    pub(crate) last_row: Option<usize>,
-}
-
 impl ShardedBackend {
     /// The span of a hop, if it has answers that can be audited.
     /// `is_over`: its stream ends or rests now, so that its host signs all answers.
@@ -497,7 +482,7 @@ impl ShardedBackend {
     }
 
     /// Ends the call. Returns its spans for an audit; `None` if none can be audited.
-    fn candidate(&mut self, is_over: bool) -> Option<Candidate> {
+    pub(super) fn candidate(&mut self, is_over: bool) -> Option<Candidate> {
         self.call.running = None;
         let mut spans = std::mem::take(&mut self.replaced);
         if self.settings.audit_share <= 0.0 {
@@ -520,68 +505,6 @@ impl ShardedBackend {
             spans,
             ended: Instant::now(),
         })
-    }
-
-    /// Ends the call on hosts. Returns what this machine can compare when it takes over; `None` if
-    /// a host is not exact.
-    pub(crate) fn take_over(&mut self) -> Option<TakeOver> {
-        let model = &self.model;
-        let values = self.pipeline.submitted_length() as usize * model.rows.width as usize;
-        let is_exact = self.hops.iter().all(|hop| hop.receipts.is_some());
-        if self.settings.audit_share <= 0.0 || values > MAX_BYTES / size_of::<f32>() || !is_exact {
-            return None;
-        }
-        let is_last = |layers: (u32, u32)| layers.1 + 1 == model.hosted.end;
-        let before = self.replaced.iter();
-        let before = before.map(|span| (span.host, span.layers, Some(&span.receipts)));
-        let now = self.hops.iter();
-        let now = now.map(|hop| {
-            (
-                hop.node(),
-                (hop.span.lo, hop.span.hi),
-                hop.receipts.as_ref(),
-            )
-        });
-        let streams = before.chain(now).filter(|(_, layers, _)| is_last(*layers));
-        let streams = streams.filter_map(|(host, layers, receipts)| {
-            Some((host, layers.0 == model.hosted.start, Arc::clone(receipts?)))
-        });
-        let streams = streams.collect();
-        let (boundary, width, back) = (model.boundary, model.rows.width, model.back());
-        Some(TakeOver {
-            hosts: self.hops.iter().map(Hop::node).collect(),
-            health: self.health.clone(),
-            streams,
-            candidate: self.candidate(true),
-            boundary,
-            last_row: (back == Want::Last).then_some(width as usize),
-        })
-    }
-}
-
-impl TakeOver {
-    /// Compares with all rows that this machine computed, from position 0 on. This machine is right.
-    /// The spans are then offered for an audit, which finds the proof against a host.
-    pub(crate) fn compare(&mut self, out: &[f32]) {
-        let mut rows = Vec::new();
-        self.boundary.encode(out, &mut rows);
-        for (host, ran_all, receipts) in &self.streams {
-            match receipts.compare(0, &rows) {
-                true => {}
-                false if *ran_all => self.health.failed(host, FailureKind::Corruption),
-                // Any host before the last one may have been wrong.
-                false => {
-                    for host in &self.hosts {
-                        self.health.failed(host, FailureKind::Disputed);
-                    }
-                    let spans = self.candidate.iter().flat_map(|all| &all.spans);
-                    spans.for_each(|span| span.receipts.suspect());
-                }
-            }
-        }
-        if let Some(candidate) = self.candidate.take() {
-            candidate.offer();
-        }
     }
 }
 

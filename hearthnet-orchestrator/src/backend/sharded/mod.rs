@@ -19,6 +19,7 @@
 //! | replacing a host that failed, leaves or has no room | `recovery.rs` |
 //! | copy of a sequence, on the same hosts | `fork.rs` |
 //! | spans computed again on other hosts | `audit.rs`, `audit_span.rs` |
+//! | rows compared when this machine takes over | `take_over.rs` |
 //! | observer in tests | `watch.rs` |
 
 mod audit;
@@ -31,6 +32,7 @@ mod rewind;
 mod starting;
 mod steps;
 mod stream;
+mod take_over;
 mod waiting;
 #[cfg(feature = "testing")]
 pub mod watch;
