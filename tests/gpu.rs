@@ -4,6 +4,10 @@
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
+use hearthnet_orchestrator::chat::ChatRequest;
+use hearthnet_orchestrator::sharded::PumpSettings;
+
+use crate::support::caller::{Caller, TOKENS, request};
 use crate::support::community::founded_bare;
 use crate::support::*;
 
@@ -65,10 +69,9 @@ fn an_answer_keeps_its_bytes_when_the_process_of_the_card_ends_in_the_middle() {
     let all = shards([&first, &second, &spare].map(|host| &host.address));
     let ask = ["chat", PROMPT, "--no-fallback", "--frames"];
     let args = [&ENABLE[..], &ask, &words(SAMPLING), &all].concat();
-    let engine = children(second.process.child.id(), "hearthnet-engin");
-    assert_eq!(engine.len(), 1, "one engine");
+    let engine = engine_of(second.process.child.id());
     let frames = frames(&mut home.hearthnet(&args), 4, |_| {
-        kill_process(pid(engine[0]), Signal::KILL).expect("our own process");
+        kill_process(pid(engine), Signal::KILL).expect("our own process");
     });
     let done = told(&frames, "done")[0];
     assert_eq!(done["text"], expected["text"]);
@@ -79,20 +82,105 @@ fn an_answer_keeps_its_bytes_when_the_process_of_the_card_ends_in_the_middle() {
     assert_eq!(again["text"], expected["text"]);
 }
 
-/// Descendants of a process with this name.
-fn children(of: u32, name: &str) -> Vec<u32> {
-    let list = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children"));
-    let list = list.unwrap_or_default();
-    let own = list.split(' ').filter_map(|id| id.trim().parse().ok());
-    own.flat_map(|id: u32| {
-        let comm = std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
-        let mut found = children(id, name);
-        if comm.trim() == name {
-            found.push(id);
+/// Host of the first half of the layers.
+struct OneHalf {
+    layers: &'static str,
+    device: &'static str,
+    host: Host,
+}
+
+impl OneHalf {
+    fn start(caller: &Caller, layers: &'static str, device: &'static str) -> Self {
+        let host = caller.host(layers, &["--device", device]);
+        assert_eq!(software(&host).contains(" card/"), device != "cpu");
+        Self {
+            layers,
+            device,
+            host,
         }
-        found
-    })
-    .collect()
+    }
+}
+
+/// Two hosts of the first half of the layers, of which one computes on a card, and one host of the
+/// second half. The host in use of the first half fails at each position in turn: so the card either
+/// fails or takes over.
+fn matrix(caller: &Caller, request: &ChatRequest, positions: &[u32]) {
+    let undisturbed = caller.alone(request);
+    assert_eq!(undisturbed.token_ids.len() as u32, TOKENS);
+    let last = caller.host("15-29", &["--device", "cpu"]);
+    let halves = [("0-14", "gpu:0"), ("0-14", "cpu")];
+    let mut halves = halves.map(|(layers, device)| OneHalf::start(caller, layers, device));
+    let mut hit = Vec::new();
+    for engine_only in [false, true] {
+        for &position in positions {
+            let what = format!("token {position}, only the engine: {engine_only}");
+            let hosts = halves.iter().map(|half| &half.host).chain([&last]);
+            let addresses: Vec<String> = hosts.map(|host| host.address.clone()).collect();
+            let mut struck = None;
+            let mut conversation = caller.open(&caller.connect(&addresses), false);
+            let strike = |token: u32, route: &[String]| {
+                if token != position {
+                    return;
+                }
+                let place = addresses.iter().position(|host| host.ends_with(&route[0]));
+                let place = place.expect("a host of these");
+                let daemon = halves[place].host.process.child.id();
+                let victim = match engine_only {
+                    true => engine_of(daemon),
+                    false => daemon,
+                };
+                kill_process(pid(victim), Signal::KILL).expect("our own process");
+                wait_for_end(victim);
+                struck = Some(place);
+            };
+            let (_, heard) =
+                caller.same_answer(&mut conversation, request, &undisturbed, &what, strike);
+            assert_eq!(heard.recoveries.len(), 1, "{what}");
+            assert!(!heard.local, "{what}");
+            let place = struck.expect("a host was hit");
+            hit.push(halves[place].device);
+            let OneHalf { layers, device, .. } = halves[place];
+            halves[place] = OneHalf::start(caller, layers, device);
+        }
+    }
+    println!("hit, in this order: {}", hit.join(" "));
+}
+
+#[test]
+fn an_answer_keeps_its_bytes_wherever_a_card_fails_or_takes_over() {
+    let caller = Caller::with(u32::MAX, PumpSettings::default().health_timeout, (0, 0));
+    matrix(&caller, &request(PROMPT, 7), &[0, 17]);
+}
+
+#[test]
+fn an_answer_of_recurrent_layers_keeps_its_bytes_wherever_a_card_fails_or_takes_over() {
+    let caller = Caller::recurrent((0, 0));
+    // With random weights, any token may end an answer.
+    let asked = (0..100).map(|seed| request(PROMPT, seed));
+    let mut long = asked.filter(|asked| caller.alone(asked).token_ids.len() as u32 == TOKENS);
+    let request = long.next().expect("a long answer");
+    matrix(&caller, &request, &[0, 1, 17, TOKENS - 2]);
+}
+
+#[test]
+fn a_machine_without_a_driver_says_so_in_one_sentence_and_its_processor_computes() {
+    let home = Home::new();
+    // The loader of Vulkan then finds no driver.
+    let none = [
+        ("VK_DRIVER_FILES", "/nonexistent"),
+        ("VK_ICD_FILENAMES", "/nonexistent"),
+    ];
+    let serve = ["shard", "serve", "--json", "--model", model(), "--layers"];
+    let id = home.node_id();
+    let what = ["10-19", "--peer-key", &id, "--device", "gpu"];
+    let args = [&ENABLE[..], &serve, &what].concat();
+    let refused = home.hearthnet(&args).envs(none).output();
+    let refused = refused.expect("it ran");
+    assert!(!refused.status.success());
+    assert_complains(&refused, "no driver of a graphics card was found");
+    let auto = ["--device", "auto"];
+    let auto = Host::start_with(&Home::new(), model(), "10-19", &id, &auto, &none);
+    assert!(!software(&auto).contains(" card/"), "{}", software(&auto));
 }
 
 #[test]

@@ -71,6 +71,7 @@ pub use options::EngineOptions;
 pub use rope_tables::RopeTables;
 pub use sequence::{Footprint, SeqId, Span};
 pub use sequences::{Limits, Storage, Table};
+pub use state::{StateBuffers, StateMemory, States, Track};
 
 /// Name of the engine's arithmetic in descriptors (`specs/canonical-arithmetic.md`).
 pub const ARITHMETIC: &str = "canonical-1";

@@ -10,13 +10,13 @@ use crate::kernels::SharedMut;
 use crate::kv::{Geometry, Pages};
 use crate::sequence::{Footprint, Span};
 use crate::sequences::Storage;
-use crate::state::{SequenceState, States, Track};
+use crate::state::{HostStates, SequenceState, States, Track, bytes_per_sequence};
 
 /// Memory that sequences take in a half-open range of layers on the exact engine.
 pub fn footprint(spec: &ModelSpec, layers: Range<u32>) -> Footprint {
     let values = state_values(spec, layers.clone());
     Footprint {
-        per_sequence: States::bytes_per_sequence(values),
+        per_sequence: bytes_per_sequence(values),
         ..Geometry::of(spec, layers).footprint()
     }
 }
@@ -30,7 +30,7 @@ fn state_values(spec: &ModelSpec, layers: Range<u32>) -> u64 {
 pub struct Memory {
     footprint: Footprint,
     pages: Pages,
-    states: States,
+    states: States<HostStates>,
 }
 
 /// State of a sequence.
@@ -54,7 +54,9 @@ impl Memory {
         Self {
             footprint: footprint(spec, layers.clone()),
             pages: Pages::new(Geometry::of(spec, layers), bytes),
-            states: States::new(usize::try_from(values).unwrap_or(usize::MAX)),
+            states: States::new(HostStates::new(
+                usize::try_from(values).unwrap_or(usize::MAX),
+            )),
         }
     }
 

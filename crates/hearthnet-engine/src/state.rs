@@ -72,7 +72,7 @@ struct Place {
 
 /// States of one sequence. Without positions there are none.
 #[derive(Default)]
-pub(crate) struct Track {
+pub struct Track {
     newest: Option<At>,
     /// Before the last batch.
     before: Option<At>,
@@ -82,43 +82,96 @@ pub(crate) struct Track {
     prompt: bool,
 }
 
-/// Pool of reference-counted states, grown on demand.
-pub(crate) struct States {
+/// Memory of states on a device. They are numbered from 0, in the order of [`Self::add`].
+pub trait StateMemory {
+    /// Whether no layer has a state.
+    fn is_empty(&self) -> bool;
+
+    /// Makes room for one more state.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`] and errors of the device. Then there is none more.
+    fn add(&mut self) -> Result<(), EngineError>;
+
+    /// Fills a state with zeros.
+    fn clear(&mut self, state: usize);
+}
+
+/// States in this machine's memory.
+pub(crate) struct HostStates {
     /// Values of a state.
     values: usize,
-    memory: Vec<Vec<f32>>,
+    states: Vec<Vec<f32>>,
+}
+
+impl HostStates {
+    pub(crate) fn new(values: usize) -> Self {
+        Self {
+            values,
+            states: Vec::new(),
+        }
+    }
+}
+
+impl StateMemory for HostStates {
+    fn is_empty(&self) -> bool {
+        self.values == 0
+    }
+
+    fn add(&mut self) -> Result<(), EngineError> {
+        let mut state = Vec::new();
+        let refused = |_| EngineError::OutOfMemory(4 * self.values as u64);
+        state.try_reserve_exact(self.values).map_err(refused)?;
+        state.resize(self.values, 0.0);
+        self.states.push(state);
+        Ok(())
+    }
+
+    fn clear(&mut self, state: usize) {
+        self.states[state].fill(0.0);
+    }
+}
+
+impl Drop for HostStates {
+    fn drop(&mut self) {
+        self.states.iter_mut().for_each(|state| state.zeroize());
+    }
+}
+
+/// Maximum bytes of the states of a sequence, each of so many values.
+pub(crate) fn bytes_per_sequence(values: u64) -> u64 {
+    values.saturating_mul(4 * (CHECKPOINTS as u64 + 2))
+}
+
+/// Pool of reference-counted states, grown on demand.
+pub struct States<M> {
+    memory: M,
     /// Number of tracks that hold each state; a track may hold one twice.
     owners: Vec<u32>,
     /// States without owners, filled with zeros.
     spare: Vec<usize>,
 }
 
-impl States {
-    pub(crate) fn new(values: usize) -> Self {
+impl<M: StateMemory> States<M> {
+    pub fn new(memory: M) -> Self {
         Self {
-            values,
-            memory: Vec::new(),
+            memory,
             owners: Vec::new(),
             spare: Vec::new(),
         }
     }
 
-    /// Maximum bytes of a sequence.
-    pub(crate) fn bytes_per_sequence(values: u64) -> u64 {
-        values.saturating_mul(4 * (CHECKPOINTS as u64 + 2))
+    pub fn memory(&self) -> &M {
+        &self.memory
     }
 
     fn take(&mut self) -> Result<usize, EngineError> {
         let buffer = match self.spare.pop() {
             Some(buffer) => buffer,
             None => {
-                let mut memory = Vec::new();
-                let refused = |_| EngineError::OutOfMemory(4 * self.values as u64);
-                memory.try_reserve_exact(self.values).map_err(refused)?;
-                memory.resize(self.values, 0.0);
-                self.memory.push(memory);
+                self.memory.add()?;
                 self.owners.push(0);
-                self.memory.len() - 1
+                self.owners.len() - 1
             }
         };
         self.owners[buffer] = 1;
@@ -132,7 +185,7 @@ impl States {
     fn free(&mut self, buffer: usize) {
         self.owners[buffer] -= 1;
         if self.owners[buffer] == 0 {
-            self.memory[buffer].fill(0.0);
+            self.memory.clear(buffer);
             self.spare.push(buffer);
         }
     }
@@ -147,7 +200,7 @@ impl States {
     }
 
     /// A copy, which shares all states.
-    pub(crate) fn fork(&mut self, track: &Track) -> Track {
+    pub fn fork(&mut self, track: &Track) -> Track {
         track.buffers().for_each(|buffer| self.share(buffer));
         Track {
             checkpoints: track.checkpoints.clone(),
@@ -156,13 +209,11 @@ impl States {
     }
 
     /// Makes room for the states of a batch that takes a sequence from `len` to `end` positions.
-    pub(crate) fn grow(
-        &mut self,
-        track: &mut Track,
-        len: u32,
-        end: u32,
-    ) -> Result<(), EngineError> {
-        if self.values == 0 {
+    ///
+    /// # Errors
+    /// Those of [`StateMemory::add`].
+    pub fn grow(&mut self, track: &mut Track, len: u32, end: u32) -> Result<(), EngineError> {
+        if self.memory.is_empty() {
             return Ok(());
         }
         let mut spare = Vec::new();
@@ -204,8 +255,8 @@ impl States {
     }
 
     /// Goes back to `len` positions, or to an earlier state. Returns its length.
-    pub(crate) fn shrink(&mut self, track: &mut Track, len: u32) -> u32 {
-        if self.values == 0 {
+    pub fn shrink(&mut self, track: &mut Track, len: u32) -> u32 {
+        if self.memory.is_empty() {
             return len;
         }
         let is_there = |at: &Option<At>| at.is_some_and(|at| at.length == len);
@@ -236,33 +287,31 @@ impl States {
     }
 
     /// Frees the states that only this sequence holds.
-    pub(crate) fn close(&mut self, track: &Track) {
+    pub fn close(&mut self, track: &Track) {
         self.free_all(track.buffers());
     }
 
     fn free_all(&mut self, buffers: impl IntoIterator<Item = usize>) {
         buffers.into_iter().for_each(|buffer| self.free(buffer));
     }
-
-    /// Views of all states, shared between the threads of a batch.
-    pub(crate) fn views(&mut self) -> Vec<SharedMut<'_, f32>> {
-        let memory = self.memory.iter_mut();
-        memory.map(|state| SharedMut::new(state)).collect()
-    }
 }
 
-impl Drop for States {
-    fn drop(&mut self) {
-        self.memory.iter_mut().for_each(|state| state.zeroize());
+impl States<HostStates> {
+    /// Views of all states, shared between the threads of a batch.
+    pub(crate) fn views(&mut self) -> Vec<SharedMut<'_, f32>> {
+        let states = self.memory.states.iter_mut();
+        states.map(|state| SharedMut::new(state)).collect()
     }
 }
 
 /// Buffers that a batch reads and writes: the state before it if there is one, the one after it, and
 /// those of checkpoints on the way, with their lengths.
-pub(crate) struct Buffers {
-    pub(crate) before: Option<usize>,
-    pub(crate) after: usize,
-    pub(crate) checkpoints: Vec<(u32, usize)>,
+#[derive(Clone, Debug)]
+pub struct StateBuffers {
+    pub before: Option<usize>,
+    pub after: usize,
+    /// In ascending order of the lengths.
+    pub checkpoints: Vec<(u32, usize)>,
 }
 
 impl Track {
@@ -272,10 +321,11 @@ impl Track {
         newest.map(|at| at.buffer).chain(checkpoints)
     }
 
-    /// Buffers of a batch from `len` positions on, after [`States::grow`].
-    pub(crate) fn batch(&self, len: u32) -> Option<Buffers> {
+    /// Buffers of a batch from `len` positions on, after [`States::grow`]. `None` if no layer has a
+    /// state.
+    pub fn batch(&self, len: u32) -> Option<StateBuffers> {
         let new = self.checkpoints.iter().filter(|place| place.length > len);
-        Some(Buffers {
+        Some(StateBuffers {
             before: self.before.map(|at| at.buffer),
             after: self.newest?.buffer,
             checkpoints: new
@@ -390,28 +440,28 @@ mod tests {
         }
     }
 
-    fn grow(states: &mut States, track: &mut Track, len: u32, end: u32) {
+    fn grow(states: &mut States<HostStates>, track: &mut Track, len: u32, end: u32) {
         states.grow(track, len, end).unwrap();
         let buffers = track.batch(len).unwrap();
         let content = |length: u32| vec![length as f32; 3];
         if let Some(before) = buffers.before {
-            assert_eq!(states.memory[before], content(len));
+            assert_eq!(states.memory.states[before], content(len));
         }
-        states.memory[buffers.after] = content(end);
+        states.memory.states[buffers.after] = content(end);
         for (length, buffer) in buffers.checkpoints {
-            states.memory[buffer] = content(length);
+            states.memory.states[buffer] = content(length);
         }
     }
 
-    fn newest(states: &States, track: &Track) -> Vec<f32> {
+    fn newest(states: &States<HostStates>, track: &Track) -> Vec<f32> {
         track
             .newest
-            .map_or(Vec::new(), |at| states.memory[at.buffer].clone())
+            .map_or(Vec::new(), |at| states.memory.states[at.buffer].clone())
     }
 
     #[test]
     fn a_sequence_goes_back_to_the_last_state_that_it_has() {
-        let (mut states, mut track) = (States::new(3), Track::default());
+        let (mut states, mut track) = (States::new(HostStates::new(3)), Track::default());
         grow(&mut states, &mut track, 0, 200);
         grow(&mut states, &mut track, 200, 201);
         assert_eq!(states.shrink(&mut track, 201), 201);
@@ -430,13 +480,20 @@ mod tests {
         assert_eq!(states.shrink(&mut track, 190), 128);
         assert_eq!(newest(&states, &track), [128.0; 3]);
         states.close(&track);
-        assert_eq!(states.spare.len(), states.memory.len());
-        assert!(states.memory.iter().flatten().all(|value| *value == 0.0));
+        assert_eq!(states.spare.len(), states.owners.len());
+        assert!(
+            states
+                .memory
+                .states
+                .iter()
+                .flatten()
+                .all(|value| *value == 0.0)
+        );
     }
 
     #[test]
     fn a_sequence_holds_no_more_states_than_it_counts_with() {
-        let (mut states, mut track) = (States::new(3), Track::default());
+        let (mut states, mut track) = (States::new(HostStates::new(3)), Track::default());
         let mut len = 0;
         for rows in [1, 700, 1, 1, 63, 64, 65, 8, 9, 500, 1].repeat(20) {
             grow(&mut states, &mut track, len, len + rows);
@@ -444,15 +501,15 @@ mod tests {
             if rows == 65 {
                 len = states.shrink(&mut track, len - 30);
             }
-            let held = states.memory.len() - states.spare.len();
-            let most = States::bytes_per_sequence(3) / (4 * 3);
+            let held = states.owners.len() - states.spare.len();
+            let most = bytes_per_sequence(3) / (4 * 3);
             assert!(held as u64 <= most, "{held} states");
         }
     }
 
     #[test]
     fn a_batch_that_fails_changes_nothing() {
-        let (mut states, mut track) = (States::new(3), Track::default());
+        let (mut states, mut track) = (States::new(HostStates::new(3)), Track::default());
         grow(&mut states, &mut track, 0, 100);
         grow(&mut states, &mut track, 100, 101);
         grow(&mut states, &mut track, 101, 300);

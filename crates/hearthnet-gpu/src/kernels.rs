@@ -24,6 +24,10 @@ pub fn all() -> Vec<Kernel> {
         Kernel::Softmax,
         Kernel::Mix,
         Kernel::Overflow,
+        Kernel::Convolve,
+        Kernel::Keep,
+        Kernel::DeltaRule,
+        Kernel::MambaScan,
     ];
     let formulas = [
         Formula::AddRound,
@@ -144,6 +148,11 @@ pub enum Kernel {
     Softmax,
     Mix,
     Overflow,
+    /// Causal convolution of channels, and the step that stores its last inputs.
+    Convolve,
+    Keep,
+    DeltaRule,
+    MambaScan,
     /// Products of a matrix with `rows` rows at a time.
     Matrix {
         weight_type: WeightType,
@@ -172,6 +181,10 @@ impl Kernel {
             Self::Score => "score",
             Self::Softmax => "softmax",
             Self::Mix => "mix",
+            Self::Convolve => "convolve",
+            Self::Keep => "keep",
+            Self::DeltaRule => "delta_rule",
+            Self::MambaScan => "mamba_scan",
             _ => "main",
         }
     }
@@ -187,6 +200,7 @@ impl Kernel {
             Self::Rope { .. } => &[W, R, R],
             Self::StoreKv => &[W, W, W, R, R],
             Self::Score | Self::Softmax | Self::Mix => &[W, R, R, R, W, R],
+            Self::Convolve | Self::Keep | Self::DeltaRule | Self::MambaScan => &[W, R, R, W, W],
             Self::Matrix { .. } => &[R, W, W, R],
         }
     }
@@ -208,6 +222,9 @@ impl fmt::Display for Kernel {
             Self::Rope { interleaved: false } => f.write_str("rope halves"),
             Self::StoreKv | Self::Score | Self::Softmax | Self::Mix => f.write_str("attention"),
             Self::Overflow => f.write_str("find_overflow"),
+            Self::Convolve | Self::Keep => f.write_str("convolution"),
+            Self::DeltaRule => f.write_str("delta_rule"),
+            Self::MambaScan => f.write_str("mamba_scan"),
             Self::Matrix { weight_type, .. } => write!(f, "matrix {weight_type:?}"),
         }
     }
@@ -259,6 +276,9 @@ pub fn text(kernel: Kernel, arithmetic: Arithmetic) -> String {
             text += include_str!("wgsl/attention.wgsl");
         }
         Kernel::Overflow => text += include_str!("wgsl/overflow.wgsl"),
+        Kernel::Convolve | Kernel::Keep | Kernel::DeltaRule | Kernel::MambaScan => {
+            text += include_str!("wgsl/recurrence.wgsl");
+        }
         Kernel::Matrix {
             weight_type,
             rows,

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | cards, and what this machine has | `device.rs` |
 //! | memory on the card, matrices, pages of keys and values | `buffers.rs`, `memory.rs` |
-//! | operations of a batch, recorded and submitted together | `step.rs`, `operations.rs`, `products.rs` |
+//! | operations of a batch, recorded and submitted together | `step.rs`, `operations.rs`, `products.rs`, `recurrences.rs` |
 //! | texts of the kernels, and their pipelines | `kernels.rs`, `pipelines.rs`, `wgsl/` |
 //! | choice of the arithmetic; refusal of a card that computes other bytes | `self_test.rs` |
 //! | errors | `error.rs` |
@@ -28,6 +28,7 @@ mod memory;
 mod operations;
 mod pipelines;
 mod products;
+mod recurrences;
 mod self_test;
 mod step;
 
@@ -37,6 +38,7 @@ pub use engine::{Card, CardPages, Comparison, GpuEngine, GpuLoadError, check, co
 pub use error::GpuError;
 pub use kernels::{Arithmetic, Unary};
 pub use operations::AttentionShape;
+pub use recurrences::{Heads, PIECE, Pieces, Sharing, StateView, piece};
 pub use step::Step;
 
 /// For tests: texts of kernels, and operands and digests of the self-test.

@@ -5,18 +5,23 @@
 //! to 64 bits, is compared with a constant ([`DIGESTS`], also in `specs/gpu-arithmetic.md`), which a
 //! test computes with the processor's kernels.
 
-use hearthnet_engine::kernels::{Arena, Matrix as FileMatrix, Packed};
+mod product;
+mod recurrence;
+
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::blocks::WeightType;
 use hearthnet_files::spec::{Activation, RopeKind};
 use sha2::{Digest as _, Sha256};
 
-use crate::buffers::{Buffer, Input, attention_words};
+use crate::buffers::{Buffer, attention_words};
 use crate::device::{Gpu, Trial};
 use crate::error::GpuError;
 use crate::kernels::{Formula, Gate, Kernel};
 use crate::operations::AttentionShape;
 use crate::step::Step;
+use product::product;
+use recurrence::recurrence;
+pub use recurrence::*;
 
 /// Digest of each kernel's results, by its name.
 pub const DIGESTS: &[(&str, u64)] = &[
@@ -29,6 +34,9 @@ pub const DIGESTS: &[(&str, u64)] = &[
     ("rope halves", 0x80db_3ea5_387c_4347),
     ("attention", 0xd50f_7533_50a7_0317),
     ("find_overflow", 0x07ff_3f85_2630_dcda),
+    ("convolution", 0x415b_f91d_86e9_b637),
+    ("delta_rule", 0x3cfb_9b2f_fe03_4032),
+    ("mamba_scan", 0x0dfa_4f53_0ce3_920d),
     ("add_round", 0x90ef_13e1_493f_8505),
     ("round", 0xaf5a_7442_dcb2_f2cd),
     ("scale", 0xdcaf_1b76_6ad9_abac),
@@ -65,12 +73,14 @@ pub const DIGESTS: &[(&str, u64)] = &[
     ("matrix Q2_K", 0x395c_bfbc_92d8_9464),
 ];
 
-/// Kernels that are tested together: those of attention need one another.
+/// Kernels that are tested together: those of attention, and those of a convolution, need one
+/// another.
 pub(crate) fn family(kernel: Kernel) -> Vec<Kernel> {
     let attention = [Kernel::StoreKv, Kernel::Score, Kernel::Softmax, Kernel::Mix];
-    match attention.contains(&kernel) {
-        true => attention.to_vec(),
-        false => vec![kernel],
+    match kernel {
+        _ if attention.contains(&kernel) => attention.to_vec(),
+        Kernel::Convolve | Kernel::Keep => vec![Kernel::Convolve, Kernel::Keep],
+        _ => vec![kernel],
     }
 }
 
@@ -460,6 +470,9 @@ fn record(gpu: &Gpu, step: &mut Step, kernel: Kernel) -> Result<Vec<Buffer>, Gpu
         Kernel::StoreKv | Kernel::Score | Kernel::Softmax | Kernel::Mix => {
             return attention(gpu, step);
         }
+        Kernel::Convolve | Kernel::Keep | Kernel::DeltaRule | Kernel::MambaScan => {
+            return recurrence(gpu, step, kernel, [&x, &y, &z]);
+        }
         Kernel::Overflow => {
             // Few columns, so that some rows are finite.
             let rows = ROWS * COLS / 4;
@@ -528,67 +541,4 @@ fn attention(gpu: &Gpu, step: &mut Step) -> Result<Vec<Buffer>, GpuError> {
         outputs.push(out);
     }
     Ok(outputs)
-}
-
-fn product(
-    gpu: &Gpu,
-    step: &mut Step,
-    weight_type: WeightType,
-    together: u32,
-    paired: bool,
-) -> Result<Vec<Buffer>, GpuError> {
-    let bytes = weights(weight_type);
-    let packed = Packed::pack_stacked(
-        &mut Arena::default(),
-        &[FileMatrix {
-            weight_type,
-            rows: OUTPUTS as usize,
-            cols: INPUTS as usize,
-            bytes: &bytes,
-        }],
-    );
-    let Ok(packed) = packed else {
-        return Err(GpuError::OutOfMemory {
-            bytes: bytes.len() as u64,
-        });
-    };
-    let matrix = gpu.matrix(&packed)?;
-    let x = gpu.upload(&finite_activations())?;
-    let act = gpu.act(PRODUCTS, INPUTS)?;
-    let out = gpu.buffer(u64::from(PRODUCTS * OUTPUTS))?;
-    let plain = x.rows(INPUTS);
-    let input = match weight_type.quantised() {
-        true => Input::Quantised(&act),
-        false => Input::Plain(plain),
-    };
-    if weight_type.quantised() {
-        step.quantise(plain, &act, PRODUCTS, INPUTS);
-    }
-    let out_rows = out.rows(OUTPUTS);
-    if paired {
-        let pairs: Vec<u32> = (0..PRODUCTS).flat_map(|row| [row, 0]).collect();
-        let pairs = gpu.upload(&pairs)?;
-        step.matmul_pairs(
-            &matrix, OUTPUTS, &pairs, input, PRODUCTS, out_rows, PRODUCTS,
-        );
-    } else if together > 1 {
-        step.matmul(&matrix, input, out_rows, PRODUCTS);
-    } else {
-        for row in 0..PRODUCTS {
-            let out = out.rows_at(row * OUTPUTS, OUTPUTS);
-            match input {
-                Input::Plain(_) => {
-                    let x = x.rows_at(row * INPUTS, INPUTS);
-                    step.matmul(&matrix, Input::Plain(x), out, 1);
-                }
-                Input::Quantised(_) => {
-                    // Activations of a product begin at row 0.
-                    let x = x.rows_at(row * INPUTS, INPUTS);
-                    step.quantise(x, &act, 1, INPUTS);
-                    step.matmul(&matrix, Input::Quantised(&act), out, 1);
-                }
-            }
-        }
-    }
-    Ok(vec![out])
 }

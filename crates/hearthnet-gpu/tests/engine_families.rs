@@ -17,18 +17,8 @@ use hearthnet_files::gguf::TensorType;
 use hearthnet_gpu::GpuLoadError;
 use hearthnet_testkit::{TinyLlama, assert_none_differ, every_weight_as};
 
-/// Families that the card leaves to the processor: they have recurrent layers.
-const REFUSED: [&str; 9] = [
-    "granitehybrid",
-    "granitehybridmoe",
-    "lfm2",
-    "lfm2moe",
-    "nemotronh",
-    "nemotronhmoe",
-    "qwen35",
-    "qwen35moe",
-    "qwen3next",
-];
+/// Families that the card leaves to the processor.
+const REFUSED: [&str; 0] = [];
 
 #[test]
 fn every_family_gives_the_bytes_of_the_processor_or_is_refused_in_one_sentence() {

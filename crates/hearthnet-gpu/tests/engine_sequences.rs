@@ -6,7 +6,7 @@
 mod engines;
 
 use engines::{append, assert_same, family, on_card, on_processor, options, rows, through};
-use hearthnet_engine::{EngineError, EngineOptions, Span};
+use hearthnet_engine::{Backend, EngineError, EngineOn, EngineOptions, Span};
 use hearthnet_files::ModelFile;
 use hearthnet_testkit::{TinyLlama, assert_matches};
 
@@ -16,6 +16,11 @@ fn models() -> [(&'static str, ModelFile); 2] {
         ("tiny", TinyLlama::default().file()),
         ("gemma3", family("gemma3")),
     ]
+}
+
+/// A model with each kind of recurrence: gated delta rule, Mamba-2, short convolution.
+fn recurrent() -> [(&'static str, ModelFile); 3] {
+    ["qwen35", "granitehybrid", "lfm2"].map(|name| (name, family(name)))
 }
 
 #[test]
@@ -42,7 +47,7 @@ fn whole_blocks_of_the_real_model_equal_the_processor_in_every_batch_and_cut() {
 
 #[test]
 fn a_batch_of_any_number_of_sequences_gives_each_the_bytes_it_has_alone() {
-    for (name, file) in models() {
+    for (name, file) in models().into_iter().chain(recurrent()) {
         let width = file.spec().width as usize;
         let layers = 0..file.spec().layers;
         let mut engine = on_card(&file, layers.clone());
@@ -120,6 +125,78 @@ fn a_sequence_continues_equally_after_truncation_and_fork() {
         let whole = [&begin[..], &other, &end].concat();
         let expected = &through(&mut processor, &whole, &[68])[59 * width..];
         assert_same(&more, expected, width, name);
+    }
+}
+
+/// What a test does with a sequence and its fork, on either engine: the rows that come out, and the
+/// lengths after each way back.
+fn back_and_forth<B: Backend>(
+    engine: &mut EngineOn<B>,
+    (begin, end): (&[f32], &[f32]),
+    width: usize,
+) -> (Vec<f32>, Vec<u32>) {
+    let seq = engine.open().unwrap();
+    let mut out = append(engine, seq, begin, &[90, 1, 37]).unwrap();
+    let fork = engine.fork(seq).unwrap();
+    let mut lengths = Vec::new();
+    // A step back, to the state before the last batch, into the last interval, far back, to 0.
+    for (len, rows) in [(0, 1), (1, 9), (20, 70), (100, 3), (10_000, 66)] {
+        let now = engine.len(seq).unwrap();
+        lengths.push(engine.truncate(seq, now.saturating_sub(len)).unwrap());
+        out.extend(append(engine, seq, &end[..rows * width], &[rows]).unwrap());
+    }
+    out.extend(append(engine, fork, end, &[64, 5]).unwrap());
+    engine.close(seq);
+    // The states that were freed are used again.
+    let third = engine.open().unwrap();
+    out.extend(append(engine, third, end, &[71]).unwrap());
+    (out, lengths)
+}
+
+#[test]
+fn states_go_back_and_are_shared_by_forks_as_on_the_processor() {
+    for (name, file) in recurrent() {
+        let width = file.spec().width as usize;
+        let layers = 0..file.spec().layers;
+        let (begin, end) = (rows(&file, 165, 1), rows(&file, 80, 2));
+        let (mut card, mut processor) =
+            (on_card(&file, layers.clone()), on_processor(&file, layers));
+        let all = (&begin[..], &end[..]);
+        let (found, at) = back_and_forth(&mut card, all, width);
+        let (expected, wanted) = back_and_forth(&mut processor, all, width);
+        assert_eq!(at, wanted, "{name}");
+        assert!(wanted.contains(&128) && wanted.contains(&0), "{wanted:?}");
+        assert_same(&found, &expected, width, name);
+    }
+}
+
+#[test]
+fn a_state_goes_on_where_a_pass_cuts_the_rows_of_a_sequence() {
+    for (name, file) in recurrent() {
+        let width = file.spec().width as usize;
+        let layers = 0..file.spec().layers;
+        let (mut card, mut processor) =
+            (on_card(&file, layers.clone()), on_processor(&file, layers));
+        // 650 rows; a pass takes 512, and ends in the fourth sequence.
+        let prompts: Vec<_> = (0..5).map(|seed| rows(&file, 130, seed)).collect();
+        let seqs: Vec<_> = prompts.iter().map(|_| card.open().unwrap()).collect();
+        let spans: Vec<_> = seqs.iter().map(|seq| Span::new(*seq, 0, 130)).collect();
+        let mut x = prompts.concat();
+        card.forward(&spans, &mut x).unwrap();
+        for ((seq, prompt), found) in seqs.iter().zip(&prompts).zip(x.chunks(130 * width)) {
+            let expected = through(&mut processor, prompt, &[130]);
+            assert_same(found, &expected, width, name);
+            // The state that was kept on the way, and the one at the end.
+            let more = append(&mut card, *seq, &prompt[..width], &[1]).unwrap();
+            assert_eq!(card.truncate(*seq, 129).unwrap(), 128);
+            let again = append(&mut card, *seq, &prompt[128 * width..], &[2]).unwrap();
+            assert_same(&again, &expected[128 * width..], width, name);
+            let other = processor.open().unwrap();
+            append(&mut processor, other, prompt, &[130]).unwrap();
+            let expected = append(&mut processor, other, &prompt[..width], &[1]).unwrap();
+            assert_same(&more, &expected, width, name);
+            processor.close(other);
+        }
     }
 }
 

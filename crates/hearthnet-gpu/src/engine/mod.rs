@@ -4,17 +4,19 @@
 //! |---|---|
 //! | loading, and running a batch | this file |
 //! | weights of layers | `weights` |
-//! | keys and values | `pages` |
+//! | keys and values; states of recurrent layers | `pages`, `states` |
 //! | whether a card is faster than the processor | `measure` |
 //! | buffers of a batch | `scratch` |
-//! | the steps of a layer | `pass`, `latent`, `experts` |
+//! | the steps of a layer | `pass`, `latent`, `recurrence`, `experts` |
 
 mod experts;
 mod latent;
 mod measure;
 mod pages;
 mod pass;
+mod recurrence;
 mod scratch;
+mod states;
 mod weights;
 
 use std::fmt;
@@ -30,6 +32,7 @@ use hearthnet_files::spec::ModelSpec;
 use crate::Gpu;
 pub use measure::{Comparison, compare};
 pub use pages::CardPages;
+use pages::CardSequence;
 use pass::{Pass, device_error};
 use scratch::{Angles, Buffers, RowInfo, Widths};
 pub use weights::GpuLoadError;
@@ -109,9 +112,14 @@ pub fn load(
 /// # Errors
 /// [`hearthnet_engine::LoadError::Unsupported`] with one sentence.
 pub fn check(spec: &ModelSpec) -> Result<(), GpuLoadError> {
-    match spec.is_recurrent() {
-        true => Err(unsupported("recurrent layers are not computed")),
-        false => Ok(()),
+    let mut dims = (0..spec.layers).map(|layer| spec.block(layer).key_width());
+    match dims.find(|dim| !dim.is_multiple_of(8)) {
+        Some(dim) => {
+            let what =
+                format!("heads of {dim} values, which is no multiple of 8, are not computed");
+            Err(unsupported(&what))
+        }
+        None => Ok(()),
     }
 }
 
@@ -131,7 +139,7 @@ impl Card {
     fn pass(
         &mut self,
         batch: &Batch<'_>,
-        (pages, tables): (&CardPages, &[&Vec<u32>]),
+        (pages, sequences): (&CardPages, &[&CardSequence]),
         rows: Range<usize>,
         x: &mut [f32],
     ) -> Result<Option<(u32, usize)>, EngineError> {
@@ -150,7 +158,7 @@ impl Card {
             .per_layer
             .map_or(0, |own| own.width as usize * layers.len());
         let inputs = &batch.inputs[rows.start * per_row..rows.end * per_row];
-        let of = (batch.spans, tables);
+        let of = (batch.spans, sequences);
         let info = RowInfo::of(gpu, spec, &self.windows, of, rows, inputs);
         let info = info.map_err(device_error)?;
         let scores = attention().map(|of| info.scores(of.q / of.head_dim.max(1)));
@@ -211,7 +219,7 @@ impl Backend for Card {
     ) -> Result<(), EngineError> {
         let width = batch.spec.width as usize;
         let total = x.len() / width;
-        let (pages, tables) = table.batch(batch.spans);
+        let (pages, sequences) = table.batch(batch.spans);
         let most = match batch.spec.encoder {
             // Rows of a text attend to all others of it.
             Some(_) => total.max(1),
@@ -220,7 +228,7 @@ impl Backend for Card {
         for begin in (0..total).step_by(most) {
             let rows = begin..total.min(begin + most);
             let x = &mut x[rows.start * width..rows.end * width];
-            let bad = self.pass(batch, (pages, &tables), rows, x)?;
+            let bad = self.pass(batch, (pages, &sequences), rows, x)?;
             if let Some((layer, row)) = bad {
                 return Err(EngineError::BoundaryOverflow {
                     layer: batch.layers.start + layer,

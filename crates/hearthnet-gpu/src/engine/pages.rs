@@ -1,4 +1,4 @@
-//! Keys and values of all sequences, in pages on the card.
+//! Keys and values of all sequences, in pages on the card, and the states of recurrent layers.
 //!
 //! A page holds 32 positions of one sequence for every layer of the engine, as in the exact engine.
 //! Each layer that has keys has one buffer, `[page][key/value head][32 positions]`; a page has the
@@ -9,11 +9,12 @@
 
 use std::ops::Range;
 
-use hearthnet_engine::{EngineError, Footprint, Storage, footprint};
+use hearthnet_engine::{EngineError, Footprint, States, Storage, Track, footprint};
 use hearthnet_files::spec::ModelSpec;
 
 use super::pass::device_error;
-use crate::{Buffer, Gpu};
+use super::states::CardStates;
+use crate::{Buffer, Gpu, StateView};
 
 /// Positions in a page.
 pub(super) const PAGE: u32 = 32;
@@ -49,6 +50,14 @@ pub struct CardPages {
     /// Reference count of each page: number of page tables that contain it.
     owners: Vec<u32>,
     spare: Vec<u32>,
+    states: States<CardStates>,
+}
+
+/// State of a sequence on a card.
+pub struct CardSequence {
+    /// Page table. Between operations it has exactly the pages of its sequence's positions.
+    pub(super) table: Vec<u32>,
+    pub(super) track: Track,
 }
 
 impl CardPages {
@@ -83,6 +92,7 @@ impl CardPages {
             limit: u32::try_from(limit).unwrap_or(u32::MAX),
             owners: Vec::new(),
             spare: Vec::new(),
+            states: States::new(CardStates::new(gpu, spec, layers)),
         }
     }
 
@@ -90,6 +100,11 @@ impl CardPages {
     pub(super) fn buffer(&self, layer: usize) -> Option<&Buffer> {
         let index = (*self.of_layer.get(layer)?)?;
         self.keys.get(index)?.buffer.as_ref()
+    }
+
+    /// States of a recurrent layer of the engine: see [`CardStates::layer`].
+    pub(super) fn states(&self, layer: usize) -> Option<[StateView<'_>; 2]> {
+        self.states.memory().layer(layer)
     }
 
     fn pages_for(&self, len: u32) -> usize {
@@ -139,76 +154,8 @@ impl CardPages {
         self.owners[page as usize] > 1
     }
 
-    /// Returns `page` if it has a single owner, otherwise a copy with one owner.
-    fn make_own(&mut self, page: u32) -> Result<u32, EngineError> {
-        if !self.is_shared(page) {
-            return Ok(page);
-        }
-        let copy = self.take()?;
-        let mut step = self.gpu.step();
-        for keys in &self.keys {
-            let words = keys.page();
-            let [from, to] = [page, copy].map(|page| u64::from(page) * words);
-            if let Some(buffer) = &keys.buffer {
-                step.copy_words(buffer, from, buffer, to, words);
-            }
-        }
-        if let Err(error) = step.submit() {
-            self.free(vec![copy]);
-            return Err(device_error(error));
-        }
-        self.owners[page as usize] -= 1;
-        Ok(copy)
-    }
-}
-
-impl Storage for CardPages {
-    /// Page table. Between operations it has exactly the pages of its sequence's positions.
-    type State = Vec<u32>;
-
-    fn footprint(&self) -> Footprint {
-        self.footprint
-    }
-
-    fn pages_in_use(&self) -> u64 {
-        (self.owners.len() - self.spare.len()) as u64
-    }
-
-    fn empty(&self) -> Result<Vec<u32>, EngineError> {
-        Ok(Vec::new())
-    }
-
-    fn fork(&mut self, table: &Vec<u32>) -> Vec<u32> {
-        for &page in table {
-            self.owners[page as usize] += 1;
-        }
-        table.clone()
-    }
-
-    fn pages_needed(&self, table: &Vec<u32>, len: u32, end: u32) -> u64 {
-        let copy = is_partial(len) && table.last().is_some_and(|page| self.is_shared(*page));
-        (self.pages_for(end) - table.len() + usize::from(copy)) as u64
-    }
-
-    fn grow(&mut self, table: &mut Vec<u32>, len: u32, end: u32) -> Result<(), EngineError> {
-        if is_partial(len)
-            && let Some(last) = table.last_mut()
-        {
-            *last = self.make_own(*last)?;
-        }
-        while table.len() < self.pages_for(end) {
-            table.push(self.take()?);
-        }
-        Ok(())
-    }
-
-    fn shrink(&mut self, table: &mut Vec<u32>, len: u32) -> Result<u32, EngineError> {
-        let freed = table.split_off(self.pages_for(len));
-        self.free(freed);
-        Ok(len)
-    }
-
-    fn free(&mut self, table: Vec<u32>) {
+    /// Gives pages back, with one owner less each.
+    fn free_pages(&mut self, table: Vec<u32>) {
         let mut freed = Vec::new();
         for page in table {
             let owners = &mut self.owners[page as usize];
@@ -233,6 +180,88 @@ impl Storage for CardPages {
         // On a lost device the contents are gone anyway.
         let _ = step.submit();
         self.spare.append(&mut freed);
+    }
+
+    /// Returns `page` if it has a single owner, otherwise a copy with one owner.
+    fn make_own(&mut self, page: u32) -> Result<u32, EngineError> {
+        if !self.is_shared(page) {
+            return Ok(page);
+        }
+        let copy = self.take()?;
+        let mut step = self.gpu.step();
+        for keys in &self.keys {
+            let words = keys.page();
+            let [from, to] = [page, copy].map(|page| u64::from(page) * words);
+            if let Some(buffer) = &keys.buffer {
+                step.copy_words(buffer, from, buffer, to, words);
+            }
+        }
+        if let Err(error) = step.submit() {
+            self.free_pages(vec![copy]);
+            return Err(device_error(error));
+        }
+        self.owners[page as usize] -= 1;
+        Ok(copy)
+    }
+}
+
+impl Storage for CardPages {
+    type State = CardSequence;
+
+    fn footprint(&self) -> Footprint {
+        self.footprint
+    }
+
+    fn pages_in_use(&self) -> u64 {
+        (self.owners.len() - self.spare.len()) as u64
+    }
+
+    fn empty(&self) -> Result<CardSequence, EngineError> {
+        Ok(CardSequence {
+            table: Vec::new(),
+            track: Track::default(),
+        })
+    }
+
+    fn fork(&mut self, sequence: &CardSequence) -> CardSequence {
+        for &page in &sequence.table {
+            self.owners[page as usize] += 1;
+        }
+        CardSequence {
+            table: sequence.table.clone(),
+            track: self.states.fork(&sequence.track),
+        }
+    }
+
+    fn pages_needed(&self, sequence: &CardSequence, len: u32, end: u32) -> u64 {
+        let table = &sequence.table;
+        let copy = is_partial(len) && table.last().is_some_and(|page| self.is_shared(*page));
+        (self.pages_for(end) - table.len() + usize::from(copy)) as u64
+    }
+
+    fn grow(&mut self, sequence: &mut CardSequence, len: u32, end: u32) -> Result<(), EngineError> {
+        let table = &mut sequence.table;
+        if is_partial(len)
+            && let Some(last) = table.last_mut()
+        {
+            *last = self.make_own(*last)?;
+        }
+        while table.len() < self.pages_for(end) {
+            table.push(self.take()?);
+        }
+        self.states.grow(&mut sequence.track, len, end)
+    }
+
+    fn shrink(&mut self, sequence: &mut CardSequence, len: u32) -> Result<u32, EngineError> {
+        let kept = self.states.shrink(&mut sequence.track, len);
+        let freed = sequence.table.split_off(self.pages_for(kept));
+        self.free_pages(freed);
+        Ok(kept)
+    }
+
+    fn free(&mut self, sequence: CardSequence) {
+        self.free_pages(sequence.table);
+        self.states.close(&sequence.track);
     }
 }
 

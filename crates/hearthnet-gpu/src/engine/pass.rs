@@ -47,13 +47,23 @@ impl<'a> Pass<'a> {
             true => BoundaryDtype::F32,
             false => spec.boundary,
         };
-        if let Some(attention) = &of.attention {
-            self.attention(attention, layer)?;
+        let first = match (&of.attention, &of.recurrence) {
+            (Some(attention), _) => {
+                self.attention(attention, layer)?;
+                Some(&attention.end)
+            }
+            (None, Some(recurrence)) => {
+                self.recur(recurrence, layer)?;
+                Some(&recurrence.end)
+            }
+            (None, None) => None,
+        };
+        if let Some(end) = first {
             let dtype = match of.feed {
                 Feed::None => last,
                 Feed::Dense { .. } | Feed::Experts { .. } => BoundaryDtype::F32,
             };
-            self.end_branch(&attention.end, dtype, BoundaryDtype::F32);
+            self.end_branch(end, dtype, BoundaryDtype::F32);
         }
         match &of.feed {
             Feed::None => {}

@@ -5,9 +5,11 @@ use hearthnet_files::spec::{ModelSpec, Rotation};
 
 use super::experts::PairBuffers;
 use super::latent::LatentBuffers;
-use super::pages::PAGE;
+use super::pages::{CardSequence, PAGE};
+use super::recurrence::RecurrenceBuffers;
+use super::states::Rounds;
 use super::weights::{CardLayer, Feed};
-use crate::{Buffer, Gpu, GpuError, Step, View, attention_words};
+use crate::{Buffer, Gpu, GpuError, Pieces, Step, View, attention_words};
 
 /// Words of the scores of attention, unless one row needs more.
 const SCORES: u64 = 1 << 24;
@@ -24,6 +26,9 @@ pub(super) struct Widths {
     /// Width of an expert, or 0.
     pub(super) experts: u32,
     pub(super) layers: u32,
+    /// Channels of a convolution, and factors of a recurrence.
+    pub(super) channels: u32,
+    pub(super) factors: u32,
 }
 
 impl Widths {
@@ -31,8 +36,10 @@ impl Widths {
     pub(super) fn most_rows(&self, spec: &ModelSpec, words: u64) -> u32 {
         let used = spec.experts.map_or(0, |experts| experts.used);
         let of_pairs = used.saturating_mul(self.x.max(self.experts));
-        let widest = [self.qkv, self.attn, self.h, of_pairs, self.x + self.layers];
-        let widest = widest.into_iter().max().unwrap_or(1).max(1);
+        let recurrent = self.channels.max(self.factors);
+        let rows = [self.qkv, self.attn, self.h, self.x + self.layers];
+        let widest = rows.into_iter().chain([of_pairs, recurrent]);
+        let widest = widest.max().unwrap_or(1).max(1);
         u32::try_from(words / u64::from(widest)).unwrap_or(u32::MAX)
     }
 
@@ -43,6 +50,9 @@ impl Widths {
             // The values of a layer may be its keys.
             outputs.max(of.q + 2 * of.kv)
         });
+        let recurrences = || layers.iter().filter_map(|layer| layer.recurrence.as_ref());
+        let attn = attention().map(|of| of.q);
+        let attn = attn.chain(recurrences().map(|of| of.output.cols()));
         let h = layers.iter().map(|layer| {
             let dense = match &layer.feed {
                 Feed::Dense { down, .. } => down.cols(),
@@ -56,8 +66,11 @@ impl Widths {
         });
         Self {
             x: spec.width,
-            qkv: qkv.max().unwrap_or(0),
-            attn: attention().map(|of| of.q).max().unwrap_or(0),
+            qkv: qkv
+                .chain(recurrences().map(|of| of.row()))
+                .max()
+                .unwrap_or(0),
+            attn: attn.max().unwrap_or(0),
             h: h.max().unwrap_or(0),
             experts: layers
                 .iter()
@@ -68,6 +81,11 @@ impl Widths {
                 .max()
                 .unwrap_or(0),
             layers: layers.len() as u32,
+            channels: recurrences().map(|of| of.channels()).max().unwrap_or(0),
+            factors: recurrences()
+                .map(|of| of.scores().max(of.factors()))
+                .max()
+                .unwrap_or(0),
         }
     }
 }
@@ -87,6 +105,7 @@ pub(super) struct Buffers {
     pub(super) scores: Buffer,
     pub(super) pairs: Option<PairBuffers>,
     pub(super) latent: Option<LatentBuffers>,
+    pub(super) recurrence: Option<RecurrenceBuffers>,
     /// For each layer and row, whether the output is not finite.
     pub(super) flags: Buffer,
     /// What is read back: `x`, then `flags`.
@@ -110,7 +129,8 @@ impl Buffers {
         ];
         let pairs = self.pairs.iter().flat_map(PairBuffers::of_rows);
         let latent = self.latent.iter().flat_map(LatentBuffers::of_rows);
-        for buffer in own.into_iter().chain(pairs).chain(latent) {
+        let recurrence = self.recurrence.iter().flat_map(RecurrenceBuffers::of_rows);
+        for buffer in own.into_iter().chain(pairs).chain(latent).chain(recurrence) {
             step.clear(buffer, 0..buffer.words());
         }
     }
@@ -163,6 +183,13 @@ impl Buffers {
                     Some(PairBuffers::new(gpu, experts, shape)?)
                 }
                 _ => None,
+            },
+            recurrence: match widths.channels {
+                0 => None,
+                channels => {
+                    let shape = (channels, widths.factors);
+                    Some(RecurrenceBuffers::new(gpu, rows, shape)?)
+                }
             },
             flags: of(widths.layers)?,
             out: of(widths.x + widths.layers)?,
@@ -236,6 +263,8 @@ pub(super) struct RowInfo {
     pub(super) positions: u32,
     /// For each row, the positions that it attends to.
     ends: Vec<u32>,
+    /// `None` if no layer has a state.
+    rounds: Option<Rounds>,
 }
 
 impl RowInfo {
@@ -244,13 +273,14 @@ impl RowInfo {
         gpu: &Gpu,
         spec: &ModelSpec,
         windows: &[Option<u32>],
-        (spans, tables): (&[Span], &[&Vec<u32>]),
+        (spans, sequences): (&[Span], &[&CardSequence]),
         rows: std::ops::Range<usize>,
         inputs: &[f32],
     ) -> Result<Self, GpuError> {
+        let rounds = Rounds::of(gpu, (spans, sequences), &rows)?;
         let mut of_rows = Vec::with_capacity(rows.len());
         let (mut before, mut pages) = (0usize, Vec::new());
-        for (span, table) in spans.iter().zip(tables) {
+        for (span, sequence) in spans.iter().zip(sequences) {
             let first = pages.len() as u32;
             let all = before..before + span.rows as usize;
             before = all.end;
@@ -258,7 +288,7 @@ impl RowInfo {
             if start >= end {
                 continue;
             }
-            pages.extend_from_slice(table);
+            pages.extend_from_slice(&sequence.table);
             let text = span.position + span.rows;
             of_rows.extend((start..end).map(|row| {
                 let position = span.position + (row - all.start) as u32;
@@ -307,6 +337,7 @@ impl RowInfo {
             },
             positions: positions.next_multiple_of(PAGE),
             ends,
+            rounds,
         })
     }
 
@@ -316,6 +347,11 @@ impl RowInfo {
         // Without an encoder, there is one for all windows.
         let (_, buffer) = found.unwrap_or(&self.views[0]);
         buffer.rows(4)
+    }
+
+    /// Rows in the order of recurrences.
+    pub(super) fn rounds(&self) -> impl Iterator<Item = Pieces<'_>> {
+        self.rounds.iter().flat_map(Rounds::each)
     }
 
     /// Rows that one launch of attention takes.

@@ -7,6 +7,7 @@ use hearthnet_files::spec::{BlockSpec, Rotation};
 
 use super::experts::CardExperts;
 use super::latent::CardLatent;
+use super::recurrence::CardRecurrence;
 use crate::{Buffer, Gpu, GpuError, Matrix};
 
 /// Error of loading layers onto a card.
@@ -23,8 +24,9 @@ pub enum GpuLoadError {
 
 /// Weights of one layer.
 pub(super) struct CardLayer {
-    /// `None` if the layer has a feed-forward layer only.
+    /// `None` if the layer has a recurrence, or a feed-forward layer only.
     pub(super) attention: Option<Attention>,
+    pub(super) recurrence: Option<CardRecurrence>,
     /// Before the feed-forward layer.
     pub(super) ffn_norm: Option<Buffer>,
     pub(super) feed: Feed,
@@ -143,9 +145,20 @@ impl CardLayer {
                 sum_norm: sum_norm.transpose()?,
             })
         };
+        let recurrence = match layer.is_recurrent() {
+            true => {
+                let end = end(
+                    &layer.attn_output_bias,
+                    &layer.attn_post_norm,
+                    &layer.attn_sum_norm,
+                )?;
+                let norm = optional(&layer.attn_norm)?;
+                CardRecurrence::upload(gpu, &layer, norm, end)?
+            }
+            false => None,
+        };
         let attention = match &layer.attn_output {
-            None => None,
-            Some(output) => Some(Attention {
+            Some(output) if !layer.is_recurrent() => Some(Attention {
                 norm: optional(&layer.attn_norm)?,
                 qkv: layer
                     .qkv
@@ -178,6 +191,7 @@ impl CardLayer {
                     &layer.attn_sum_norm,
                 )?,
             }),
+            _ => None,
         };
         let end = end(&layer.ffn_bias, &layer.ffn_post_norm, &layer.ffn_sum_norm)?;
         let feed = match layer.feed_forward {
@@ -212,6 +226,7 @@ impl CardLayer {
         };
         Ok(Self {
             attention,
+            recurrence,
             ffn_norm: optional(&layer.ffn_norm)?,
             feed,
             per_layer,

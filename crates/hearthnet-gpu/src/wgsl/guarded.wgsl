@@ -8,4 +8,11 @@ fn f_fma(a: u32, b: u32, c: u32) -> u32 {
     }
     return r;
 }
+fn f_mul(a: u32, b: u32) -> u32 {
+    let r = card_mul(a, b);
+    if (is_subnormal(a) || is_subnormal(b) || (r & INF) == 0u || (r & INF) == INF) {
+        return soft_mul(a, b);
+    }
+    return r;
+}
 fn f_int(i: i32) -> u32 { return card_int(i); }

@@ -14,6 +14,7 @@ mod float_operations;
 mod mutants;
 mod reference;
 mod shapes;
+mod spirv;
 mod texts;
 
 use std::sync::OnceLock;

@@ -134,6 +134,45 @@ fn another_order_of_a_sum_is_refused() {
 }
 
 #[test]
+fn wrong_recurrences_are_refused() {
+    let alter = |text: String| {
+        // The newest input first.
+        let text = change(
+            text,
+            "sum = f_fma(weights[j * p.a + id.x], input(piece, t, id.x), sum);",
+            "sum = f_fma(weights[(p.b - 1u - j) * p.a + id.x], input(piece, 2 * i32(id.y) - i32(p.b) + 1 - t, id.x), sum);",
+        );
+        // The decay is not rounded by itself.
+        let text = change(
+            text,
+            "let s = f_mul(before(piece, cell + i * p.a, row), decay);\n            states[after + i * p.a] = s;\n            read = f_fma(xs[k + i], s, read);",
+            "let s = f_mul(before(piece, cell + i * p.a, row), decay);\n            states[after + i * p.a] = s;\n            read = f_fma(f_mul(xs[k + i], decay), before(piece, cell + i * p.a, row), read);",
+        );
+        // Two roundings.
+        change(
+            text,
+            "let s = f_fma(xs[write + i], added, f_mul(before(piece, cell + i * p.a, row), decay));",
+            "let s = f_add(f_mul(xs[write + i], added), f_mul(before(piece, cell + i * p.a, row), decay));",
+        )
+    };
+    let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Integers, alter).unwrap();
+    for kernel in [Kernel::Convolve, Kernel::DeltaRule, Kernel::MambaScan] {
+        assert!(gpu.arithmetic_of(kernel).is_err(), "{kernel}");
+    }
+}
+
+#[test]
+fn a_convolution_that_keeps_no_checkpoint_is_refused() {
+    let alter = |text: String| {
+        let whole = "if (copy != NONE) { states[copy * p.words + cell] = value; }";
+        change(text, whole, "")
+    };
+    let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Integers, alter).unwrap();
+    assert!(gpu.arithmetic_of(Kernel::Convolve).is_err());
+    assert!(gpu.arithmetic_of(Kernel::DeltaRule).is_ok());
+}
+
+#[test]
 fn a_guard_that_forgets_operands_is_replaced_by_integers() {
     let alter = |text: String| {
         let text = flushing_card(text);

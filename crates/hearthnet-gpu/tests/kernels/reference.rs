@@ -2,8 +2,8 @@
 //! their results to themselves, by the formulas of specs/canonical-arithmetic.md.
 
 use hearthnet_engine::kernels::{
-    Act, ActForm, Arena, Attention, AttentionScratch, Isa, Kernels, Matrix, Output, PAGE, Packed,
-    TileMut, key_cell, page_len, value_cell,
+    Act, ActForm, Arena, Attention, AttentionScratch, Convolution, DeltaRows, Isa, Kernels,
+    MambaRows, Matrix, Output, PAGE, Packed, TileMut, key_cell, page_len, value_cell,
 };
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::blocks::WeightType;
@@ -92,6 +92,9 @@ pub(crate) fn results(kernel: Kernel) -> Vec<u32> {
         Kernel::Quantise => return quantise(&floats(&activations())),
         Kernel::Rope { interleaved } => rope(&mut x, &y, interleaved),
         Kernel::StoreKv | Kernel::Score | Kernel::Softmax | Kernel::Mix => return attention(),
+        Kernel::Convolve | Kernel::Keep | Kernel::DeltaRule | Kernel::MambaScan => {
+            return recurrence(kernel, x, &y, &z);
+        }
         Kernel::Overflow => {
             let rows = x.chunks(4);
             return rows
@@ -290,4 +293,113 @@ pub(crate) fn packed(weight_type: WeightType, bytes: &[u8], rows: usize, cols: u
         bytes,
     };
     Packed::pack_stacked(&mut Arena::default(), &[matrix]).unwrap()
+}
+
+/// Sections 13 and 16, with the states in the card's layout.
+fn recurrence(kernel: Kernel, mut x: Vec<f32>, y: &[f32], z: &[f32]) -> Vec<u32> {
+    let mut states = floats(&states());
+    let cols = STATE_COLS as usize;
+    let place = |state: u32| (state * STATE_WORDS + STATE_AT) as usize;
+    if matches!(kernel, Kernel::Convolve | Kernel::Keep) {
+        let (channels, taps) = (CHANNELS as usize, TAPS as usize);
+        let convolution = Convolution {
+            weights: y,
+            stride: channels,
+            positions: taps,
+            channels,
+        };
+        let mut out = vec![0.0; x.len()];
+        for gated in [false, true] {
+            for (first, rows, before, after, copy) in STATE_PIECES {
+                let kept = (taps - 1) * channels;
+                let mut window = match before {
+                    Some(state) => states[place(state)..][..kept].to_vec(),
+                    None => vec![0.0; kept],
+                };
+                for row in first..first + rows {
+                    let row = &x[row as usize * cols..][..cols];
+                    let inputs = row[channels..2 * channels].iter().zip(row);
+                    window.extend(inputs.map(|(x, factor)| if gated { x * factor } else { *x }));
+                }
+                let mut sums = vec![0.0; rows as usize * channels];
+                portable().convolve(&convolution, &window, &mut sums);
+                for (row, sums) in (first as usize..).zip(sums.chunks(channels)) {
+                    let column = if gated { channels } else { 0 };
+                    out[row * cols + column..][..channels].copy_from_slice(sums);
+                }
+                for state in [Some(after), copy].into_iter().flatten() {
+                    let last = &window[window.len() - kept..];
+                    states[place(state)..][..kept].copy_from_slice(last);
+                }
+            }
+        }
+        out.extend(states);
+        return words(&out);
+    }
+    let (width, keys) = (VALUE_WIDTH as usize, KEY_WIDTH as usize);
+    for tiled in [false, true] {
+        for (first, rows, before, after, copy) in STATE_PIECES {
+            for head in 0..VALUE_HEADS as usize {
+                let shared = match tiled {
+                    true => head % KEY_HEADS as usize,
+                    false => head / (VALUE_HEADS / KEY_HEADS) as usize,
+                };
+                // One column at a time: then the processor's layout is the plain one.
+                for column in 0..width {
+                    let cell = |i: usize| (head * keys + i) * width + column;
+                    let mut state: Vec<f32> = (0..keys)
+                        .map(|i| before.map_or(0.0, |state| states[place(state) + cell(i)]))
+                        .collect();
+                    let all = first as usize..(first + rows) as usize;
+                    let [queries, key_columns, values] = STATE_COLUMNS.map(|at| at as usize);
+                    let value = |row: usize| row * cols + values + head * width + column;
+                    let of = |at: usize| -> Vec<f32> {
+                        let begin = at + shared * keys;
+                        all.clone()
+                            .flat_map(|row| x[row * cols + begin..][..keys].to_vec())
+                            .collect()
+                    };
+                    let factors = |which: usize| -> Vec<f32> {
+                        all.clone()
+                            .map(|row| y[2 * (row * VALUE_HEADS as usize + head) + which])
+                            .collect()
+                    };
+                    let mut out: Vec<f32> = all.clone().map(|row| x[value(row)]).collect();
+                    let (first, second) = (of(queries), of(key_columns));
+                    let (decay, other) = (factors(0), factors(1));
+                    match kernel {
+                        Kernel::DeltaRule => {
+                            let rows = DeltaRows {
+                                queries: &first,
+                                keys: &second,
+                                decay: &decay,
+                                beta: &other,
+                            };
+                            portable().delta_rule(&rows, &mut state, &mut out);
+                        }
+                        _ => {
+                            let rows = MambaRows {
+                                write: &first,
+                                read: &second,
+                                decay: &decay,
+                                steps: &other,
+                                skip: z[head],
+                            };
+                            portable().mamba_scan(&rows, &mut state, &mut out);
+                        }
+                    }
+                    all.clone()
+                        .zip(out)
+                        .for_each(|(row, out)| x[value(row)] = out);
+                    for to in [Some(after), copy].into_iter().flatten() {
+                        for (i, value) in state.iter().enumerate() {
+                            states[place(to) + cell(i)] = *value;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    x.extend(states);
+    words(&x)
 }
