@@ -22,7 +22,7 @@ use hearthnet_platform::process::{
 use hearthnet_platform::terminal::in_own_group;
 use hearthnet_shard::{Connect, serve_engine};
 
-use super::host_engine::cards;
+use super::cards;
 use crate::cli::args::EngineCommand;
 
 /// Connection to the starter of this process.

@@ -1,5 +1,6 @@
 //! Hosts of layers: engine, configuration, and processes.
 
+pub(crate) mod cards;
 pub(crate) mod engine_process;
 pub(crate) mod host_config;
 pub(crate) mod host_engine;
