@@ -3,8 +3,7 @@
 use crate::cli::Failure;
 use crate::cli::args::EngineCommand;
 use crate::daemon::isolation;
-use crate::hosting::engine_process::run_starter;
-use crate::hosting::run_engine::run_engine;
+use crate::hosting::engine_process::{run_engine, run_starter};
 
 pub(crate) fn run(command: EngineCommand) -> Result<(), Failure> {
     match command {

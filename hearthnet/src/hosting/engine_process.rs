@@ -16,10 +16,13 @@ use std::process::{Child, Stdio};
 use std::sync::OnceLock;
 
 use hearthnet_platform::pipe::Pipe;
-use hearthnet_platform::process::{set_name, this_program};
+use hearthnet_platform::process::{
+    end_first_without_memory, end_with_parent, set_name, this_program,
+};
 use hearthnet_platform::terminal::in_own_group;
-use hearthnet_shard::Connect;
+use hearthnet_shard::{Connect, serve_engine};
 
+use super::cards;
 use crate::cli::args::EngineCommand;
 
 /// Connection to the starter of this process.
@@ -78,4 +81,18 @@ fn report_end(mut engine: Child) {
         Ok(status) => tracing::error!("engine process {} has ended: {status}", engine.id()),
         Err(error) => tracing::error!("engine process {}: {error}", engine.id()),
     }
+}
+
+/// Runs an engine, until its connection ends. `isolate` sandboxes this process, once the graphics card
+/// that the daemon has chosen is open.
+pub(crate) fn run_engine(isolate: impl FnOnce()) -> io::Result<()> {
+    // Ends in the middle of a batch, too.
+    end_with_parent()?;
+    set_name(c"hearthnet-engine");
+    if let Err(error) = end_first_without_memory() {
+        tracing::info!("the kernel treats this engine like other processes: {error}");
+    }
+    let pipe = Pipe::from_stdin()?;
+    // A driver opens its files before the sandbox denies them.
+    serve_engine(&pipe, |device| cards::begin(device, isolate))
 }

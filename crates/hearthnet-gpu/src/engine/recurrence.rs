@@ -293,7 +293,7 @@ impl<'a> Pass<'a> {
             Kind::Delta(delta) => {
                 self.convolve(of, columns(0), None, convolved, inputs)?;
                 self.step.activate(Unary::Silu, convolved, rows, channels);
-                self.delta(delta, &own.convolved, states)?
+                self.delta(delta, own, states)?
             }
             Kind::Mamba(mamba) => {
                 let values = mamba.spec.values();
@@ -302,7 +302,7 @@ impl<'a> Pass<'a> {
                 let f32 = BoundaryDtype::F32;
                 self.step.add_round(convolved, bias, rows, channels, f32);
                 self.step.activate(Unary::Silu, convolved, rows, channels);
-                self.mamba(mamba, &own.convolved, states)?
+                self.mamba(mamba, own, states)?
             }
         };
         self.prepare(outputs, [&of.output]);
@@ -336,24 +336,26 @@ impl<'a> Pass<'a> {
     fn delta(
         &mut self,
         of: &CardDelta,
-        convolved: &'a Buffer,
+        own: &'a RecurrenceBuffers,
         states: StateView<'a>,
     ) -> Result<View<'a>, EngineError> {
         let (rows, b, spec) = (self.rows, self.buffers, &of.spec);
         let (channels, values) = (spec.channels(), spec.values());
-        let columns = |column: u32| convolved.rows_at(column, channels);
+        let columns = |column: u32| own.convolved.rows_at(column, channels);
         let all = [0, spec.keys(), 2 * spec.keys()].map(columns);
         let scale = 1.0 / (spec.key_width as f32).sqrt();
         for (x, scale) in [(all[0], scale), (all[1], 1.0)] {
             let (heads, width, eps) = (spec.key_heads, spec.key_width, spec.norm_eps);
             self.step.l2_norm(x, rows, heads, width, eps, scale);
         }
-        let scores = self.scores(channels + values, 2 * spec.value_heads)?;
-        let factors = self.factors(&of.factors(&scores));
+        let scores = self.scores(own, channels + values, 2 * spec.value_heads)?;
+        // No launch is under way that reads the factors of another layer.
+        self.gpu.write_f32(&own.factors, 0, &of.factors(&scores));
         let heads = of.heads();
         for pieces in self.info.rounds() {
             self.make_room(work(heads, pieces.count * pieces.rows))?;
-            self.step.delta_rule(heads, all, factors, pieces, states);
+            self.step
+                .delta_rule(heads, all, &own.factors, pieces, states);
         }
         let (out, eps) = (all[2], self.spec.norm_eps);
         let (groups, width) = (spec.value_heads, spec.value_width);
@@ -368,21 +370,22 @@ impl<'a> Pass<'a> {
     fn mamba(
         &mut self,
         of: &CardMamba,
-        convolved: &'a Buffer,
+        own: &'a RecurrenceBuffers,
         states: StateView<'a>,
     ) -> Result<View<'a>, EngineError> {
         let (rows, b, spec) = (self.rows, self.buffers, &of.spec);
         let (channels, values, keys) = (spec.channels(), spec.values(), spec.keys());
-        let columns = |column: u32| convolved.rows_at(column, channels);
+        let columns = |column: u32| own.convolved.rows_at(column, channels);
         // The order of the operation: B, C, values.
         let all = [values, values + keys, 0].map(columns);
-        let scores = self.scores(values + channels, spec.heads)?;
-        let factors = self.factors(&of.factors(&scores));
+        let scores = self.scores(own, values + channels, spec.heads)?;
+        // No launch is under way that reads the factors of another layer.
+        self.gpu.write_f32(&own.factors, 0, &of.factors(&scores));
         let heads = of.heads();
         for pieces in self.info.rounds() {
             self.make_room(work(heads, pieces.count * pieces.rows))?;
             self.step
-                .mamba_scan(heads, all, factors, &of.skip, pieces, states);
+                .mamba_scan(heads, all, &own.factors, &of.skip, pieces, states);
         }
         let (gates, gated) = (b.qkv.rows(b.widths.qkv), b.attn.rows(values));
         self.step
@@ -396,11 +399,13 @@ impl<'a> Pass<'a> {
     }
 
     /// Reads some columns of the rows. Waits for all that was recorded.
-    fn scores(&mut self, column: u32, width: u32) -> Result<Vec<f32>, EngineError> {
+    fn scores(
+        &mut self,
+        own: &'a RecurrenceBuffers,
+        column: u32,
+        width: u32,
+    ) -> Result<Vec<f32>, EngineError> {
         let (rows, b) = (self.rows, self.buffers);
-        let Some(own) = &b.recurrence else {
-            return Ok(Vec::new());
-        };
         let from = b.qkv.rows_at(column, b.widths.qkv);
         self.step.copy(from, own.scores.rows(width), rows, width);
         self.submit()?;
@@ -408,22 +413,9 @@ impl<'a> Pass<'a> {
         let read = self.gpu.read(&own.scores, 0..words).map_err(device_error)?;
         Ok(read.into_iter().map(f32::from_bits).collect())
     }
-
-    /// Sends factors, after [`Self::scores`]: no launch is under way that reads the last ones.
-    fn factors(&mut self, factors: &[f32]) -> &'a Buffer {
-        let b = self.buffers;
-        match &b.recurrence {
-            Some(own) => {
-                self.gpu.write_f32(&own.factors, 0, factors);
-                &own.factors
-            }
-            // Layers with a recurrence have them.
-            None => &b.qkv,
-        }
-    }
 }
 
-/// Bytes that rows move, each the states of all heads twice, to be read, and once, to be written.
+/// Estimate of the bytes that rows move: for each row, three times the states of all heads.
 fn work(heads: Heads, rows: u32) -> u64 {
     let cells = u64::from(heads.heads) * u64::from(heads.width) * u64::from(heads.rows);
     u64::from(rows) * cells * 12

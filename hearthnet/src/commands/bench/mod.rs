@@ -14,7 +14,8 @@ use hearthnet_shard::Device;
 use crate::cli::args::{BenchCommand, EngineArgs, EngineKind};
 use crate::cli::{Failure, Kind, bytes, note, print_result, table};
 use crate::config::Context;
-use crate::hosting::host_engine::{self, cards, exact_device};
+use crate::hosting::cards;
+use crate::hosting::host_engine::{self, exact_device};
 use crate::models::open_file::open_file;
 use crate::models::{pick, refuse_encoder, resolve};
 

@@ -32,7 +32,7 @@ use crate::cli::args::{DiagnoseArgs, Global};
 use crate::cli::{Failure, Kind, block_on, failure, note, print, print_json};
 use crate::config::{Config, Context};
 use crate::home::{Home, now_ms};
-use crate::hosting::host_engine::cards;
+use crate::hosting::cards;
 use crate::models::text_disagreement;
 use crate::node::{NODE_FLIGHT, NODE_STATUS, Running, find_home, local_api, with_synced_node};
 

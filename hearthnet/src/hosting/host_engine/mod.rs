@@ -1,14 +1,8 @@
 //! Engine of a host: the exact one, on the processor or (feature `gpu`) a graphics card; or, with the
 //! feature `torch`, libtorch's.
 //!
-//! Only this folder knows which of these features the program was built with.
+//! Only this folder and `cards` know which of these features the program was built with.
 
-#[cfg(feature = "gpu")]
-#[path = "gpu.rs"]
-pub(crate) mod cards;
-#[cfg(not(feature = "gpu"))]
-#[path = "no_gpu.rs"]
-pub(crate) mod cards;
 #[cfg(not(feature = "torch"))]
 mod no_torch;
 pub(crate) mod start;
@@ -32,6 +26,7 @@ use self::torch::Torch;
 use crate::cli::args::{EngineKind, HostEngineArgs, TorchArgs};
 use crate::cli::{Failure, Kind, bytes, failure};
 use crate::config::Config;
+use crate::hosting::cards::{self, no_cards_built};
 use crate::hosting::engine_process;
 use crate::models::{OpenModel, weights_budget};
 
@@ -277,19 +272,6 @@ pub(crate) fn exact_device(args: &TorchArgs, configured: &str) -> Result<Device,
         )
         .hint("add --backend torch for cuda and mps")),
     }
-}
-
-/// Error of a program that was built without graphics cards.
-fn no_cards_built() -> Failure {
-    Failure::new(
-        Kind::Config,
-        "this program was built without graphics cards",
-    )
-    .code("backend_not_built")
-    .hint(
-        "build one with them: cargo build --release --features gpu (docs/graphics-cards.md); without \
-         them `--device cpu` computes the same bytes",
-    )
 }
 
 /// Whether a daemon with these arguments and settings needs access to graphics cards.
