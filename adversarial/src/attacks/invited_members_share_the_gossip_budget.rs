@@ -19,6 +19,8 @@ const LAST: u64 = 10_000;
 /// Time limit of a batch while budget is left, on a machine that is busy with other tests. Far less
 /// than the wait of the last batch.
 const AT_ONCE: Duration = Duration::from_secs(12);
+/// Time in which a budget is used up, even on a busy machine.
+const TOO_SLOW: Duration = Duration::from_secs(120);
 /// Time limit of the victim for such a batch.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -56,13 +58,17 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let (begin, mut spent) = (Instant::now(), 0);
     let (mut is_used_up, mut is_processed) = (false, true);
     while is_processed && !is_used_up {
+        // If the victim takes long for a batch, as much is earned meanwhile as is spent.
+        if begin.elapsed() > TOO_SLOW {
+            return Err(HarnessError::victim("it is too slow to use up a budget"));
+        }
         // The budget grows while the batches are checked.
         let earned = begin.elapsed().as_secs().saturating_add(1) * EARNED_A_SECOND;
         let left = (BUDGET + earned).saturating_sub(spent);
         is_used_up = left <= LAST;
         let count = match is_used_up {
             true => FULL,
-            false => (left - LAST / 2).div_ceil(EVENT).min(FULL),
+            false => left.div_ceil(EVENT).min(FULL),
         };
         spent += count * EVENT;
         let events = waste.get(..count as usize).unwrap_or_default();
