@@ -70,6 +70,8 @@ impl LostLinks {
 /// home of its community.
 #[derive(Debug, Default)]
 pub struct Together {
+    /// Nodes that were linked, as hosts or before they served.
+    met: BTreeSet<NodeId>,
     is_known: bool,
     last_link_ms: u64,
 }
@@ -85,7 +87,8 @@ impl Together {
         others: &[Held],
         has_members: bool,
     ) -> bool {
-        self.is_known |= others.iter().any(|host| linked.contains(&host.node));
+        self.met.extend(linked);
+        self.is_known |= others.iter().any(|host| self.met.contains(&host.node));
         if !linked.is_empty() {
             self.last_link_ms = now_ms;
             return false;

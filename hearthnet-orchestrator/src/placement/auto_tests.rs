@@ -81,6 +81,11 @@ fn a_host_is_left_alone_when_its_last_link_has_ended_and_it_knew_another_host() 
     // Its advertisement has expired.
     assert!(has_ended(&[], &[]));
     assert!(!has_ended(&["c"], &[]));
+
+    // A neighbour that goes away as soon as it serves was linked before.
+    let mut together = Together::default();
+    assert!(!together.has_ended(0, &gone(&["b"]), &[], true));
+    assert!(together.has_ended(1, &gone(&[]), &others, true));
 }
 
 #[test]
