@@ -146,7 +146,7 @@ pub struct Mamba {
     pub spec: MambaSpec,
     pub convolution: ShortConvolution,
     pub convolution_bias: Vec<f32>,
-    /// One value per head.
+    /// Has a value per head, like `decay` and `skip`.
     pub step_bias: Vec<f32>,
     pub decay: Vec<f32>,
     pub skip: Vec<f32>,

@@ -84,7 +84,7 @@ pub struct Track {
 
 /// Memory of states on a device. They are numbered from 0, in the order of [`Self::add`].
 pub trait StateMemory {
-    /// Whether no layer has a state.
+    /// Returns true if no layer has a state.
     fn is_empty(&self) -> bool;
 
     /// Makes room for one more state.

@@ -50,7 +50,7 @@ pub enum Kind {
     Software,
 }
 
-/// Which card to open.
+/// Choice of the card that [`Gpu::open`] opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// A discrete card, else an integrated one; never a driver in software.
@@ -183,7 +183,7 @@ impl Gpu {
         Step::new(self.clone())
     }
 
-    /// Whether the card is lost, for ever.
+    /// Returns true if the card is lost. It does not come back.
     pub fn lost(&self) -> bool {
         self.shared.lost.get().is_some()
     }

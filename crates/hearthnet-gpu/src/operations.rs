@@ -36,26 +36,13 @@ impl Step {
         weight: Option<&Buffer>,
         eps: f32,
     ) {
-        let weighted = u32::from(weight.is_some());
-        let nothing = self.nothing();
-        let weight = weight.unwrap_or(&nothing);
-        fits(x, rows, groups * width);
-        fits(out, rows, groups * width);
-        assert!(weighted == 0 || weight.words() >= u64::from(width));
-        self.dispatch(
+        self.norm(
             Kernel::RmsNorm,
-            &[x.buffer, out.buffer, weight, &nothing],
-            &[
-                width,
-                x.offset,
-                x.stride,
-                out.offset,
-                out.stride,
-                eps.to_bits(),
-                weighted,
-                0,
-            ],
-            [groups, rows, 1],
+            x,
+            out,
+            [rows, groups, width],
+            [weight, None],
+            [eps, 0.0],
         );
     }
 
@@ -70,22 +57,13 @@ impl Step {
         eps: f32,
         scale: f32,
     ) {
-        fits(x, rows, groups * width);
-        let nothing = self.nothing();
-        self.dispatch(
+        self.norm(
             Kernel::L2Norm,
-            &[x.buffer, x.buffer, &nothing, &nothing],
-            &[
-                width,
-                x.offset,
-                x.stride,
-                x.offset,
-                x.stride,
-                eps.to_bits(),
-                0,
-                scale.to_bits(),
-            ],
-            [groups, rows, 1],
+            x,
+            x,
+            [rows, groups, width],
+            [None, None],
+            [eps, scale],
         );
     }
 
@@ -101,11 +79,36 @@ impl Step {
         bias: &Buffer,
         eps: f32,
     ) {
-        fits(x, rows, width);
-        fits(out, rows, width);
-        assert!(weight.words().min(bias.words()) >= u64::from(width));
-        self.dispatch(
+        let factors = [Some(weight), Some(bias)];
+        self.norm(
             Kernel::LayerNorm,
+            x,
+            out,
+            [rows, 1, width],
+            factors,
+            [eps, 0.0],
+        );
+    }
+
+    /// Runs a kernel of `norm.wgsl`. `factors` are the weights and the bias, each of `width` values.
+    fn norm(
+        &mut self,
+        kernel: Kernel,
+        x: View<'_>,
+        out: View<'_>,
+        [rows, groups, width]: [u32; 3],
+        factors: [Option<&Buffer>; 2],
+        [eps, scale]: [f32; 2],
+    ) {
+        fits(x, rows, groups * width);
+        fits(out, rows, groups * width);
+        for factors in factors.into_iter().flatten() {
+            assert!(factors.words() >= u64::from(width));
+        }
+        let nothing = self.nothing();
+        let [weight, bias] = factors.map(|factors| factors.unwrap_or(&nothing));
+        self.dispatch(
+            kernel,
             &[x.buffer, out.buffer, weight, bias],
             &[
                 width,
@@ -114,10 +117,10 @@ impl Step {
                 out.offset,
                 out.stride,
                 eps.to_bits(),
-                1,
-                0,
+                u32::from(factors[0].is_some()),
+                scale.to_bits(),
             ],
-            [1, rows, 1],
+            [groups, rows, 1],
         );
     }
 

@@ -127,6 +127,20 @@ impl Host {
         Connection { table, sink }
     }
 
+    /// Runs a thread for the connection of each peer, and waits for all.
+    fn at_once(&self, peers: &[u8], run: impl Fn(Connection) + Clone + Send + 'static) {
+        let threads: Vec<_> = peers
+            .iter()
+            .map(|peer| {
+                let (connection, run) = (self.connection(*peer), run.clone());
+                thread::spawn(move || run(connection))
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+
     /// Ends the compute thread. All connections have ended: nothing may be left.
     fn end(self) {
         self.compute.stop();
@@ -191,18 +205,10 @@ fn slots_and_sequences_come_back_however_connections_and_batches_interleave() {
     explore(|| {
         let host = Host::start(2);
         let row = rows(1)[0];
-        let threads: Vec<_> = [1, 2, 3]
-            .map(|peer| {
-                let mut connection = host.connection(peer);
-                thread::spawn(move || {
-                    connection.use_stream(row);
-                    connection.end(row);
-                })
-            })
-            .into();
-        for thread in threads {
-            thread.join().unwrap();
-        }
+        host.at_once(&[1, 2, 3], move |mut connection| {
+            connection.use_stream(row);
+            connection.end(row);
+        });
         host.end();
     });
 }
@@ -212,18 +218,10 @@ fn a_stream_that_fails_and_is_closed_at_once_ends_once() {
     explore(|| {
         let host = Host::start(2);
         let row = [OVERFLOWS; 4];
-        let threads: Vec<_> = [1, 2]
-            .map(|peer| {
-                let mut connection = host.connection(peer);
-                thread::spawn(move || {
-                    connection.use_stream(row);
-                    connection.end(row);
-                })
-            })
-            .into();
-        for thread in threads {
-            thread.join().unwrap();
-        }
+        host.at_once(&[1, 2], move |mut connection| {
+            connection.use_stream(row);
+            connection.end(row);
+        });
         host.end();
     });
 }
@@ -233,22 +231,14 @@ fn callers_that_preempt_each_other_neither_lose_slots_nor_wait_for_each_other() 
     explore(|| {
         let host = Host::start(1);
         let row = rows(1)[0];
-        let threads: Vec<_> = [1, 2, 3]
-            .map(|peer| {
-                let mut connection = host.connection(peer);
-                let clock = Arc::clone(&host.clock);
-                thread::spawn(move || {
-                    // The stream of another caller is unused for long enough.
-                    clock.advance(UNUSED_AFTER);
-                    connection.tell(Message::StreamOpen(open_for(1, 1, 64)));
-                    connection.tell(step(1, 0, &[row]));
-                    connection.end(row);
-                })
-            })
-            .into();
-        for thread in threads {
-            thread.join().unwrap();
-        }
+        let clock = Arc::clone(&host.clock);
+        host.at_once(&[1, 2, 3], move |mut connection| {
+            // The stream of another caller is unused for long enough.
+            clock.advance(UNUSED_AFTER);
+            connection.tell(Message::StreamOpen(open_for(1, 1, 64)));
+            connection.tell(step(1, 0, &[row]));
+            connection.end(row);
+        });
         host.end();
     });
 }

@@ -16,7 +16,7 @@ use crate::{Buffer, Gpu, GpuError, Input, Matrix, Unary, View};
 /// Experts of a layer.
 pub(super) struct CardExperts {
     pub(super) router: Matrix,
-    /// Of the scores.
+    /// Bias of the scores, a value per expert.
     router_bias: Option<Vec<f32>>,
     correction: Option<Vec<f32>>,
     /// Factor of the weight of each expert.

@@ -100,10 +100,10 @@ pub(super) struct LatentBuffers {
     low: Buffer,
     normed: Buffer,
     act: Buffer,
-    /// As the matrices give them.
+    /// Queries of all heads, as the matrix returns them; `both` has keys and values.
     queries: Buffer,
     both: Buffer,
-    /// As attention reads them.
+    /// Queries in the layout that attention reads, like `keys` and `values`.
     wide: Buffer,
     keys: Buffer,
     values: Buffer,

@@ -16,7 +16,7 @@ use crate::{Buffer, Gpu, GpuError, Heads, Matrix, Sharing, StateView, Unary, Vie
 /// Recurrence of a layer.
 pub(super) struct CardRecurrence {
     norm: Option<Buffer>,
-    /// Their outputs lie side by side.
+    /// Matrices of the input. Their outputs lie side by side.
     pub(super) matrices: Vec<Matrix>,
     convolution: CardConvolution,
     kind: Kind,
@@ -51,7 +51,7 @@ struct CardMamba {
     step_bias: Vec<f32>,
     decay: Vec<f32>,
     skip: Buffer,
-    /// Of each group.
+    /// Weights of the norm, a buffer per group.
     norms: Vec<Buffer>,
 }
 

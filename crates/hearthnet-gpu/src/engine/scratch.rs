@@ -108,7 +108,7 @@ pub(super) struct Buffers {
     pub(super) recurrence: Option<RecurrenceBuffers>,
     /// For each layer and row, whether the output is not finite.
     pub(super) flags: Buffer,
-    /// What is read back: `x`, then `flags`.
+    /// Copy of `x` and then of `flags`, which the processor reads.
     pub(super) out: Buffer,
 }
 

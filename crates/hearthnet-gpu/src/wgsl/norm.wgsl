@@ -28,6 +28,18 @@ fn fold(j: u32) -> u32 {
     if (j == 0u) { shared_value = lanes[0]; }
     return workgroupUniformLoad(&shared_value);
 }
+// Sum of the squares of the run that begins at `begin`; all threads return it.
+fn sum_of_squares(begin: u32, j: u32) -> u32 {
+    if (j < 16u) {
+        var lane = 0u;
+        for (var i = j; i < p.width; i += 16u) {
+            let x = xs[begin + i];
+            lane = f_fma(x, x, lane);
+        }
+        lanes[j] = lane;
+    }
+    return fold(j);
+}
 fn inverse_root(q: u32) -> u32 {
     return soft_div(ONE, soft_sqrt(f_add(q, p.eps)));
 }
@@ -38,15 +50,7 @@ fn mean(sum: u32) -> u32 { return soft_div(sum, soft_int(i32(p.width))); }
 ) {
     let begin = p.x + w.y * p.x_stride + w.x * p.width;
     let to = p.out + w.y * p.out_stride + w.x * p.width;
-    if (j < 16u) {
-        var lane = 0u;
-        for (var i = j; i < p.width; i += 16u) {
-            let x = xs[begin + i];
-            lane = f_fma(x, x, lane);
-        }
-        lanes[j] = lane;
-    }
-    let q = fold(j);
+    let q = sum_of_squares(begin, j);
     if (j == 0u) { shared_value = inverse_root(mean(q)); }
     let s = workgroupUniformLoad(&shared_value);
     for (var i = j; i < p.width; i += 64u) {
@@ -61,15 +65,7 @@ fn mean(sum: u32) -> u32 { return soft_div(sum, soft_int(i32(p.width))); }
 ) {
     let begin = p.x + w.y * p.x_stride + w.x * p.width;
     let to = p.out + w.y * p.out_stride + w.x * p.width;
-    if (j < 16u) {
-        var lane = 0u;
-        for (var i = j; i < p.width; i += 16u) {
-            let x = xs[begin + i];
-            lane = f_fma(x, x, lane);
-        }
-        lanes[j] = lane;
-    }
-    let q = fold(j);
+    let q = sum_of_squares(begin, j);
     if (j == 0u) { shared_value = inverse_root(q); }
     let s = workgroupUniformLoad(&shared_value);
     for (var i = j; i < p.width; i += 64u) {

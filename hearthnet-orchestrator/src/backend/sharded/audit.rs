@@ -455,8 +455,8 @@ impl Hop {
 }
 
 impl ShardedBackend {
-    /// The span of a hop, if it has answers that can be audited.
-    /// `is_over`: its stream ends or rests now, so that its host signs all answers.
+    /// The span of a hop, if its host has answered with rows. `is_over`: its stream ends or rests
+    /// now, so that its host signs all answers.
     pub(super) fn audit_span(&self, index: usize, is_over: bool) -> Option<AuditSpan> {
         let hop = self.hops.get(index)?;
         let receipts = hop.receipts.clone()?;
@@ -488,12 +488,10 @@ impl ShardedBackend {
         if self.settings.audit_share <= 0.0 {
             return None;
         }
-        for hop in self
-            .hops
-            .iter()
-            .filter(|hop| hop.span.link.refuses_receipts())
-        {
-            self.health.failed(&hop.node(), FailureKind::Unsigned);
+        for hop in &self.hops {
+            if hop.span.link.refuses_receipts() {
+                self.health.failed(&hop.node(), FailureKind::Unsigned);
+            }
         }
         spans.extend((0..self.hops.len()).filter_map(|index| self.audit_span(index, is_over)));
         let source = self.source.as_ref().and_then(|source| source.fork());

@@ -475,8 +475,8 @@ impl Backend for ShardedBackend {
     }
 
     fn submit<'a>(&'a mut self, rows: Rows<'a>, _: &'a Cancel) -> LocalBoxFuture<'a, ()> {
-        // Runs when it is polled: a step that is sent outside of a loop is written by no boundary,
-        // and stays queued until the host is probed 1 s later.
+        // The steps are sent when the future is polled, because the loop that polls it writes what is
+        // queued. A step queued outside of a loop would wait until the host is probed, 1 s later.
         let submitted = async move {
             let (values, boundary) = (rows.values, self.model.boundary);
             let mut data = Vec::with_capacity(values.len() * boundary.bytes_per_value());
