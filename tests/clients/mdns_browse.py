@@ -2,8 +2,9 @@
 
 Usage: mdns_browse.py SECONDS [NODE_ID]
 
-Ends as soon as the node is seen, or after SECONDS. Knows nothing of HearthNet but the
-service type: what it prints is what any other program on the network sees.
+Ends as soon as the node is seen with addresses of both IP versions, or after SECONDS. Knows
+nothing of HearthNet but the service type: what it prints is what any other program on the network
+sees.
 """
 
 import json
@@ -50,7 +51,14 @@ def main():
             }
             print(json.dumps(seen), flush=True)
             if seen["txt"].get("node") == wanted:
-                return
+                if any(":" in one for one in seen["addresses"]) and any(
+                    "." in one for one in seen["addresses"]
+                ):
+                    return
+                # A service is known with its first address. Those of the other IP version come in a
+                # packet of their own, perhaps later.
+                time.sleep(0.1)
+                events.put((name, state))
     finally:
         zeroconf.close()
 

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Lines, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, mpsc};
 use std::time::{Duration, Instant};
 
 use hearthnet_testkit::lab;
@@ -111,8 +111,11 @@ impl Home {
         command
     }
 
+    /// Runs a command to its end.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
-        self.hearthnet(args).output().expect("hearthnet starts")
+        let mut command = self.hearthnet(args);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        output(command.spawn().expect("hearthnet starts"), args)
     }
 
     /// Runs a command with a text on its standard input.
@@ -125,7 +128,7 @@ impl Home {
         // The command may have refused without reading.
         let _ = stdin.write_all(input.as_bytes());
         drop(stdin);
-        child.wait_with_output().expect("its end")
+        output(child, args)
     }
 
     /// Output of a command that must succeed.
@@ -325,6 +328,22 @@ impl Host {
 
 pub(crate) fn pid(id: u32) -> Pid {
     Pid::from_raw(id as i32).expect("a process id")
+}
+
+/// Output of a command, which is killed, and named in a panic, if it still runs after ten minutes: one
+/// that serves instead of failing would hold up all tests.
+#[track_caller]
+fn output(child: Child, args: &[&str]) -> Output {
+    let id = child.id();
+    let (give, take) = mpsc::channel();
+    std::thread::spawn(move || give.send(child.wait_with_output()));
+    match take.recv_timeout(5 * TIMEOUT) {
+        Ok(output) => output.expect("its end"),
+        Err(_) => {
+            kill_process(pid(id), Signal::KILL).expect("it runs");
+            panic!("{args:?} did not end");
+        }
+    }
 }
 
 /// Waits until a process, possibly not a child, has ended; panics after [`TIMEOUT`].
