@@ -157,6 +157,14 @@ def privacy_noise(data):
                    "norm of the noise as a part of the row's; a higher orange bar means a more different answer")
 
 
+def sensitivity(data):
+    """What finds noise of each strength, and what it changes."""
+    return grouped("Noise that a host adds to its rows: positions in percent",
+                   ["refused by the bands", "found by an audit", "next token changed"], 180,
+                   [(row[0], [row[1], row[7], row[2]]) for row in data['rows']],
+                   "strength: norm of the noise as a part of the row's, in every layer of the host")
+
+
 def table(columns, rows):
     lines = [columns, ['---'] * len(columns), *rows]
     return ''.join('| ' + ' | '.join(line) + ' |\n' for line in lines)
@@ -170,11 +178,12 @@ def outputs(data):
             [name, *(f'{p} / {d}' for p, d in zip(prefill, ratios['decode'][name]))]
             for name, prefill in ratios['prefill'].items()]),
         **{name: table(data[name]['columns'], data[name]['rows'])
-           for name in ('large', 'leakage', 'leakage_last', 'languages', 'auditor', 'noise')},
+           for name in ('large', 'leakage', 'leakage_last', 'languages', 'auditor', 'noise', 'sensitivity',
+                        'detection')},
     }
     made = {HERE / f'{make.__name__.replace("_", "-")}.svg': make(figures) for make, figures in (
         (llama_cpp, ratios), (mesh, data['mesh']), (privacy, data['leakage']),
-        (privacy_noise, data['noise']))}
+        (privacy_noise, data['noise']), (sensitivity, data['sensitivity']))}
     for path in sorted(HERE.glob('*.md')):
         text = path.read_text(encoding='utf-8')
         made[path] = re.sub(
