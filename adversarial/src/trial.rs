@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::attack::{Entry, Findings, Observation, Verdict, micros};
+use crate::attack::Entry;
 use crate::bench::Bench;
 use crate::cores::Cores;
+use crate::findings::{Findings, Observation, Verdict, micros};
 use crate::honest::Honest;
 use crate::memory::Budget;
 use crate::victim::{Gauges, Model, Pace, Victim, until};

@@ -10,9 +10,11 @@ use hearthnet_files::{Gguf, ModelFile, quantize};
 use hearthnet_testkit::{FullModel, Passing, Tamper, encoded, one_thread, rewritten};
 use serde::Serialize;
 
-use super::PRIVATE;
 use crate::Result;
 use crate::fleet::{Fleet, PROMPT, TOKENS};
+
+/// First layers, which the caller runs itself as by default.
+pub(super) const PRIVATE: u32 = 2;
 
 /// Positions that a host with a truncated context remembers.
 const CONTEXT: usize = 16;

@@ -34,7 +34,7 @@ use crate::bench::new_key;
 use crate::fleet::{Fleet, Hosts, PROMPT, TOKENS, question};
 use crate::sensitivity::measured_bands;
 use crate::{HarnessError, Result};
-use lies::{Liar, Lied};
+use lies::{Liar, Lied, PRIVATE};
 
 /// Requests with a lie in a run, at most.
 const MOST: usize = 200;
@@ -46,9 +46,7 @@ const PROBES: usize = 20;
 /// Wait for evidence after a request. Evidence that comes later counts for a later request.
 const PAUSE: Duration = Duration::from_millis(60);
 /// Wait for evidence where an audit is certain, and after the last request of a run.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// First layers, which the caller runs itself as by default.
-const PRIVATE: u32 = 2;
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// By which the observed range of rows is widened, as `calibrate` does.
 const MARGIN: f32 = 1.5;
 const MODEL: &str = "tiny-audited";
@@ -95,13 +93,6 @@ pub struct Detections {
     /// Share of the requests that are audited.
     audit_share: f64,
     lies: Vec<Found>,
-}
-
-impl Detections {
-    /// Page with a curve of each lie.
-    pub fn page(&self) -> String {
-        page::page(self)
-    }
 }
 
 impl Runs {
@@ -236,7 +227,7 @@ fn run(fleet: &Fleet, lie: HostLie) -> Result<Option<Caught>> {
             break;
         }
     }
-    let late = scene.audited(PATIENCE)?;
+    let late = scene.audited(TIMEOUT)?;
     Ok(late.map(|by| Caught { requests, by }))
 }
 
@@ -250,7 +241,7 @@ fn shares(fleet: &Fleet, lie: HostLie, probes: usize) -> Result<(f64, f64)> {
             // The host of an honest answer is confirmed, which takes no evidence.
             let (lied, by) = scene.request(number, PAUSE)?;
             let by = match by {
-                None if lied => scene.audited(PATIENCE)?,
+                None if lied => scene.audited(TIMEOUT)?,
                 by => by,
             };
             match by {

@@ -5,27 +5,30 @@ use super::{By, Detections, Found, GOAL, MOST, Runs, SIMULATED, requests};
 use crate::report::page_of;
 use crate::report::plot::{Axis, Curve, curves, escape};
 
-pub(super) fn page(result: &Detections) -> String {
-    let share = 100.0 * result.audit_share;
-    let mut body = format!(
-        "<p class=\"soft\">{}. HearthNet {}.</p>\n\
+impl Detections {
+    /// Page with a curve of each lie.
+    pub fn page(&self) -> String {
+        let share = 100.0 * self.audit_share;
+        let mut body = format!(
+            "<p class=\"soft\">{}. HearthNet {}.</p>\n\
          <p>A host lies in every answer. Of the requests, {share:.0} % are drawn for an audit: an \
          honest host computes the rows again. Each plot: requests in which the host lied from left to \
          right, and the share of the runs that had caught it. Dark: real hosts, receipts and audits, \
          with a small model of random weights. Light: {SIMULATED} simulated runs, which draw as the \
          product does and find the lie as often as {} real requests did. Upright line: {GOAL} \
          requests, by which 95 % must be caught.</p>\n<div class=\"grid-of-plots\">\n",
-        escape(&result.date),
-        escape(result.version),
-        super::PROBES,
-    );
-    for found in &result.lies {
-        body += &plot(found);
+            escape(&self.date),
+            escape(self.version),
+            super::PROBES,
+        );
+        for found in &self.lies {
+            body += &plot(found);
+        }
+        body += "</div>\n<h2>All figures</h2>\n";
+        body += &table(self);
+        body += &format!("<pre>{}</pre>\n", escape(self));
+        page_of("HearthNet: detection of hosts that lie", &body)
     }
-    body += "</div>\n<h2>All figures</h2>\n";
-    body += &table(result);
-    body += &format!("<pre>{}</pre>\n", escape(result));
-    page_of("HearthNet: detection of hosts that lie", &body)
 }
 
 fn plot(found: &Found) -> String {

@@ -2,7 +2,7 @@
 
 use super::plot::{Axis, Mark, Row, escape, rows, squares};
 use super::{Conditions, Line, Report, time};
-use crate::attack::Observation;
+use crate::findings::Observation;
 use crate::trial::{Effort, Outcome};
 
 const STYLE: &str = "

@@ -12,7 +12,8 @@ use serde::Serialize;
 pub use html::page;
 pub(crate) use html::page_of;
 
-use crate::attack::{Entry, Verdict};
+use crate::attack::Entry;
+use crate::findings::Verdict;
 use crate::trial::{Outcome, Percentiles, Setup};
 use crate::{HarnessError, Result};
 
@@ -271,7 +272,7 @@ pub(crate) fn time(us: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attack::Findings;
+    use crate::findings::Findings;
     use crate::memory::Budget;
     use crate::trial::{Detection, Effort, Latency, MemoryGrowth};
     use crate::victim::{Model, Pace};

@@ -84,13 +84,6 @@ pub struct Sensitivity {
     pub false_alarms: FalseAlarms,
 }
 
-impl Sensitivity {
-    /// Page with plots.
-    pub fn page(&self) -> String {
-        page::page(self)
-    }
-}
-
 /// Model, and the checks of its boundaries.
 struct Subject<'a> {
     model: FullModel,

@@ -4,35 +4,38 @@ use super::{Lie, Scope, Sensitivity};
 use crate::report::page_of;
 use crate::report::plot::{Axis, Curve, curves, escape};
 
-pub(super) fn page(result: &Sensitivity) -> String {
-    let alarms = &result.false_alarms;
-    let mut body = format!(
-        "<p class=\"soft\">{}. HearthNet {}. Weights {}. {} texts of {} positions.</p>\n\
+impl Sensitivity {
+    /// Page with plots.
+    pub fn page(&self) -> String {
+        let alarms = &self.false_alarms;
+        let mut body = format!(
+            "<p class=\"soft\">{}. HearthNet {}. Weights {}. {} texts of {} positions.</p>\n\
          <p><strong>{} of {} honest rows were refused</strong> ({}).</p>\n\
          <p>Each plot: strength of a lie from left to right, shares from 0 to 100 %. Dark: texts with a \
          row that the checks of the boundary refuse (finite, band). Light: texts in which an audit \
          finds a bit that differs. Orange: positions at which the likeliest next token is another \
          one. A lie that changes tokens and is not refused is what audits are for.</p>\n",
-        escape(&result.date),
-        escape(result.version),
-        escape(&result.model),
-        result.texts,
-        result.positions,
-        alarms.refused,
-        alarms.rows,
-        escape(alarms.texts.join(", ")),
-    );
-    for lie in Lie::ALL {
-        body += &format!("<h2>{}</h2>\n<div class=\"grid-of-plots\">\n", heading(lie));
-        for values in Scope::BOTH {
-            for layers in Scope::BOTH {
-                body += &plot(result, lie, values, layers);
+            escape(&self.date),
+            escape(self.version),
+            escape(&self.model),
+            self.texts,
+            self.positions,
+            alarms.refused,
+            alarms.rows,
+            escape(alarms.texts.join(", ")),
+        );
+        for lie in Lie::ALL {
+            body += &format!("<h2>{}</h2>\n<div class=\"grid-of-plots\">\n", heading(lie));
+            for values in Scope::BOTH {
+                for layers in Scope::BOTH {
+                    body += &plot(self, lie, values, layers);
+                }
             }
+            body += "</div>\n";
         }
-        body += "</div>\n";
+        body += &format!("<h2>All figures</h2>\n<pre>{}</pre>\n", escape(self));
+        page_of("HearthNet: sensitivity of the checks of rows", &body)
     }
-    body += &format!("<h2>All figures</h2>\n<pre>{}</pre>\n", escape(result));
-    page_of("HearthNet: sensitivity of the checks of rows", &body)
 }
 
 fn heading(lie: Lie) -> &'static str {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use hearthnet_files::blocks::WeightType;
 
-use crate::pipelines::GroupCache;
+use crate::bind_groups::GroupCache;
 
 /// Words on the card. Clones share the memory.
 #[derive(Clone, Debug)]

@@ -1,5 +1,7 @@
 //! Errors of a card.
 
+use hearthnet_engine::{EngineError, LoadError};
+
 /// Reason why a card cannot be used, or not any more. Each message is one sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -36,4 +38,33 @@ pub enum GpuError {
     /// The card was removed or reset, or its driver has failed.
     #[error("the graphics card was lost: {0}")]
     Lost(String),
+}
+
+impl From<GpuError> for EngineError {
+    /// Error of a batch or of a sequence.
+    fn from(error: GpuError) -> Self {
+        match error {
+            GpuError::OutOfMemory { .. } | GpuError::TooLarge { .. } => Self::DeviceMemory,
+            other => Self::Device(other.to_string()),
+        }
+    }
+}
+
+/// Error of loading layers onto a card.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuLoadError {
+    /// The model, its file, or a feature that this engine does not compute.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The card.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+}
+
+impl GpuLoadError {
+    pub(crate) fn unsupported(what: &str) -> Self {
+        let what = format!("{what} by a graphics card; the processor computes this model");
+        LoadError::Unsupported(what).into()
+    }
 }

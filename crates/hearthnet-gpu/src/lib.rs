@@ -9,8 +9,8 @@
 //! | cards, and what this machine has | `device.rs` |
 //! | memory on the card, matrices, pages of keys and values | `buffers.rs`, `memory.rs` |
 //! | operations of a batch, recorded and submitted together | `step.rs`, `operations.rs`, `products.rs`, `recurrences.rs` |
-//! | texts of the kernels, and their pipelines | `kernels.rs`, `pipelines.rs`, `wgsl/` |
-//! | choice of the arithmetic; refusal of a card that computes other bytes | `self_test.rs` |
+//! | texts of the kernels, their pipelines and bind groups | `kernels.rs`, `pipelines.rs`, `bind_groups.rs`, `wgsl/` |
+//! | choice of the arithmetic; refusal of a card that computes other bytes | `open.rs`, `self_test.rs` |
 //! | errors | `error.rs` |
 //! | the engine: layers, sequences, batches | `engine/` |
 //!
@@ -19,12 +19,14 @@
 //! rounds them as the specification says. Everything else is done on the bits in u32.
 #![cfg(feature = "wgpu")]
 
+mod bind_groups;
 mod buffers;
 mod device;
 mod engine;
 mod error;
 mod kernels;
 mod memory;
+mod open;
 mod operations;
 mod pipelines;
 mod products;
@@ -34,8 +36,8 @@ mod step;
 
 pub use buffers::{Buffer, Input, Matrix, View, attention_words, kv_layout};
 pub use device::{AdapterFacts, Choice, Gpu, adapters};
-pub use engine::{Card, CardPages, Comparison, GpuEngine, GpuLoadError, check, compare, load};
-pub use error::GpuError;
+pub use engine::{Card, CardPages, Comparison, GpuEngine, check, compare, load};
+pub use error::{GpuError, GpuLoadError};
 pub use kernels::{Arithmetic, Unary};
 pub use operations::AttentionShape;
 pub use recurrences::{Heads, PIECE, Pieces, Sharing, StateView, piece};

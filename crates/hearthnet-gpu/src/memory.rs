@@ -10,7 +10,7 @@ use hearthnet_engine::kernels::{LANES, Packed};
 use hearthnet_files::blocks::WeightType;
 
 use crate::buffers::{Buffer, Inner, Matrix};
-use crate::device::{Gpu, PATIENCE};
+use crate::device::{Gpu, TIMEOUT};
 use crate::error::GpuError;
 use crate::pipelines::{none, now};
 
@@ -170,7 +170,7 @@ impl Gpu {
         queue.write_buffer(&buffer.inner.buffer, 4 * offset, cast_slice(words));
     }
 
-    /// As [`Self::write`].
+    /// Writes numbers as [`Self::write`] does words.
     ///
     /// # Panics
     /// When the buffer is shorter.
@@ -211,7 +211,7 @@ impl Gpu {
         });
         self.wait(Some(index))?;
         // If several threads wait, another one may be about to run the callback of this copy.
-        match mapped.recv_timeout(PATIENCE) {
+        match mapped.recv_timeout(TIMEOUT) {
             Ok(Ok(())) => {}
             _ => return Err(self.fail(GpuError::Lost("memory could not be read".to_owned()))),
         }

@@ -1,10 +1,11 @@
-//! Pipelines of the kernels, and the bind groups of their buffers.
+//! Pipelines of the kernels, and their bind groups.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::bind_groups::GroupCache;
 use crate::buffers::Buffer;
 use crate::error::GpuError;
 use crate::kernels::{Access, Arithmetic, Kernel, text};
@@ -20,26 +21,8 @@ pub(crate) struct Pipeline {
     layout: wgpu::BindGroupLayout,
 }
 
-/// Bind groups that were used before. A group holds its buffers, so it goes with the first of them.
-#[derive(Debug, Default)]
-pub(crate) struct GroupCache {
-    groups: Mutex<HashMap<GroupKey, wgpu::BindGroup>>,
-}
-
-type GroupKey = (&'static [Access], Vec<u64>);
-
-impl GroupCache {
-    pub(crate) fn forget(&self, buffer: u64) {
-        // Dropped after the lock is released: a group may hold the last reference to other buffers.
-        let gone: Vec<_> = {
-            let mut groups = self.groups.lock();
-            groups
-                .extract_if(|(_, ids), _| ids.contains(&buffer))
-                .collect()
-        };
-        drop(gone);
-    }
-}
+/// Pipelines that are being tested.
+pub(crate) type Trial = HashMap<Kernel, Arc<Pipeline>>;
 
 /// Compiles kernels for one device.
 #[derive(Debug)]
@@ -159,8 +142,7 @@ impl Compiler {
     ) -> wgpu::BindGroup {
         debug_assert_eq!(pipeline.accesses.len(), buffers.len());
         let ids = buffers.iter().map(|buffer| buffer.inner.id).collect();
-        let mut groups = self.groups.groups.lock();
-        let new = || {
+        self.groups.find((pipeline.accesses, ids), || {
             let parameters = wgpu::BindingResource::Buffer(wgpu::BufferBinding {
                 buffer: parameters,
                 offset: 0,
@@ -176,11 +158,7 @@ impl Compiler {
                 layout: &pipeline.layout,
                 entries: &entries,
             })
-        };
-        groups
-            .entry((pipeline.accesses, ids))
-            .or_insert_with(new)
-            .clone()
+        })
     }
 }
 

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::buffers::{Buffer, View};
-use crate::device::{DISPATCHES, Gpu, Trial};
+use crate::device::{DISPATCHES, Gpu};
 use crate::error::GpuError;
 use crate::kernels::Kernel;
-use crate::pipelines::{PARAMETERS, Pipeline};
+use crate::pipelines::{PARAMETERS, Pipeline, Trial};
 
 /// Operations of a batch, in order. Each sees the results of those before it. They begin with
 /// [`Step::submit`], which keeps their buffers until they have run.
@@ -51,11 +51,14 @@ enum Command {
     },
 }
 
-impl Step {
-    pub(crate) fn new(gpu: Gpu) -> Self {
-        Self::trial(gpu, Trial::new())
+impl Gpu {
+    /// An empty list of operations.
+    pub fn step(&self) -> Step {
+        Step::trial(self.clone(), Trial::new())
     }
+}
 
+impl Step {
     /// A step of a self-test, with pipelines that are not known yet.
     pub(crate) fn trial(gpu: Gpu, trial: Trial) -> Self {
         Self {

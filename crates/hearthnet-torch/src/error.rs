@@ -5,17 +5,7 @@ use hearthnet_files::ModelError;
 use hearthnet_files::quantize::QuantizeError;
 use tch::TchError;
 
-use crate::options::{DeviceChoice, Dtype};
-
-/// Text that names no device or number format.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OptionError {
-    #[error("devices are auto, cpu, cuda, cuda:N and mps")]
-    Device,
-    #[error("formats are fp16, bf16 and fp32")]
-    Dtype,
-}
+use crate::choice::{DeviceChoice, Dtype};
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

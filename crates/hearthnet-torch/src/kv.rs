@@ -13,8 +13,8 @@ use std::rc::Rc;
 use hearthnet_engine::{EngineError, Footprint, Storage};
 use tch::{Device, TchError, Tensor};
 
+use crate::choice::Dtype;
 use crate::error::TorchLoadError;
-use crate::options::Dtype;
 
 const PAGE: u32 = 32;
 

@@ -9,7 +9,7 @@
 //! | concept | file |
 //! |---|---|
 //! | device, number format, limits | `options.rs` |
-//! | errors | `error.rs` |
+//! | devices and number formats; errors | `choice.rs`; `error.rs` |
 //! | loading, and running a batch | `engine.rs` |
 //! | weights of a file as tensors | `weights.rs` |
 //! | a batch through a block, attention, experts | `forward/` |
@@ -22,6 +22,7 @@
 #![cfg(feature = "libtorch")]
 
 mod bench;
+mod choice;
 mod engine;
 mod error;
 mod forward;
@@ -31,7 +32,8 @@ mod shard;
 mod weights;
 
 pub use bench::bench;
+pub use choice::{DeviceChoice, Dtype, OptionError};
 pub use engine::{Torch, TorchEngine, load};
-pub use error::{OptionError, TorchLoadError};
-pub use options::{DeviceChoice, Dtype, Target, TorchOptions};
+pub use error::TorchLoadError;
+pub use options::{Target, TorchOptions};
 pub use shard::start;

@@ -5,8 +5,9 @@ use hearthnet_files::spec::Rotation;
 use hearthnet_files::{LayerTensor, ModelFile, TensorView, quantize};
 use tch::{Kind, TchError, Tensor};
 
+use crate::choice::Dtype;
 use crate::error::TorchLoadError;
-use crate::options::{Dtype, Target};
+use crate::options::Target;
 
 /// Values decoded at a time.
 const CHUNK: usize = 1 << 20;

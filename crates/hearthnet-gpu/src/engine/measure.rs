@@ -7,8 +7,7 @@ use hearthnet_engine::{Backend, Engine, EngineError, EngineOn, EngineOptions, Lo
 use hearthnet_files::ModelFile;
 
 use super::load;
-use super::weights::GpuLoadError;
-use crate::{Gpu, GpuError};
+use crate::{Gpu, GpuError, GpuLoadError};
 
 /// Layers that are measured: enough that one submission and one read do not count more than in use.
 const LAYERS: u32 = 4;

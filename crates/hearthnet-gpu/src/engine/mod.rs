@@ -3,18 +3,20 @@
 //! | what | where |
 //! |---|---|
 //! | loading, and running a batch | this file |
-//! | weights of layers | `weights` |
+//! | weights of layers; those of one kind, with its buffers | `weights`, `parts`; `latent`, `recurrence`, `experts` |
 //! | keys and values; states of recurrent layers | `pages`, `states` |
 //! | whether a card is faster than the processor | `measure` |
-//! | buffers of a batch | `scratch` |
-//! | the steps of a layer | `pass`, `latent`, `recurrence`, `experts` |
+//! | buffers and further inputs of a batch | `scratch`, `rows` |
+//! | the steps of a layer | `pass/` |
 
 mod experts;
 mod latent;
 mod measure;
 mod pages;
+mod parts;
 mod pass;
 mod recurrence;
+mod rows;
 mod scratch;
 mod states;
 mod weights;
@@ -29,14 +31,14 @@ use hearthnet_engine::{
 use hearthnet_files::ModelFile;
 use hearthnet_files::spec::ModelSpec;
 
-use crate::Gpu;
+use crate::{Gpu, GpuLoadError};
 pub use measure::{Comparison, compare};
 pub use pages::CardPages;
 use pages::CardSequence;
-use pass::{Pass, device_error};
-use scratch::{Angles, Buffers, RowInfo, Widths};
-pub use weights::GpuLoadError;
-use weights::{CardLayer, unsupported};
+use pass::Pass;
+use rows::RowInfo;
+use scratch::{Angles, Buffers, Widths};
+use weights::CardLayer;
 
 /// Exact engine on a graphics card.
 pub type GpuEngine = EngineOn<Card>;
@@ -117,7 +119,7 @@ pub fn check(spec: &ModelSpec) -> Result<(), GpuLoadError> {
         Some(dim) => {
             let what =
                 format!("heads of {dim} values, which is no multiple of 8, are not computed");
-            Err(unsupported(&what))
+            Err(GpuLoadError::unsupported(&what))
         }
         None => Ok(()),
     }
@@ -151,22 +153,20 @@ impl Card {
         let end = end.max().unwrap_or(0);
         let attention = || layers.iter().filter_map(|layer| layer.attention.as_ref());
         let rotations = attention().map(|attention| attention.rotation);
-        self.angles
-            .cover(gpu, batch.ropes, rotations, end)
-            .map_err(device_error)?;
+        self.angles.cover(gpu, batch.ropes, rotations, end)?;
         let per_row = spec
             .per_layer
             .map_or(0, |own| own.width as usize * layers.len());
         let inputs = &batch.inputs[rows.start * per_row..rows.end * per_row];
         let of = (batch.spans, sequences);
         let info = RowInfo::of(gpu, spec, &self.windows, of, rows, inputs);
-        let info = info.map_err(device_error)?;
+        let info = info?;
         let scores = attention().map(|of| info.scores(of.q / of.head_dim.max(1)));
         let scores = scores.max().unwrap_or(0);
         let most = self.most_rows(spec);
         let old = self.buffers.take();
         let buffers = Buffers::at_least(gpu, (spec, self.widths), old, (count, most), scores);
-        let buffers = self.buffers.insert(buffers.map_err(device_error)?);
+        let buffers = self.buffers.insert(buffers?);
         gpu.write_f32(&buffers.x, 0, x);
         let mut pass = Pass {
             gpu,
@@ -193,7 +193,7 @@ impl Card {
         pass.submit()?;
         let done = pass.done;
         let words = gpu.read(&buffers.out, 0..values + flags);
-        let words = words.map_err(device_error)?;
+        let words = words?;
         let (outputs, flags) = words.split_at(x.len());
         for (to, from) in x.iter_mut().zip(outputs) {
             *to = f32::from_bits(*from);

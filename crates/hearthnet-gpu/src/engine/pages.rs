@@ -12,7 +12,6 @@ use std::ops::Range;
 use hearthnet_engine::{EngineError, Footprint, States, Storage, Track, footprint};
 use hearthnet_files::spec::ModelSpec;
 
-use super::pass::device_error;
 use super::states::CardStates;
 use crate::{Buffer, Gpu, StateView};
 
@@ -122,13 +121,13 @@ impl CardPages {
         }
         for keys in &mut self.keys {
             let larger = self.gpu.kv(room, keys.kv_heads, keys.head_dim);
-            let larger = larger.map_err(device_error)?;
+            let larger = larger?;
             let words = u64::from(self.room) * keys.page();
             if let Some(old) = &keys.buffer {
                 let mut step = self.gpu.step();
                 step.copy_words(old, 0, &larger, 0, words);
                 step.clear(old, 0..words);
-                step.submit().map_err(device_error)?;
+                step.submit()?;
             }
             keys.buffer = Some(larger);
         }
@@ -198,7 +197,7 @@ impl CardPages {
         }
         if let Err(error) = step.submit() {
             self.free_pages(vec![copy]);
-            return Err(device_error(error));
+            return Err(error.into());
         }
         self.owners[page as usize] -= 1;
         Ok(copy)

@@ -5,22 +5,17 @@
 
 use std::ops::Range;
 
-use hearthnet_engine::{EngineError, Span, StateMemory};
+use hearthnet_engine::{EngineError, StateMemory};
 use hearthnet_files::spec::ModelSpec;
 
-use super::pages::CardSequence;
-use super::pass::device_error;
-use crate::{Buffer, Gpu, GpuError, Pieces, StateView, piece};
+use crate::{Buffer, Gpu, StateView};
 
 /// States of the first buffers.
 const FIRST: u32 = 8;
-/// Rows of a piece, at most: a launch takes as long as its longest piece.
-const ROWS: usize = 64;
-
 struct LayerStates {
     /// Words of a state; 0 if the layer has none.
     words: u32,
-    /// Those of the inputs of the convolution, which come first.
+    /// Words of a state's inputs of the convolution, which come before its heads.
     inputs: u32,
     /// `None` before the first state.
     buffer: Option<Buffer>,
@@ -79,13 +74,13 @@ impl CardStates {
         }
         for layer in self.layers.iter_mut().filter(|layer| layer.words > 0) {
             let larger = self.gpu.buffer(u64::from(room) * u64::from(layer.words));
-            let larger = larger.map_err(device_error)?;
+            let larger = larger?;
             if let Some(old) = &layer.buffer {
                 let words = u64::from(self.room) * u64::from(layer.words);
                 let mut step = self.gpu.step();
                 step.copy_words(old, 0, &larger, 0, words);
                 step.clear(old, 0..words);
-                step.submit().map_err(device_error)?;
+                step.submit()?;
             }
             layer.buffer = Some(larger);
         }
@@ -132,78 +127,5 @@ impl StateMemory for CardStates {
 impl Drop for CardStates {
     fn drop(&mut self) {
         self.wipe(0..self.count);
-    }
-}
-
-/// Order in which the rows of a pass go through the states of their sequences. The pieces of a round
-/// are of different sequences; those of a sequence are in successive rounds.
-pub(super) struct Rounds {
-    pieces: Buffer,
-    /// First piece, number of pieces, rows of the longest.
-    rounds: Vec<(u32, u32, u32)>,
-}
-
-impl Rounds {
-    /// Rows `rows` of a batch; `None` if no layer has a state.
-    pub(super) fn of(
-        gpu: &Gpu,
-        (spans, sequences): (&[Span], &[&CardSequence]),
-        rows: &Range<usize>,
-    ) -> Result<Option<Self>, GpuError> {
-        let mut rounds: Vec<Vec<[u32; 8]>> = Vec::new();
-        let mut begin = 0;
-        for (span, sequence) in spans.iter().zip(sequences) {
-            let first = begin;
-            begin += span.rows as usize;
-            let Some(buffers) = sequence.track.batch(span.position) else {
-                return Ok(None);
-            };
-            let state = |buffer: usize| buffer as u32;
-            let after = state(buffers.after);
-            let (mut row, end) = (first.max(rows.start), begin.min(rows.end));
-            // Earlier rows of the batch have left their state where that of its end will be.
-            let mut before = match row == first {
-                true => buffers.before.map(state),
-                false => Some(after),
-            };
-            let mut round = 0;
-            while row < end {
-                let position = span.position as usize + (row - first);
-                let mut checkpoints = buffers.checkpoints.iter();
-                let next = checkpoints.find(|(length, _)| *length as usize > position);
-                let until = next.map_or(usize::MAX, |(length, _)| *length as usize - position);
-                let count = (end - row).min(until).min(ROWS);
-                let copy = next.filter(|_| count == until).map(|(_, at)| state(*at));
-                let own = ((row - rows.start) as u32, count as u32);
-                if rounds.len() == round {
-                    rounds.push(Vec::new());
-                }
-                rounds[round].push(piece(own, before, after, copy));
-                before = Some(after);
-                row += count;
-                round += 1;
-            }
-        }
-        let words: Vec<u32> = rounds.iter().flatten().flatten().copied().collect();
-        let mut first = 0;
-        let rounds = rounds.iter().map(|pieces| {
-            let longest = pieces.iter().map(|piece| piece[1]).max();
-            let round = (first, pieces.len() as u32, longest.unwrap_or(0));
-            first += round.1;
-            round
-        });
-        Ok(Some(Self {
-            rounds: rounds.collect(),
-            pieces: gpu.upload(&words)?,
-        }))
-    }
-
-    pub(super) fn each(&self) -> impl Iterator<Item = Pieces<'_>> {
-        self.rounds.iter().map(|&(first, count, rows)| Pieces {
-            buffer: &self.pieces,
-            first,
-            count,
-            rows,
-        })
     }
 }

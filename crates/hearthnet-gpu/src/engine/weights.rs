@@ -1,26 +1,14 @@
 //! Weights of layers on the card.
 
-use hearthnet_engine::LoadError;
 use hearthnet_engine::kernels::Packed;
-use hearthnet_engine::layer::{FeedForward, Ffn, Layer, LayerNorm};
+use hearthnet_engine::layer::{FeedForward, Layer, LayerNorm};
 use hearthnet_files::spec::{BlockSpec, Rotation};
 
 use super::experts::CardExperts;
 use super::latent::CardLatent;
+use super::parts::{BranchEnd, CardFfn};
 use super::recurrence::CardRecurrence;
-use crate::{Buffer, Gpu, GpuError, Matrix};
-
-/// Error of loading layers onto a card.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum GpuLoadError {
-    /// The model, its file, or a feature that this engine does not compute.
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    /// The card.
-    #[error(transparent)]
-    Gpu(#[from] GpuError),
-}
+use crate::{Buffer, Gpu, GpuLoadError, Matrix};
 
 /// Weights of one layer.
 pub(super) struct CardLayer {
@@ -57,14 +45,6 @@ pub(super) struct Attention {
     pub(super) end: BranchEnd,
 }
 
-/// Steps between the output of a branch and the residual stream.
-pub(super) struct BranchEnd {
-    pub(super) bias: Option<Buffer>,
-    pub(super) norm: Option<Buffer>,
-    /// LayerNorm of the sum: weights and bias.
-    pub(super) sum_norm: Option<(Buffer, Buffer)>,
-}
-
 pub(super) enum Feed {
     None,
     Dense {
@@ -84,36 +64,6 @@ impl Feed {
             Self::None => None,
             Self::Dense { end, .. } | Self::Experts { end, .. } => Some(end),
         }
-    }
-}
-
-pub(super) enum CardFfn {
-    Gated { gate: Matrix, up: Matrix },
-    Ungated { up: Matrix, bias: Option<Buffer> },
-}
-
-impl CardFfn {
-    pub(super) fn upload(gpu: &Gpu, ffn: &Ffn) -> Result<Self, GpuLoadError> {
-        Ok(match ffn {
-            Ffn::Split { gate, up } => Self::Gated {
-                gate: gpu.matrix(gate)?,
-                up: gpu.matrix(up)?,
-            },
-            Ffn::Ungated { up, bias } => Self::Ungated {
-                up: gpu.matrix(up)?,
-                bias: bias.as_ref().map(|bias| gpu.upload_f32(bias)).transpose()?,
-            },
-            Ffn::Fused(_) => return Err(unsupported("alternating panels are not computed")),
-        })
-    }
-
-    /// Matrices that read the input of the feed-forward layer.
-    pub(super) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
-        let (first, second) = match self {
-            Self::Gated { gate, up } => (gate, Some(up)),
-            Self::Ungated { up, .. } => (up, None),
-        };
-        std::iter::once(first).chain(second)
     }
 }
 
@@ -237,11 +187,7 @@ impl CardLayer {
 
 /// Values of a row, which fit into 32 bits in every model that the checks of files let through.
 fn narrow(values: usize) -> Result<u32, GpuLoadError> {
-    u32::try_from(values)
-        .map_err(|_| unsupported("rows of more than 4 billion values are not computed"))
-}
-
-pub(super) fn unsupported(what: &str) -> GpuLoadError {
-    let what = format!("{what} by a graphics card; the processor computes this model");
-    LoadError::Unsupported(what).into()
+    u32::try_from(values).map_err(|_| {
+        GpuLoadError::unsupported("rows of more than 4 billion values are not computed")
+    })
 }

@@ -3,7 +3,7 @@
 use hearthnet_engine::kernels::{Arena, Matrix as FileMatrix, Packed};
 use hearthnet_files::blocks::WeightType;
 
-use super::{INPUTS, OUTPUTS, PRODUCTS, finite_activations, weights};
+use super::operands::{INPUTS, OUTPUTS, PRODUCTS, finite_activations, weights};
 use crate::buffers::{Buffer, Input};
 use crate::device::Gpu;
 use crate::error::GpuError;

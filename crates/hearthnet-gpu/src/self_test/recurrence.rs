@@ -1,6 +1,6 @@
 //! Case of recurrences: pieces of two sequences, which begin and end in several ways.
 
-use super::Draw;
+use super::operands::Draw;
 use crate::buffers::Buffer;
 use crate::device::Gpu;
 use crate::error::GpuError;

@@ -264,7 +264,7 @@ fn rotate(x: &Tensor, cos: &Tensor, sin: &Tensor, kind: RopeKind) -> Result<Tens
     let (_, _, width) = x.size3()?;
     let head = x.f_narrow(2, 0, 2 * pairs)?;
     let (a, b) = match kind {
-        RopeKind::Halves => (head.f_narrow(2, 0, pairs)?, head.f_narrow(2, pairs, pairs)?),
+        RopeKind::NeoX => (head.f_narrow(2, 0, pairs)?, head.f_narrow(2, pairs, pairs)?),
         RopeKind::Interleaved => (
             head.f_slice(2, 0, 2 * pairs, 2)?,
             head.f_slice(2, 1, 2 * pairs, 2)?,
@@ -273,7 +273,7 @@ fn rotate(x: &Tensor, cos: &Tensor, sin: &Tensor, kind: RopeKind) -> Result<Tens
     let first = a.f_mul(cos)?.f_sub(&b.f_mul(sin)?)?;
     let second = a.f_mul(sin)?.f_add(&b.f_mul(cos)?)?;
     let mut rotated = match kind {
-        RopeKind::Halves => vec![first, second],
+        RopeKind::NeoX => vec![first, second],
         RopeKind::Interleaved => vec![Tensor::f_stack(&[first, second], 3)?.f_flatten(2, 3)?],
     };
     if width > 2 * pairs {

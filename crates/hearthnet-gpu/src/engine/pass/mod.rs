@@ -3,14 +3,20 @@
 //! Launches are recorded into steps, and a step is submitted before it would take longer than
 //! [`Pace::limit`] allows, so that the card can draw the desktop in between.
 
+mod experts;
+mod latent;
+mod recurrence;
+
 use hearthnet_engine::EngineError;
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::spec::{Activation, ModelSpec};
 
 use super::pages::CardPages;
-use super::scratch::{Angles, Buffers, RowInfo};
-use super::weights::{Attention, BranchEnd, CardFfn, CardLayer, Feed, PerLayer};
-use crate::{AttentionShape, Buffer, Gpu, GpuError, Input, Matrix, Step, Unary, View};
+use super::parts::{BranchEnd, CardFfn};
+use super::rows::RowInfo;
+use super::scratch::{Angles, Buffers};
+use super::weights::{Attention, CardLayer, Feed, PerLayer};
+use crate::{AttentionShape, Buffer, Gpu, Input, Matrix, Step, Unary, View};
 
 /// Rows of a batch on their way through layers.
 pub(super) struct Pass<'a> {
@@ -156,7 +162,7 @@ impl<'a> Pass<'a> {
     pub(super) fn submit(&mut self) -> Result<(), EngineError> {
         let step = std::mem::replace(&mut self.step, self.gpu.step());
         self.work = 0;
-        step.submit().map_err(device_error)
+        Ok(step.submit()?)
     }
 
     fn attention(&mut self, of: &Attention, layer: usize) -> Result<(), EngineError> {
@@ -355,12 +361,5 @@ impl<'a> Pass<'a> {
             self.step.scale(branch, rows, width, factor);
         }
         self.step.add_round(x, branch, rows, width, dtype);
-    }
-}
-
-pub(super) fn device_error(error: GpuError) -> EngineError {
-    match error {
-        GpuError::OutOfMemory { .. } | GpuError::TooLarge { .. } => EngineError::DeviceMemory,
-        other => EngineError::Device(other.to_string()),
     }
 }
