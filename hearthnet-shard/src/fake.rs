@@ -10,17 +10,20 @@ use std::time::Duration;
 
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::spec::RowShape;
-use hearthnet_transport::Message;
+use hearthnet_transport::{Message, NodeId};
 use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Clock;
+use crate::config::ServeConfig;
 use crate::engine::{
     EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Served, Span, StartProgress,
 };
+use crate::events::HostEvents;
 use crate::fault::StreamFault;
 use crate::inbox::Inbox;
 use crate::sched::{Command, Scheduler};
-use crate::stream_handle::ResponseSink;
+use crate::stream_handle::{ResponseSink, Slots};
+use crate::stream_table::HostState;
 use crate::sync::mpsc::Receiver;
 
 pub(crate) const WIDTH: u32 = 4;
@@ -49,6 +52,29 @@ pub(crate) fn run<S: EngineSource>(scheduler: &mut Scheduler<S>, commands: &Rece
     take_in(scheduler, commands);
     while scheduler.turn() {
         take_in(scheduler, commands);
+    }
+}
+
+/// State of a host of [`served`], whose callers each count alone.
+pub(crate) fn host_state(
+    node: NodeId,
+    config: ServeConfig,
+    inbox: Inbox,
+    events: Arc<HostEvents>,
+    clock: Arc<HandClock>,
+) -> HostState {
+    HostState {
+        node,
+        endpoint: "127.0.0.1:1".into(),
+        served: served(),
+        slots: Slots::new(node, &config, Arc::clone(&events)),
+        kv_budget: config.kv_budget_bytes.into(),
+        config,
+        weight_bytes: 1,
+        inbox,
+        events,
+        clock,
+        parties: Arc::new(|caller| *caller),
     }
 }
 

@@ -18,12 +18,11 @@ use crate::config::ServeConfig;
 use crate::events::{Caller as CallerId, HostEvents};
 use crate::fake::{
     self, FakeSource, HandClock, KV_BYTES, OVERFLOWS, PAGE, Probe, Recorder, WEIGHTS, WIDTH,
-    expected, served,
+    expected, host_state, served,
 };
 use crate::inbox::Inbox;
 use crate::notary::Notary;
 use crate::sched::{Command, Limits, Scheduler};
-use crate::stream_handle::Slots;
 use crate::stream_table::{HostState, StreamTable};
 use crate::sync::mpsc;
 
@@ -139,19 +138,7 @@ impl Host {
             max_waiting_steps_per_caller: 8,
             ..ServeConfig::new("")
         };
-        let state = HostState {
-            node: owner,
-            endpoint: "127.0.0.1:1".into(),
-            served: served(),
-            slots: Slots::new(owner, &config, Arc::clone(&events)),
-            kv_budget: config.kv_budget_bytes.into(),
-            config,
-            weight_bytes: 1,
-            inbox,
-            events: Arc::clone(&events),
-            clock: clock.clone(),
-            parties: Arc::new(|caller| *caller),
-        };
+        let state = host_state(owner, config, inbox, Arc::clone(&events), clock.clone());
         let limits = Limits {
             kv_budget: PAGES * page_bytes(),
             kv_share: 75,

@@ -10,12 +10,14 @@
 #[path = "common/engines.rs"]
 mod engines;
 
-use engines::{difference, families, family, on_card, on_processor, options, rows, through};
+use engines::{difference, on_card, on_processor, options, through};
 use hearthnet_engine::LoadError;
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::gguf::TensorType;
 use hearthnet_gpu::GpuLoadError;
-use hearthnet_testkit::{TinyLlama, assert_none_differ, every_weight_as};
+use hearthnet_testkit::{
+    TinyLlama, assert_none_differ, embeddings as rows, every_weight_as, families, family,
+};
 
 /// Families that the card leaves to the processor.
 const REFUSED: [&str; 0] = [];

@@ -5,10 +5,10 @@
 #[path = "common/engines.rs"]
 mod engines;
 
-use engines::{append, assert_same, family, on_card, on_processor, options, rows, through};
+use engines::{append, assert_same, on_card, on_processor, options, through};
 use hearthnet_engine::{Backend, EngineError, EngineOn, EngineOptions, Span};
 use hearthnet_files::ModelFile;
-use hearthnet_testkit::{TinyLlama, assert_matches};
+use hearthnet_testkit::{TinyLlama, assert_matches, embeddings as rows, family};
 
 /// A model with a sliding window and attention sinks beside one without.
 fn models() -> [(&'static str, ModelFile); 2] {

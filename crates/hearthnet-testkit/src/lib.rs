@@ -7,6 +7,7 @@
 
 mod changed;
 mod directory;
+mod families;
 pub mod float64;
 mod full_model;
 pub mod lab;
@@ -38,6 +39,7 @@ pub use hearthnet_conformance::raw;
 
 pub use changed::{encoded, rewritten, with_metadata, with_nan, with_tiny_vocabulary};
 pub use directory::TinyDirectory;
+pub use families::{embeddings, families, family};
 pub use full_model::FullModel;
 pub use languages::LANGUAGES;
 pub use memory_folder::{TempDir, memory_folder};

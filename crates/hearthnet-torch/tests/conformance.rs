@@ -7,13 +7,11 @@
 
 mod common;
 
-use common::{
-    append, deviation, deviations, exact, exact_layers, families, family, load, options, rows,
-};
+use common::{append, deviation, deviations, exact, exact_layers, families, load, options};
 use hearthnet_engine::Span;
 use hearthnet_files::gguf::TensorType;
 use hearthnet_files::{BoundaryDtype, ModelFile};
-use hearthnet_testkit::{TinyLlama, every_weight_as};
+use hearthnet_testkit::{TinyLlama, embeddings as rows, every_weight_as, family};
 use hearthnet_torch::Dtype;
 
 /// Bound of the deviation of a row.

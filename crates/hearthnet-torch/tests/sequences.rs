@@ -4,10 +4,10 @@
 
 mod common;
 
-use common::{append, deviation, family, load, options, rewrite, rows};
+use common::{append, deviation, load, options, rewrite};
 use hearthnet_engine::{EngineError, Span};
 use hearthnet_files::{BoundaryDtype, Gguf, ModelFile};
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{TinyLlama, embeddings as rows, family};
 use hearthnet_torch::{DeviceChoice, Dtype, TorchEngine, TorchLoadError, TorchOptions};
 
 fn tiny(model: &TinyLlama) -> ModelFile {

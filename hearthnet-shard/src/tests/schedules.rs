@@ -19,7 +19,9 @@ use hearthnet_transport::{Handler as _, Message, NodeId, StreamClose};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler as Schedules};
 use shuttle::{Config, Runner};
 
-use super::fake::{FakeSource, HandClock, OVERFLOWS, Probe, Recorder, expected, served};
+use super::fake::{
+    FakeSource, HandClock, OVERFLOWS, Probe, Recorder, expected, host_state, served,
+};
 use super::{open_for, rows, step};
 use crate::compute::{Compute, Running};
 use crate::config::ServeConfig;
@@ -27,7 +29,6 @@ use crate::events::{Caller as CallerId, HostEvents};
 use crate::notary::Notary;
 use crate::plan::UNUSED_AFTER;
 use crate::sched::{Limits, Scheduler};
-use crate::stream_handle::Slots;
 use crate::stream_table::{HostState, StreamTable};
 use crate::sync::thread;
 
@@ -94,19 +95,7 @@ impl Host {
             move || Scheduler::new(source, served(), limits, events, clock, notary)
         };
         let (compute, _) = Compute::start(scheduler, 0).unwrap();
-        let state = HostState {
-            node: owner,
-            endpoint: "127.0.0.1:1".into(),
-            served: served(),
-            slots: Slots::new(owner, &config, Arc::clone(&events)),
-            kv_budget: config.kv_budget_bytes.into(),
-            config,
-            weight_bytes: 1,
-            inbox: compute.inbox.clone(),
-            events,
-            clock: clock.clone(),
-            parties: Arc::new(|caller| *caller),
-        };
+        let state = host_state(owner, config, compute.inbox.clone(), events, clock.clone());
         Self {
             state: Arc::new(state),
             compute,

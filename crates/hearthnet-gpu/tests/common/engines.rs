@@ -2,10 +2,9 @@
 #![allow(dead_code)] // each test binary uses a part
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use hearthnet_engine::{Backend, Engine, EngineError, EngineOn, EngineOptions, Head, SeqId, Span};
+use hearthnet_engine::{Backend, Engine, EngineError, EngineOn, EngineOptions, SeqId, Span};
 use hearthnet_files::ModelFile;
 use hearthnet_gpu::{Choice, Gpu, GpuEngine};
 
@@ -34,40 +33,6 @@ pub(crate) fn on_card(file: &ModelFile, layers: Range<u32>) -> GpuEngine {
 
 pub(crate) fn on_processor(file: &ModelFile, layers: Range<u32>) -> Engine {
     Engine::load(file, layers, &options(), &mut |_, _| ()).unwrap()
-}
-
-/// Names of the small models made by `transformers` for the tests of the processor's engine.
-pub(crate) fn families() -> Vec<String> {
-    let names = std::fs::read_dir(folder()).unwrap().filter_map(|entry| {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        name.strip_suffix(".gguf").map(str::to_owned)
-    });
-    let mut names: Vec<String> = names.collect();
-    names.sort();
-    names
-}
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../hearthnet-files/tests/data/families")
-}
-
-pub(crate) fn family(name: &str) -> ModelFile {
-    ModelFile::open(&folder().join(format!("{name}.gguf"))).unwrap()
-}
-
-/// Rows of pseudo-random tokens, with the per-layer inputs of all layers.
-pub(crate) fn rows(file: &ModelFile, count: usize, seed: u32) -> Vec<f32> {
-    let head = Head::load(file, &options()).unwrap();
-    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
-    let ids: Vec<u32> = (0..count)
-        .map(|_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) % file.spec().vocab
-        })
-        .collect();
-    let mut rows = Vec::new();
-    head.embed(&ids, &mut rows).unwrap();
-    rows
 }
 
 /// Appends rows to a sequence in batches of so many rows each, and returns them as they come out.

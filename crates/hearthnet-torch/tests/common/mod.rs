@@ -1,9 +1,7 @@
 //! Helpers of the libtorch engine's tests.
 #![allow(dead_code)] // each test binary uses a part
 
-use std::path::{Path, PathBuf};
-
-use hearthnet_engine::{Engine, EngineOptions, Head, SeqId, Span};
+use hearthnet_engine::{Engine, EngineOptions, SeqId, Span};
 use hearthnet_files::{Gguf, ModelFile};
 use hearthnet_testkit::{encoded, rewritten};
 use hearthnet_torch::{DeviceChoice, Dtype, TorchEngine, TorchOptions};
@@ -54,24 +52,11 @@ pub(crate) const REFUSED: [&str; 20] = [
     "gemmaembedding",
 ];
 
-/// The small models made by `transformers` for the exact engine's tests.
+/// Names of the small models that this engine computes.
 pub(crate) fn families() -> Vec<String> {
-    let names = std::fs::read_dir(folder()).unwrap().filter_map(|entry| {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        name.strip_suffix(".gguf").map(str::to_owned)
-    });
-    let mut names: Vec<String> = names.collect();
+    let mut names = hearthnet_testkit::families();
     names.retain(|name| !REFUSED.contains(&name.as_str()));
-    names.sort();
     names
-}
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../hearthnet-files/tests/data/families")
-}
-
-pub(crate) fn family(name: &str) -> ModelFile {
-    ModelFile::open(&folder().join(format!("{name}.gguf"))).unwrap()
 }
 
 /// The model with changed values of one tensor.
@@ -83,21 +68,6 @@ pub(crate) fn rewrite(file: &ModelFile, tensor: &str, change: impl Fn(&mut f32))
         encoded(info.dtype, &values)
     });
     ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
-}
-
-/// Embeddings of pseudo-random tokens; deterministic for a seed.
-pub(crate) fn rows(file: &ModelFile, count: usize, seed: u32) -> Vec<f32> {
-    let head = Head::load(file, &EngineOptions::default()).unwrap();
-    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
-    let ids: Vec<u32> = (0..count)
-        .map(|_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) % file.spec().vocab
-        })
-        .collect();
-    let mut rows = Vec::new();
-    head.embed(&ids, &mut rows).unwrap();
-    rows
 }
 
 /// Rows at every layer boundary on the exact engine: the input of each layer, then the last output.
