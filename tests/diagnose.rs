@@ -336,7 +336,7 @@ fn a_chat_over_standalone_hosts_can_be_traced_only_by_its_caller() {
 }
 
 /// Test double of a host: admits every caller and answers `diagnose` with these pages. `None`: it
-/// does not know the method, as older versions.
+/// does not know the method, as a host of another version.
 fn play(runtime: &Runtime, pages: Option<Vec<Value>>) -> DiagnoseHost {
     let rules: Vec<PathRule> = pages.iter().map(|_| bus_rule()).collect();
     runtime.block_on(DiagnoseHost::start(Ok(pages.unwrap_or_default()), &rules))
@@ -419,6 +419,6 @@ fn a_host_with_false_or_invalid_records_is_named_and_spoils_no_other_answer() {
         people.chars().all(|c| c == '\n' || !c.is_control()),
         "{people:?}"
     );
-    assert!(people.contains("it may run an older version"), "{people}");
+    assert!(people.contains("it may run another version"), "{people}");
     assert!(!people.contains(&asker_id), "{people}");
 }

@@ -16,7 +16,7 @@ use hearthnet_files::ModelFile;
 use super::prelude::*;
 
 /// Longest wait for an audit.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     blocking(found, |runtime, found| {
@@ -66,7 +66,7 @@ impl Trial {
         let evidence: Receiver<Evidence> = hosts.evidence();
         let begin = Instant::now();
         let asked = fleet.ask_over(&hosts, 1, TOKENS)?;
-        let evidence = evidence.recv_timeout(PATIENCE)?;
+        let evidence = evidence.recv_timeout(TIMEOUT)?;
         let after = begin.elapsed();
         let [caller, liar, honest] = ids;
         let home = Home::founded(new_key()?, true);

@@ -57,7 +57,7 @@ fn lowest(_: NodeId, host: NodeId) -> u64 {
     bytes.fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
 }
 
-/// FNV-1a over both ids, which was the tie-break of earlier versions.
+/// FNV-1a over both ids, a tie-break that the host can compute.
 fn hashed(caller: NodeId, host: NodeId) -> u64 {
     let (caller, host) = (caller.to_string(), host.to_string());
     let bytes = caller.bytes().chain([0]).chain(host.bytes());

@@ -12,7 +12,7 @@ use crate::raw::violations::Reached;
 use crate::raw::{
     Arrived, Credentials, Ending, Failed, Frame, Hello, Peer, SWITCHING, cbor, kind, stream_open,
 };
-use crate::script::{Act, At, Attempt, Check, Expect, Host, PATIENCE, POSITIONS, Token};
+use crate::script::{Act, At, Attempt, Check, Expect, Host, POSITIONS, TIMEOUT, Token};
 
 /// Time for a host to end a session that a check has ended.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -98,7 +98,7 @@ async fn limits(host: &Host) -> Result<Limits, String> {
     let mut peer = upgraded(host).await.map_err(|Failed(why)| why)?;
     peer.send(hello(host, "pipeline", Token::Valid)?.frame())
         .await;
-    let answer = next(&mut peer, kind::HELLO, PATIENCE).await?;
+    let answer = next(&mut peer, kind::HELLO, TIMEOUT).await?;
     if !answer.is(kind::HELLO) {
         return Err(describe(&mut peer, answer).await);
     }
@@ -245,7 +245,7 @@ async fn reach(host: &Host, at: &At) -> Result<Option<Peer>, Failed> {
             let mut peer = upgraded(host).await?.greeted(&hello).await?;
             let (weights, layers) = (&host.shard.weights, host.shard.layers);
             peer.send(stream_open(1, weights, layers, POSITIONS)).await;
-            let answer = next(&mut peer, kind::STREAM_OPENED, PATIENCE).await;
+            let answer = next(&mut peer, kind::STREAM_OPENED, TIMEOUT).await;
             let answer = answer.map_err(Failed)?;
             if !answer.is(kind::STREAM_OPENED) {
                 return Err(Failed(describe(&mut peer, answer).await));

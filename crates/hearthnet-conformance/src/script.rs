@@ -14,7 +14,7 @@ use crate::raw::{Credentials, Frame, Outgoing, kind};
 pub(crate) const POSITIONS: u32 = 64;
 
 /// Time for an answer: the longest deadline of an opening session, and a slow host's work.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Test of a frame's body. The error says what is wrong with it.
 pub type Test = Arc<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
@@ -190,7 +190,7 @@ pub(crate) fn check(name: &'static str, section: &'static str, attempts: Vec<Att
     Check {
         name,
         section,
-        patience: PATIENCE,
+        patience: TIMEOUT,
         attempts,
         without: "",
     }

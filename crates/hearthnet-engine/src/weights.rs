@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use hearthnet_files::blocks::{WeightType, all_finite};
-use hearthnet_files::spec::{Activation, DeltaSpec, Feed, LayerTensor, MambaSpec, Mixer};
+use hearthnet_files::spec::{
+    Activation, DeltaSpec, FeedForwardSpec, LayerTensor, MambaSpec, Mixer,
+};
 use hearthnet_files::{ModelFile, TensorType, TensorView};
 
 use super::error::LoadError;
@@ -329,7 +331,7 @@ impl<'a> Loader<'a> {
         use LayerTensor as T;
         let file = self.file;
         let get = |tensor| file.layer_tensor(layer, tensor);
-        if file.spec().block(layer).feed == Feed::None {
+        if file.spec().block(layer).feed == FeedForwardSpec::None {
             return Ok(FeedForward::None);
         }
         if !file.has(layer, T::Router) {

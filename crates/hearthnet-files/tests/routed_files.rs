@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use hearthnet_files::gguf::Value;
-use hearthnet_files::spec::{Feed, GroupSpec, LeadingSpec, SharedExpertSpec};
+use hearthnet_files::spec::{FeedForwardSpec, GroupSpec, LeadingSpec, SharedExpertSpec};
 use hearthnet_files::{Manifest, ModelError};
 
 use crate::recurrent_files::{Changes, changed_model, set};
@@ -30,7 +30,7 @@ fn the_first_blocks_are_dense_and_the_others_have_experts() {
     assert_eq!(experts.scale, Some(1.5));
     let widths: Vec<u32> = (0..3).map(|layer| file.spec().block(layer).ffn).collect();
     assert_eq!(widths, [64, 32, 32]);
-    let dense = |layer| file.spec().block(layer).feed == Feed::Dense;
+    let dense = |layer| file.spec().block(layer).feed == FeedForwardSpec::Dense;
     assert_eq!([0, 1, 2].map(dense), [true, false, false]);
     // Features that are off.
     let off = changed_model(

@@ -22,7 +22,7 @@ use crate::now_ms;
 use crate::testing::{self, id, key};
 use crate::{Capability, Grant};
 
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn echo() -> Capability {
     "test.echo@1.0".parse().unwrap()
@@ -75,7 +75,7 @@ pub(super) async fn founder_of(members: &[u8]) -> Home {
 pub(super) async fn member(seed: u8, at: &Home) -> Home {
     let home = joiner(seed, at).await;
     home.linked_with(&[1]).await;
-    timeout(PATIENCE, home.node.until_in_sync()).await.unwrap();
+    timeout(TIMEOUT, home.node.until_in_sync()).await.unwrap();
     home
 }
 
@@ -192,7 +192,7 @@ impl Home {
 }
 
 pub(super) async fn until(mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "it does not happen");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -207,15 +207,12 @@ async fn end_of(socket: &mut PeerSocket) -> SessionClosed {
             }
         }
     };
-    timeout(PATIENCE, read).await.unwrap()
+    timeout(TIMEOUT, read).await.unwrap()
 }
 
 /// Code of a session's end, and whether this side ended it.
 async fn end_of_session(session: &mut Connection) -> (CloseCode, bool) {
-    let closed = timeout(PATIENCE, session.recv())
-        .await
-        .unwrap()
-        .unwrap_err();
+    let closed = timeout(TIMEOUT, session.recv()).await.unwrap().unwrap_err();
     (closed.code, closed.by_us)
 }
 
@@ -249,12 +246,12 @@ async fn nodes_that_know_one_address_find_everybody_and_share_one_history() {
     second.linked_with(&[1, 3]).await;
     third.linked_with(&[1, 2]).await;
     for home in [&first, &second, &third] {
-        timeout(PATIENCE, home.node.until_in_sync()).await.unwrap();
+        timeout(TIMEOUT, home.node.until_in_sync()).await.unwrap();
         assert_eq!(home.node.log().state().members().count(), 3);
     }
     second.knows(3).await;
     let stream = second.node.call(id(3), &echo(), &json!({})).await.unwrap();
-    let answer = stream.result_within(PATIENCE).await;
+    let answer = stream.result_within(TIMEOUT).await;
     assert_eq!(answer.unwrap()["caller"], id(2).to_string());
     // A node that leaves is noticed, and found again at another port.
     second.node.shutdown().await;
@@ -539,7 +536,7 @@ async fn a_session_goes_to_the_host_of_the_model_that_its_grant_names() {
             first.tensor(2, granted(7)).await.unwrap(),
         ];
         for (sessions, weights) in [(&mut sevens, 7), (&mut eights, 8)] {
-            let taken = timeout(PATIENCE, sessions.next()).await;
+            let taken = timeout(TIMEOUT, sessions.next()).await;
             let grant = Grant::verify_signature(taken.unwrap().unwrap().token()).unwrap();
             assert!(Grant::is_for_host(&grant.id, &[weights; 32]));
         }
@@ -605,7 +602,7 @@ async fn a_node_that_ends_says_so_and_frees_its_port() {
             tokio::task::yield_now().await;
         }
     };
-    timeout(PATIENCE, again).await.unwrap();
+    timeout(TIMEOUT, again).await.unwrap();
     // Without `shutdown`, dropping the last handle ends the node.
     let second = founder_of(&[2]).await;
     let mut bus = second.dial(2, &bus_rule()).await.unwrap();
@@ -673,7 +670,7 @@ async fn a_forged_flight_record_is_bounded_and_harmless() {
         registry.register(descriptor, Arc::new(liar)).unwrap();
         let asked = flight::now();
         let stream = other.node.call(id(1), &name, &json!({})).await.unwrap();
-        let answer = timeout(PATIENCE, flight::Answer::collect(asked, stream)).await;
+        let answer = timeout(TIMEOUT, flight::Answer::collect(asked, stream)).await;
         let answer = answer.unwrap();
         match name.name() {
             "test.endless" => {

@@ -6,7 +6,7 @@ use hearthnet_transport::{CloseCode, Frame};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::tests::{Home, PATIENCE, founder_of, member, refusal, until};
+use super::tests::{Home, TIMEOUT, founder_of, member, refusal, until};
 use super::weights::{
     Busy, Held, Object, Request, WeightsError, WeightsPeer, WeightsStore, path_rule,
 };
@@ -39,7 +39,7 @@ async fn a_member_fetches_weights_and_their_bytes_are_counted() {
         tokio::spawn(async move { peer.piece(&WEIGHTS, index).await })
     });
     for (index, piece) in fetched.collect::<Vec<_>>().into_iter().enumerate() {
-        let piece = timeout(PATIENCE, piece).await.unwrap().unwrap();
+        let piece = timeout(TIMEOUT, piece).await.unwrap().unwrap();
         assert_eq!(piece.unwrap(), shelf.piece(&WEIGHTS, index as u32));
     }
     assert_eq!(first.node.weights_sent(), 19 * 262_144 + 1000);
@@ -78,11 +78,7 @@ async fn a_member_that_is_revoked_in_the_middle_gets_nothing_more() {
     let asked = tokio::spawn(async move { peer.piece(&WEIGHTS, 0).await });
     until(|| gate_is_awaited(&gate)).await;
     first.revoke(2);
-    let error = timeout(PATIENCE, asked)
-        .await
-        .unwrap()
-        .unwrap()
-        .unwrap_err();
+    let error = timeout(TIMEOUT, asked).await.unwrap().unwrap().unwrap_err();
     let WeightsError::ConnectionLost(closed) = error else {
         panic!("another error: {error}");
     };
@@ -121,7 +117,7 @@ async fn a_store_that_blocks_does_not_stall_gossip() {
     assert!(asked.iter().all(|request| !request.is_finished()));
     drop(held_back);
     for request in asked {
-        let answer = timeout(PATIENCE, request).await.unwrap().unwrap();
+        let answer = timeout(TIMEOUT, request).await.unwrap().unwrap();
         assert_eq!(answer.unwrap(), None);
     }
 }

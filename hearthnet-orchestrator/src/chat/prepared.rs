@@ -10,7 +10,7 @@ use hearthnet_tokens::{ChatMessage, ChatTemplate, Role, Special};
 
 use super::grammar_thread::GrammarThread;
 use super::request::{ChatRequest, Prompt, TextModel};
-use super::turn::{Said, Turn, TurnOptions};
+use super::turn::{NewText, Turn, TurnOptions};
 use crate::error::ChatError;
 use crate::frames::FinishReason;
 
@@ -134,10 +134,10 @@ impl Prepared {
 
     /// Adds a sampled token. Returns the text that it completes, and the finish reason if the
     /// answer ends.
-    pub(super) fn take(&mut self, model: &TextModel, id: u32) -> (Said, Option<FinishReason>) {
+    pub(super) fn take(&mut self, model: &TextModel, id: u32) -> (NewText, Option<FinishReason>) {
         self.room -= self.room.min(1);
         let (said, ended) = match model.tokenizer.is_end_of_generation(id) {
-            true => (Said::default(), true),
+            true => (NewText::default(), true),
             false => self.turn.push(id),
         };
         let finish_reason = match ended {

@@ -27,13 +27,13 @@ pub struct TurnOptions {
 
 /// New parts of the text of an answer.
 #[derive(Default)]
-pub(super) struct Said {
+pub(super) struct NewText {
     pub(super) text: String,
     pub(super) reasoning: String,
     pub(super) calls: Vec<CallPiece>,
 }
 
-impl Said {
+impl NewText {
     pub(super) fn is_empty(&self) -> bool {
         self.text.is_empty() && self.reasoning.is_empty() && self.calls.is_empty()
     }
@@ -126,7 +126,7 @@ impl Turn {
 
     /// Adds a token, unless it ended the turn. Returns what it says, and whether a stop text ended
     /// the answer.
-    pub(super) fn push(&mut self, id: u32) -> (Said, bool) {
+    pub(super) fn push(&mut self, id: u32) -> (NewText, bool) {
         self.thought += u32::from(self.is_thinking());
         let piece = self.detokenizer.push(id);
         let piece = match &mut self.reader {
@@ -137,12 +137,12 @@ impl Turn {
     }
 
     /// Passes text through the search for stop texts. What it holds back precedes all calls.
-    fn said(&mut self, piece: TurnPiece) -> (Said, bool) {
+    fn said(&mut self, piece: TurnPiece) -> (NewText, bool) {
         let out = self.stop.push(&piece.text);
         let mut text = out.emit;
         if out.stopped {
             return (
-                Said {
+                NewText {
                     text,
                     reasoning: piece.reasoning,
                     calls: Vec::new(),
@@ -153,7 +153,7 @@ impl Turn {
         if !piece.calls.is_empty() {
             text += &self.stop.finish();
         }
-        let said = Said {
+        let said = NewText {
             text,
             reasoning: piece.reasoning,
             calls: piece.calls,
@@ -163,9 +163,9 @@ impl Turn {
 
     /// Returns the rest of the answer, which was held back until its end. `ended`: true if the model
     /// ended its turn, false if a limit did.
-    pub(super) fn finish(&mut self, ended: bool) -> Said {
+    pub(super) fn finish(&mut self, ended: bool) -> NewText {
         if self.stop.matched().is_some() {
-            return Said::default();
+            return NewText::default();
         }
         // If a limit cuts a character, its bytes are dropped. If the model ended its turn there,
         // they become a replacement character.

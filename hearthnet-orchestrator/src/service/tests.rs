@@ -12,7 +12,7 @@ use crate::chat::{Done, FinishReason, Prompt, PromptToken, check, choice_seed};
 use crate::tests::served;
 
 /// Long enough for a loaded machine; reaching it is a failure.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Barrier at every step of every chat, open or shut.
 pub(crate) struct Gate(watch::Sender<bool>);
@@ -183,7 +183,7 @@ impl Fixture {
     fn end(&self, mut answer: Answer) -> Result<Done, ChatError> {
         self.runtime.block_on(async {
             loop {
-                let next = tokio::time::timeout(PATIENCE, answer.next()).await;
+                let next = tokio::time::timeout(TIMEOUT, answer.next()).await;
                 match next.expect("an answer in time") {
                     Some(Ok(Frame::Done(done))) => {
                         assert!(answer.next().await.is_none());
@@ -235,7 +235,7 @@ impl Fixture {
 
     /// Waits until load and census are as expected.
     pub(crate) fn until(&self, what: &str, is: impl Fn(Load, &Census) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !is(self.service.load(), &self.census.lock()) {
             assert!(
                 Instant::now() < deadline,
@@ -648,9 +648,7 @@ fn draining_lets_chats_end_and_refuses_new_ones() {
     let first = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
     let second = f.service.ask("b", "tiny", request("hello", 2)).unwrap();
     let service = f.service.clone();
-    let drained = f
-        .runtime
-        .spawn(async move { service.drain(PATIENCE).await });
+    let drained = f.runtime.spawn(async move { service.drain(TIMEOUT).await });
     f.until("draining", |load, _| load.draining);
     let refused = f.service.ask("c", "tiny", request("hello", 2)).err();
     assert_eq!(refused, Some(ChatError::ShuttingDown));

@@ -16,7 +16,7 @@ use super::{caller_key, encode, host_key, rows, step};
 use crate::host::{Place, start};
 use crate::{PIPELINE, RunningHost, ServeConfig, StartError};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn stranger_key() -> NodeKey {
     NodeKey::from_secret(&[66; 32])
@@ -99,10 +99,10 @@ async fn a_member_with_a_grant_of_the_host_computes_through_the_nodes_listener()
     assert_eq!(descriptor.host, home.node.id());
     assert_eq!(descriptor.endpoint, home.node.own_endpoints()[0]);
     // When the host ends, the node stays, and refuses tensor sessions.
-    let leave = tokio::spawn(home.running.shutdown(PATIENCE));
+    let leave = tokio::spawn(home.running.shutdown(TIMEOUT));
     assert!(matches!(caller.recv().await, Message::Leaving { .. }));
     caller.send(close(1)).await;
-    let closed = timeout(PATIENCE, caller.0.recv()).await.unwrap();
+    let closed = timeout(TIMEOUT, caller.0.recv()).await.unwrap();
     assert_eq!(closed.unwrap_err().code, CloseCode::Shutdown);
     assert_eq!(leave.await.unwrap().streams_cut, 0);
 }
@@ -166,7 +166,7 @@ async fn a_caller_that_is_revoked_in_the_middle_of_a_stream_is_cut_off_and_frees
     caller.send(open(1)).await;
     assert!(matches!(caller.recv().await, Message::StreamOpened(_)));
     home.community.revoke(caller_key().id());
-    let closed = timeout(PATIENCE, caller.0.recv())
+    let closed = timeout(TIMEOUT, caller.0.recv())
         .await
         .unwrap()
         .unwrap_err();
@@ -176,7 +176,7 @@ async fn a_caller_that_is_revoked_in_the_middle_of_a_stream_is_cut_off_and_frees
             tokio::task::yield_now().await;
         }
     };
-    timeout(PATIENCE, freed).await.unwrap();
+    timeout(TIMEOUT, freed).await.unwrap();
     assert_eq!(
         home.refusal(&caller_key(), good()).await,
         CloseCode::Revoked
@@ -193,7 +193,7 @@ async fn a_grant_that_is_revoked_ends_its_session() {
         issuer: host_key().id(),
         id: [5; 16],
     });
-    let closed = timeout(PATIENCE, lost_session.0.recv()).await.unwrap();
+    let closed = timeout(TIMEOUT, lost_session.0.recv()).await.unwrap();
     assert_eq!(closed.unwrap_err().code, CloseCode::Revoked);
     assert_eq!(kept.0.sender().closed(), None);
     assert_eq!(home.refusal(&caller_key(), lost).await, CloseCode::Revoked);

@@ -49,9 +49,9 @@ pub enum ConnectError {
         by: NodeId,
         code: CloseCode,
     },
-    /// The node does not serve this path: it is of an older version, or has another purpose.
+    /// The node does not serve this path: it runs another version, or has another purpose.
     #[error(
-        "the node at this address does not serve this path; it may run an older version of the program"
+        "the node at this address does not serve this path; it may run another version of the program"
     )]
     NotServed,
     /// The peer is not a HearthNet host, or the connection broke during a handshake.

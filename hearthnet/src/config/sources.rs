@@ -31,7 +31,7 @@ const ALIASES: [(&str, &str); 2] = [
         "research.distributed_inference.host.shard_max_vram_mb",
         "research.distributed_inference.host.memory_budget_mb",
     ),
-    // Its place in earlier versions.
+    // Beside the other limits of a host.
     (
         "research.distributed_inference.host.niceness",
         "manners.niceness",

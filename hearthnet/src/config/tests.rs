@@ -304,14 +304,14 @@ fn the_published_key_names_are_accepted() {
 }
 
 #[test]
-fn the_niceness_is_found_at_its_former_place() {
-    let former = "[research.distributed_inference.host]\nniceness = 7\n";
-    let loaded = load(former, &[]).unwrap();
+fn the_niceness_is_found_below_its_alias() {
+    let alias = "[research.distributed_inference.host]\nniceness = 7\n";
+    let loaded = load(alias, &[]).unwrap();
     assert_eq!(loaded.config.manners.niceness.0, 7);
     let rows = loaded.explain();
     let row = rows.iter().find(|row| row.0 == "manners.niceness").unwrap();
     assert!(row.2.ends_with("c.toml:2"), "{row:?}");
-    let (message, _) = refused(&format!("{former}\n[manners]\nniceness = 3"), &[]);
+    let (message, _) = refused(&format!("{alias}\n[manners]\nniceness = 3"), &[]);
     assert!(message.contains("manners.niceness"), "{message}");
 }
 

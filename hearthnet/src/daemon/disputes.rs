@@ -40,7 +40,7 @@ const FETCHES: usize = 4;
 /// the accuser's address may not be known yet.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// How long a verdict waits until this node computes nothing else. A busy node judges all the same.
-const IDLE_PATIENCE: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between looks at that.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -290,7 +290,7 @@ impl Disputes {
     ) -> Result<Option<Finding>, Failure> {
         // It is never closed.
         let _bench = self.bench.acquire().await;
-        let until = Instant::now() + IDLE_PATIENCE;
+        let until = Instant::now() + IDLE_TIMEOUT;
         while (judge.busy)() && Instant::now() < until {
             sleep(LOOK_EVERY).await;
         }

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use crate::home::evidence::EvidenceFolder;
 
 /// How long one member is asked for pieces before the next member or dispute has its turn.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes within that time for which the member is asked again before others. The largest evidence
 /// then takes 36 turns.
 const LEAST_BYTES: u64 = 1 << 20;
@@ -99,7 +99,7 @@ impl EvidenceFetch {
             }
             self.from = Some(holder);
             let before = self.folder.part_length(hash);
-            let sent = timeout(PATIENCE, self.transfer(node, &holder, &case.dispute)).await;
+            let sent = timeout(TIMEOUT, self.transfer(node, &holder, &case.dispute)).await;
             sent.unwrap_or(Ok(()))?;
             let after = self.folder.part_length(hash);
             if after >= length {

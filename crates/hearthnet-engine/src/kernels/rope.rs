@@ -121,9 +121,9 @@ mod tests {
     #[test]
     fn a_table_does_not_depend_on_how_it_grew() {
         let frequencies = RopeTable::frequencies(64, 1e5);
-        let mut at_once = RopeTable::new(RopeKind::Halves, frequencies.clone(), 1.0);
+        let mut at_once = RopeTable::new(RopeKind::NeoX, frequencies.clone(), 1.0);
         at_once.cover(100);
-        let mut in_steps = RopeTable::new(RopeKind::Halves, frequencies, 1.0);
+        let mut in_steps = RopeTable::new(RopeKind::NeoX, frequencies, 1.0);
         for n in [1, 7, 3, 64, 100] {
             in_steps.cover(n);
         }
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn angles_agree_with_the_standard_library_to_f32_precision() {
-        let mut table = RopeTable::new(RopeKind::Halves, RopeTable::frequencies(64, 1e5), 1.0);
+        let mut table = RopeTable::new(RopeKind::NeoX, RopeTable::frequencies(64, 1e5), 1.0);
         table.cover(8192);
         for position in [0usize, 1, 100, 8191] {
             let row = table.row(position);

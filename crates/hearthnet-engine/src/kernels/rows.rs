@@ -414,7 +414,7 @@ pub(super) fn rope(row: &RopeRow<'_>, x: &mut [f32], head_dim: usize) {
                     pair[1] = a.mul_add(s, b * c);
                 }
             }
-            RopeKind::Halves => {
+            RopeKind::NeoX => {
                 let (first, second) = head[..2 * pairs].split_at_mut(pairs);
                 for (((a, b), &c), &s) in first.iter_mut().zip(second).zip(row.cos).zip(row.sin) {
                     let (x, y) = (*a, *b);

@@ -29,8 +29,8 @@ use hearthnet_files::families::is_vector;
 use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::manifest::VerifyError;
 use hearthnet_files::spec::{
-    Activation, AttentionSpec, DeltaSpec, Feed, MambaSpec, QkNorm, RopeScaling, Rotation,
-    ScaleSpec, YarnSpec,
+    Activation, AttentionSpec, DeltaSpec, FeedForwardSpec, MambaSpec, QkNorm, RopeScaling,
+    Rotation, ScaleSpec, YarnSpec,
 };
 use hearthnet_files::{BoundaryDtype, Gguf, Manifest, ModelFile, ModelSpec};
 use hearthnet_testkit::{FullModel, rewritten};
@@ -577,7 +577,7 @@ fn specs_describe_families_with_mamba_2() {
             let block = spec.block(layer);
             assert_eq!(block.has_keys(), letter == '*', "{name}, {layer}");
             assert_eq!(block.is_recurrent(), letter == 'M', "{name}, {layer}");
-            assert_eq!(block.feed == Feed::None, single && letter != '-');
+            assert_eq!(block.feed == FeedForwardSpec::None, single && letter != '-');
         }
     }
     let nemotron = open("nemotronhmoe").spec().clone();

@@ -25,7 +25,7 @@ pub(super) const LLAMA: Family = Family {
 /// Technical Report" (arXiv 2407.10671).
 pub(super) const QWEN2: Family = Family {
     architecture: "qwen2",
-    rope: RopeKind::Halves,
+    rope: RopeKind::NeoX,
     layer: &[ATTENTION, QKV_BIAS, FEED_NORM, DENSE],
     qkv_bias: Presence::Always,
     yarn: Yarn::Whole,
@@ -46,7 +46,7 @@ pub(super) const SEED_OSS: Family = Family {
 /// Technical Report" (arXiv 2505.09388).
 pub(super) const QWEN3: Family = Family {
     architecture: "qwen3",
-    rope: RopeKind::Halves,
+    rope: RopeKind::NeoX,
     layer: &[ATTENTION, QK_NORM, FEED_NORM, DENSE],
     qk_norm: Some(QkNorm::Head),
     yarn: Yarn::Whole,
@@ -67,7 +67,7 @@ pub(super) const QWEN3_MOE: Family = Family {
 /// 2409.02060).
 pub(super) const OLMOE: Family = Family {
     architecture: "olmoe",
-    rope: RopeKind::Halves,
+    rope: RopeKind::NeoX,
     layer: &[ATTENTION, QK_NORM, FEED_NORM, DENSE, EXPERTS],
     reads: "expert_count expert_used_count",
     qk_norm: Some(QkNorm::Row),
@@ -91,7 +91,7 @@ pub(super) const SMOLLM3: Family = Family {
 /// rotated again with other factors.
 pub(super) const PHI3: Family = Family {
     architecture: "phi3",
-    rope: RopeKind::Halves,
+    rope: RopeKind::NeoX,
     layer: &[FUSED_ATTENTION, FEED_NORM, FUSED_DENSE],
     reads: "attention.sliding_window rope.scaling.attn_factor",
     long_rope: true,
@@ -105,7 +105,7 @@ pub(super) const PHI3: Family = Family {
 /// Trained in bf16; its residual stream exceeds the range of f16.
 pub(super) const GEMMA2: Family = Family {
     architecture: "gemma2",
-    rope: RopeKind::Halves,
+    rope: RopeKind::NeoX,
     boundary: BoundaryDtype::Bf16,
     layer: &[ATTENTION, FEED_NORM, DENSE, POST_NORMS],
     reads: "attention.sliding_window attn_logit_softcapping final_logit_softcapping",
@@ -201,7 +201,7 @@ pub(super) const GLM4: Family = Family {
 /// Trained in bf16; its residual stream exceeds the range of f16.
 pub(super) const GPT_OSS: Family = Family {
     architecture: "gpt-oss",
-    rope: RopeKind::Halves,
+    rope: RopeKind::NeoX,
     boundary: BoundaryDtype::Bf16,
     layer: &[
         ATTENTION,
@@ -231,7 +231,7 @@ pub(super) const GPT_OSS: Family = Family {
 /// `transformers`; llama.cpp uses the epsilon of the other norms.
 pub(super) const MINICPM3: Family = Family {
     architecture: "minicpm3",
-    rope: RopeKind::Halves,
+    rope: RopeKind::NeoX,
     layer: &[
         LATENT_NORM,
         LATENT_QUERIES,
@@ -269,7 +269,7 @@ pub(super) const MISTRAL3: Family = Family {
 /// of `transformers`; llama.cpp uses the epsilon of the other norms. Trained in bf16.
 pub(super) const QWEN35: Family = Family {
     architecture: "qwen35",
-    rope: RopeKind::Halves,
+    rope: RopeKind::NeoX,
     boundary: BoundaryDtype::Bf16,
     layer: &[
         GATED_ATTENTION,
@@ -339,7 +339,7 @@ pub(super) const QWEN3_NEXT: Family = Family {
 /// bf16.
 pub(super) const LFM2: Family = Family {
     architecture: "lfm2",
-    rope: RopeKind::Halves,
+    rope: RopeKind::NeoX,
     boundary: BoundaryDtype::Bf16,
     layer: &[ATTENTION, QK_NORM, GATED_CONVOLUTION, FEED_NORM, DENSE],
     output_norm: EMBEDDING_NORM,
@@ -377,7 +377,7 @@ pub(super) const LFM2_MOE: Family = Family {
 /// Models" (arXiv 2508.06471). Trained in bf16.
 pub(super) const GLM4_MOE: Family = Family {
     architecture: "glm4moe",
-    rope: RopeKind::Halves,
+    rope: RopeKind::NeoX,
     boundary: BoundaryDtype::Bf16,
     layer: &[
         ATTENTION,
@@ -492,7 +492,7 @@ pub(super) const BERT: Family = Family {
 /// "Nomic Embed: Training a Reproducible Long Context Text Embedder" (arXiv 2402.01613).
 pub(super) const NOMIC_BERT: Family = Family {
     architecture: "nomic-bert",
-    rope: RopeKind::Halves,
+    rope: RopeKind::NeoX,
     layer: &[PLAIN_FUSED_ATTENTION, DENSE, SUM_NORMS],
     qkv_bias: Presence::Never,
     activation: Activation::Silu,

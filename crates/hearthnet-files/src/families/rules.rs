@@ -2,7 +2,7 @@
 
 use crate::spec::Dim::{self, *};
 use crate::spec::LayerTensor as T;
-use crate::spec::{BlockSpec, Feed, LayerTensor, Mixer};
+use crate::spec::{BlockSpec, FeedForwardSpec, LayerTensor, Mixer};
 
 /// Token embedding, `[width, vocab]`.
 pub const EMBEDDING: &str = "token_embd.weight";
@@ -381,7 +381,7 @@ pub(super) const ONLY_FEED_NORM: Group = group(
 );
 
 pub(super) const DENSE: Group = group(
-    |block| block.feed == Feed::Dense,
+    |block| block.feed == FeedForwardSpec::Dense,
     &[
         rule(T::FfnGate, "ffn_gate.weight", &[Width, Ffn]),
         rule(T::FfnUp, "ffn_up.weight", &[Width, Ffn]),
@@ -391,7 +391,7 @@ pub(super) const DENSE: Group = group(
 
 /// [`DENSE`] with gate and up in one matrix.
 pub(super) const FUSED_DENSE: Group = group(
-    |block| block.feed == Feed::Dense,
+    |block| block.feed == FeedForwardSpec::Dense,
     &[
         rule(T::FfnGateUp, "ffn_up.weight", &[Width, TwoFfn]),
         rule(T::FfnDown, "ffn_down.weight", &[Ffn, Width]),
@@ -400,7 +400,7 @@ pub(super) const FUSED_DENSE: Group = group(
 
 /// Biases of [`DENSE`] or [`UNGATED_DENSE`].
 pub(super) const DENSE_BIAS: Group = group(
-    |block| block.feed == Feed::Dense,
+    |block| block.feed == FeedForwardSpec::Dense,
     &[
         rule(T::FfnUpBias, "ffn_up.bias", &[Ffn]),
         rule(T::FfnDownBias, "ffn_down.bias", &[Width]),
@@ -420,7 +420,7 @@ pub(super) const SUM_NORMS: Group = group(
 
 /// [`DENSE`] without a gate.
 pub(super) const UNGATED_DENSE: Group = group(
-    |block| block.feed == Feed::Dense,
+    |block| block.feed == FeedForwardSpec::Dense,
     &[
         rule(T::FfnUp, "ffn_up.weight", &[Width, Ffn]),
         rule(T::FfnDown, "ffn_down.weight", &[Ffn, Width]),
@@ -428,7 +428,7 @@ pub(super) const UNGATED_DENSE: Group = group(
 );
 
 pub(super) const EXPERTS: Group = group(
-    |block| matches!(block.feed, Feed::Experts(_)),
+    |block| matches!(block.feed, FeedForwardSpec::Experts(_)),
     &[
         rule(T::Router, ROUTER, &[Width, Experts]),
         rule(
@@ -447,7 +447,7 @@ pub(super) const EXPERTS: Group = group(
 
 /// [`EXPERTS`] without gates.
 pub(super) const UNGATED_EXPERTS: Group = group(
-    |block| matches!(block.feed, Feed::Experts(_)),
+    |block| matches!(block.feed, FeedForwardSpec::Experts(_)),
     &[
         rule(T::Router, ROUTER, &[Width, Experts]),
         rule(T::ExpertUp, "ffn_up_exps.weight", &[Width, Ffn, Experts]),
@@ -460,7 +460,7 @@ pub(super) const UNGATED_EXPERTS: Group = group(
 );
 
 pub(super) const EXPERT_BIAS: Group = group(
-    |block| matches!(block.feed, Feed::Experts(experts) if experts.bias),
+    |block| matches!(block.feed, FeedForwardSpec::Experts(experts) if experts.bias),
     &[
         rule(T::RouterBias, "ffn_gate_inp.bias", &[Experts]),
         rule(T::ExpertGateBias, "ffn_gate_exps.bias", &[Ffn, Experts]),
@@ -470,15 +470,15 @@ pub(super) const EXPERT_BIAS: Group = group(
 );
 
 pub(super) const ROUTER_CORRECTION: Group = group(
-    |block| matches!(block.feed, Feed::Experts(experts) if experts.correction),
+    |block| matches!(block.feed, FeedForwardSpec::Experts(experts) if experts.correction),
     &[rule(T::RouterCorrection, CORRECTION, &[Experts])],
 );
 
 /// Score of [`SHARED_EXPERT`].
 pub(super) const SHARED_SCORE: Group = group(
     |block| match block.feed {
-        Feed::Experts(experts) => experts.shared.is_some_and(|shared| !shared.plain),
-        Feed::Dense | Feed::None => false,
+        FeedForwardSpec::Experts(experts) => experts.shared.is_some_and(|shared| !shared.plain),
+        FeedForwardSpec::Dense | FeedForwardSpec::None => false,
     },
     &[rule(
         T::SharedScore,
@@ -488,7 +488,7 @@ pub(super) const SHARED_SCORE: Group = group(
 );
 
 pub(super) const SHARED_EXPERT: Group = group(
-    |block| matches!(block.feed, Feed::Experts(experts) if experts.shared.is_some()),
+    |block| matches!(block.feed, FeedForwardSpec::Experts(experts) if experts.shared.is_some()),
     &[
         rule(T::SharedGate, "ffn_gate_shexp.weight", &[Width, SharedFfn]),
         rule(T::SharedUp, "ffn_up_shexp.weight", &[Width, SharedFfn]),
@@ -498,7 +498,7 @@ pub(super) const SHARED_EXPERT: Group = group(
 
 /// [`SHARED_EXPERT`] without a gate.
 pub(super) const UNGATED_SHARED_EXPERT: Group = group(
-    |block| matches!(block.feed, Feed::Experts(experts) if experts.shared.is_some()),
+    |block| matches!(block.feed, FeedForwardSpec::Experts(experts) if experts.shared.is_some()),
     &[
         rule(T::SharedUp, "ffn_up_shexp.weight", &[Width, SharedFfn]),
         rule(T::SharedDown, "ffn_down_shexp.weight", &[SharedFfn, Width]),
@@ -508,7 +508,7 @@ pub(super) const UNGATED_SHARED_EXPERT: Group = group(
 /// Experts, and an expert that all rows go through, each with norms of its own. The norm before the
 /// shared expert is [`FEED_NORM`].
 pub(super) const PARALLEL_EXPERTS: Group = group(
-    |block| matches!(block.feed, Feed::Experts(experts) if experts.norms),
+    |block| matches!(block.feed, FeedForwardSpec::Experts(experts) if experts.norms),
     &[
         rule(T::Router, ROUTER, &[Width, Experts]),
         rule(T::RouterNorm, "ffn_gate_inp.scale", &[Width]),

@@ -15,7 +15,7 @@ use crate::gguf::Value;
 use crate::gguf::writer::Writer;
 use crate::pooling::POOLING_KEY;
 use crate::schema::{Lookup as _, Requirement, off, on, zero};
-use crate::spec::{Feed, MAX_SIZE, Mixer, ModelSpec, Rotation};
+use crate::spec::{FeedForwardSpec, MAX_SIZE, Mixer, ModelSpec, Rotation};
 
 /// Keys read by code instead of a class's tables.
 const READ: &str = "
@@ -306,8 +306,8 @@ impl Config {
             _ => Json::from(1),
         };
         let feeds = |layer| match spec.block(layer).feed {
-            Feed::Dense | Feed::None => Json::from("dense"),
-            Feed::Experts(_) => Json::from("sparse"),
+            FeedForwardSpec::Dense | FeedForwardSpec::None => Json::from("dense"),
+            FeedForwardSpec::Experts(_) => Json::from("sparse"),
         };
         let per_layer: [(&str, &dyn Fn(u32) -> Json); 3] = [
             ("layer_types", &kinds),

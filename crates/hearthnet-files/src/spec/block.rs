@@ -6,7 +6,8 @@ use super::{DeltaSpec, ExpertSpec, LatentSpec, MambaSpec, ModelSpec, QkNorm, Rot
 /// model may differ.
 ///
 /// A value that becomes different per block moves from [`ModelSpec`] to a field here. Another kind
-/// of block is a variant of [`Mixer`] or [`Feed`] with a group of tensors in `families/rules.rs`.
+/// of block is a variant of [`Mixer`] or [`FeedForwardSpec`] with a group of tensors in
+/// `families/rules.rs`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct BlockSpec<'a> {
@@ -24,7 +25,7 @@ pub struct BlockSpec<'a> {
     /// Width of the dense feed-forward layer, or of each expert.
     pub ffn: u32,
     pub mixer: Mixer,
-    pub feed: Feed,
+    pub feed: FeedForwardSpec,
     /// Whether the block is one for multi-token prediction.
     pub predicts: bool,
     /// Sliding window: positions that a row attends to, its own included; `None` for all.
@@ -53,7 +54,7 @@ pub enum Mixer {
 /// Part of a block that computes each row separately.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
-pub enum Feed {
+pub enum FeedForwardSpec {
     Dense,
     Experts(ExpertSpec),
     /// The block has a [`Mixer`] only.
@@ -165,8 +166,8 @@ impl ModelSpec {
             ffn: own_ffn.unwrap_or(self.ffn),
             mixer,
             feed: match self.single && mixer != Mixer::None {
-                true => Feed::None,
-                false => experts.map_or(Feed::Dense, Feed::Experts),
+                true => FeedForwardSpec::None,
+                false => experts.map_or(FeedForwardSpec::Dense, FeedForwardSpec::Experts),
             },
             predicts: layer >= self.layers,
             window,
@@ -572,12 +573,14 @@ impl Dim {
             Self::TwoFfn => 2 * u64::from(block.ffn),
             Self::PerLayer => spec.per_layer.map_or(0, |per_layer| per_layer.width).into(),
             Self::Experts => match block.feed {
-                Feed::Experts(experts) => experts.count.into(),
-                Feed::Dense | Feed::None => 0,
+                FeedForwardSpec::Experts(experts) => experts.count.into(),
+                FeedForwardSpec::Dense | FeedForwardSpec::None => 0,
             },
             Self::SharedFfn => match block.feed {
-                Feed::Experts(experts) => experts.shared.map_or(0, |shared| shared.ffn).into(),
-                Feed::Dense | Feed::None => 0,
+                FeedForwardSpec::Experts(experts) => {
+                    experts.shared.map_or(0, |shared| shared.ffn).into()
+                }
+                FeedForwardSpec::Dense | FeedForwardSpec::None => 0,
             },
             Self::GatedQueries => 2 * u64::from(block.query_width()),
             Self::DeltaChannels => of_delta(DeltaSpec::channels),

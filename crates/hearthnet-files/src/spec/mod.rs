@@ -23,7 +23,7 @@ use crate::boundary::BoundaryDtype;
 pub use attention::{
     AttentionSpec, LatentSpec, QkNorm, SharedKeysSpec, TemperatureSpec, WindowHeads, WindowSpec,
 };
-pub use block::{BlockSpec, CutError, Dim, Feed, LayerTensor, Mixer};
+pub use block::{BlockSpec, CutError, Dim, FeedForwardSpec, LayerTensor, Mixer};
 pub use check::{MAX_SIZE, SpecError};
 use check::{base, ensure, epsilon, is_default, positive, size};
 pub use encoder::EncoderSpec;

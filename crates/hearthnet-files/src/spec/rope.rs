@@ -129,5 +129,6 @@ pub enum RopeKind {
     /// permuted the rows of the query and key matrices accordingly.
     Interleaved,
     /// `i` and `i + dims / 2` (ggml's "neox" kind).
-    Halves,
+    #[serde(rename = "halves")]
+    NeoX,
 }

@@ -13,7 +13,7 @@ use crate::NodeKey;
 use crate::testing::id as node;
 
 /// Time limit of each wait. An announcement takes a second, a goodbye another.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn tag(n: u8) -> CommunityTag {
     CommunityTag::of(&[n; 32])
@@ -61,7 +61,7 @@ async fn until(
     changes: &mut watch::Receiver<u64>,
     is: impl Fn(&[Hint]) -> bool,
 ) {
-    let found = tokio::time::timeout(PATIENCE, async {
+    let found = tokio::time::timeout(TIMEOUT, async {
         while !is(&discovery.found()) {
             changes.changed().await.unwrap();
         }
@@ -77,7 +77,7 @@ fn lists(found: &[Hint], n: u8) -> bool {
 
 /// Polls a condition that sends no change notification.
 async fn poll(mut is: impl FnMut() -> bool, what: impl Fn() -> String) {
-    let held = tokio::time::timeout(PATIENCE, async {
+    let held = tokio::time::timeout(TIMEOUT, async {
         while !is() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

@@ -32,8 +32,8 @@ pub enum WeightsError {
     /// No connection: the code is that of the inner error, `unreachable` or `unauthorized`.
     #[error(transparent)]
     Connect(CallError),
-    /// The member serves no weights: it is of an older version, or does not store models.
-    #[error("the node does not serve weights; it may run an older version of the program")]
+    /// The member serves no weights: it runs another version, or does not store models.
+    #[error("the node does not serve weights; it may run another version of the program")]
     NotServed,
     /// The member's limit of connections is reached.
     #[error("the node has as many transfers of weights as it allows; try again later")]

@@ -12,7 +12,7 @@ use super::message::MAX_MESSAGE_BYTES;
 use super::*;
 use crate::testing::{Shelf, id};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const WEIGHTS: [u8; 32] = [7; 32];
 const OTHER: [u8; 32] = [8; 32];
 
@@ -47,11 +47,11 @@ async fn end_of(socket: &mut PeerSocket) -> SessionClosed {
             }
         }
     };
-    timeout(PATIENCE, read).await.unwrap()
+    timeout(TIMEOUT, read).await.unwrap()
 }
 
 async fn reply(socket: &mut PeerSocket) -> (u32, Reply) {
-    let frame = timeout(PATIENCE, socket.recv()).await.unwrap().unwrap();
+    let frame = timeout(TIMEOUT, socket.recv()).await.unwrap().unwrap();
     let Frame::Binary(message) = frame else {
         panic!("a text message");
     };
@@ -305,7 +305,7 @@ impl Gate {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        timeout(PATIENCE, wait).await.unwrap();
+        timeout(TIMEOUT, wait).await.unwrap();
     }
 }
 

@@ -13,7 +13,7 @@ use hearthnet_http::{ApiKey, KeyLimits, NamedKey, NamedKeys, Part};
 
 use super::*;
 use crate::service::ServiceSettings;
-use crate::service::tests::{Fixture, PATIENCE, fixture, settings};
+use crate::service::tests::{Fixture, TIMEOUT, fixture, settings};
 
 /// Header of a request that is the last one on its connection.
 const CLOSE: &str = "Connection: close\r\n";
@@ -91,7 +91,7 @@ impl Reply {
 impl House {
     fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.server.local_addr()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream
     }
 
@@ -238,7 +238,7 @@ fn a_newcomer_hears_that_a_draining_service_stops_and_when_to_ask_again() {
     let draining = house
         .fixture
         .runtime
-        .spawn(async move { service.drain(PATIENCE).await });
+        .spawn(async move { service.drain(TIMEOUT).await });
     house.fixture.until("it drains", |load, _| load.draining);
     let refused = house.chat(json!({}));
     assert_eq!(
@@ -746,7 +746,7 @@ fn closing_the_server_lets_running_answers_end() {
     let stream = house.begin_at_the_gate("");
     let House { server, fixture } = house;
     let addr = server.local_addr();
-    let closing = fixture.runtime.spawn(server.shutdown(PATIENCE));
+    let closing = fixture.runtime.spawn(server.shutdown(TIMEOUT));
     fixture.gate.set(false);
     assert_eq!(rest(stream).status, 200);
     fixture.runtime.block_on(closing).unwrap();

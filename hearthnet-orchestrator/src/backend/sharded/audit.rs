@@ -40,16 +40,16 @@ use crate::steps::chat_loop;
 /// memory.
 const WAITING: usize = 16;
 /// How long the last receipt of a call may take after its end.
-const RECEIPT_PATIENCE: Duration = Duration::from_secs(5);
+const RECEIPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long after the end of its call an audit waits until no call runs. A busy process audits all
 /// the same.
-const IDLE_PATIENCE: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between looks at what an audit waits for.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Most memory for the values of an audit's rows: 29,000 positions of 576 values, 4,096 of 4,096.
 pub(super) const MAX_BYTES: usize = 64 << 20;
 /// How long an audit waits for room on other hosts.
-const ROOM_PATIENCE: Duration = Duration::from_secs(5);
+const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
 /// Routes that an audit tries. A host that starts an audit and does not finish it is not asked again.
 const ROUTES: usize = 3;
 
@@ -106,7 +106,7 @@ impl Recomputed {
     /// rows differ, one of the two claims is false. Waits for its receipt.
     fn proof(&self, about: &Claim) -> Option<SignedClaims> {
         let receipts = self.receipts.as_ref()?;
-        wait(Instant::now() + RECEIPT_PATIENCE, || {
+        wait(Instant::now() + RECEIPT_TIMEOUT, || {
             receipts.look(|ledger| ledger.is_settled())
         });
         let signed = receipts.look(Ledger::take_signed);
@@ -201,7 +201,7 @@ impl Candidate {
     fn audit(&self) {
         for span in &self.spans {
             let receipts = &span.receipts;
-            wait(self.ended + RECEIPT_PATIENCE, || {
+            wait(self.ended + RECEIPT_TIMEOUT, || {
                 receipts.look(|ledger| ledger.is_settled())
             });
             if span.must_sign && receipts.look(|ledger| ledger.owes_receipt()) {
@@ -218,7 +218,7 @@ impl Candidate {
             let without_rows = all.filter(|claim| span.rows.is_empty() || claim.end > most);
             self.not_auditable(span, without_rows.count());
             if !claims.is_empty() {
-                wait(self.ended + IDLE_PATIENCE, || self.health().is_idle());
+                wait(self.ended + IDLE_TIMEOUT, || self.health().is_idle());
                 self.compare(span, &claims, &signed);
             }
         }
@@ -381,8 +381,8 @@ impl Candidate {
         };
         let settings = PumpSettings {
             give_up_after: Some(1),
-            room_timeout: ROOM_PATIENCE,
-            start_timeout: ROOM_PATIENCE,
+            room_timeout: ROOM_TIMEOUT,
+            start_timeout: ROOM_TIMEOUT,
             audit_share: 0.0,
             ..self.settings.clone()
         };

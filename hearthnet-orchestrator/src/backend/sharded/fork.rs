@@ -80,7 +80,7 @@ impl ShardedBackend {
         for (index, forks) in forks.into_iter().enumerate() {
             match forks {
                 true => fork.open_streams(index..index + 1),
-                // A host of an earlier version: its rows are replayed.
+                // The host does not announce forks: its rows are replayed.
                 false => {
                     let span = fork.hops.get(index).map(|hop| hop.span.clone());
                     fork.replace(index, span.into_iter().collect());

@@ -294,7 +294,7 @@ proptest! {
         let dims = 2 * (1 + values.below(d / 2));
         let x = values.many(heads * d, kind);
         let y = values.many(heads * d, kind);
-        for rope in [RopeKind::Interleaved, RopeKind::Halves] {
+        for rope in [RopeKind::Interleaved, RopeKind::NeoX] {
             let frequencies = RopeTable::frequencies(dims, 1e4);
             let mut table = RopeTable::new(rope, frequencies.clone(), 1.0);
             table.cover(200);
@@ -305,7 +305,7 @@ proptest! {
                     let (sin, cos) = (sin as f32, cos as f32);
                     let (i, j) = match rope {
                         RopeKind::Interleaved => (2 * i, 2 * i + 1),
-                        RopeKind::Halves => (i, i + dims / 2),
+                        RopeKind::NeoX => (i, i + dims / 2),
                     };
                     let (a, b) = (head[i], head[j]);
                     head[i] = a.mul_add(cos, -(b * sin));

@@ -286,7 +286,7 @@ fn the_stretched_rotations_of_the_specification_hold() {
         };
         let mut frequencies = RopeTable::frequencies(64, 150_000.0);
         RopeTable::stretch(&mut frequencies, 150_000.0, &yarn);
-        let mut table = RopeTable::new(RopeKind::Halves, frequencies, amplitude);
+        let mut table = RopeTable::new(RopeKind::NeoX, frequencies, amplitude);
         table.cover(1001);
         let row = table.row(1000);
         for &pair in pairs {

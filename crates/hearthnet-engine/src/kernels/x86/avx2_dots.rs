@@ -382,7 +382,8 @@ unsafe fn fours(runs: *const u8, g: usize) -> __m256i {
     _mm256_and_si256(nibbles, _mm256_set1_epi8(15))
 }
 
-/// Two bits of group `g`, from two runs, placed at bit `AT` of each byte.
+/// Bits `2 (g % 4)` and `2 (g % 4) + 1` of each byte of the run that has group `g`, moved to bits
+/// `AT` and `AT + 1`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn twos<const AT: i32>(runs: *const u8, g: usize) -> __m256i {
@@ -391,7 +392,7 @@ unsafe fn twos<const AT: i32>(runs: *const u8, g: usize) -> __m256i {
     moved(bytes, 2 * (g % 4) as i32 - AT, 3 << AT)
 }
 
-/// One bit of group `g`, from one run, placed at bit `AT` of each byte.
+/// Bit `g` of each byte of a run (32 bytes), moved to bit `AT`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn ones<const AT: i32>(run: *const u8, g: usize) -> __m256i {

@@ -106,11 +106,11 @@ impl LocalApi {
         files.push(OwnFile::write(data_dir.join(ENDPOINT_FILE), &url)?);
         let bearer = Zeroizing::new(format!("Bearer {}", token.as_str()));
         let (stop, mut tasks) = (Cancel::default(), JoinSet::new());
-        let port = Door::Port(listener, Arc::new(bearer));
+        let port = AppListener::Port(listener, Arc::new(bearer));
         tasks.spawn(accept(port, Arc::clone(&server), stop.clone()));
         match OwnFile::bind(data_dir.join(SOCKET_FILE)) {
             Ok((listener, file)) => {
-                tasks.spawn(accept(Door::Socket(listener), server, stop.clone()));
+                tasks.spawn(accept(AppListener::Socket(listener), server, stop.clone()));
                 files.push(file);
             }
             Err(error) => tracing::warn!(
@@ -206,14 +206,14 @@ impl Drop for OwnFile {
 }
 
 /// A listener for apps.
-enum Door {
+enum AppListener {
     /// Any user of the machine may connect: the app must send this header.
     Port(TcpListener, Arc<Zeroizing<String>>),
     /// The system names the peer's user, which must be this one.
     Socket(LocalListener),
 }
 
-impl Door {
+impl AppListener {
     /// The next app, with the header that it has to send.
     async fn next(&self) -> (Box<dyn Io>, Option<Arc<Zeroizing<String>>>) {
         match self {
@@ -234,7 +234,7 @@ impl Door {
     }
 }
 
-async fn accept(door: Door, server: Arc<CallServer>, stop: Cancel) {
+async fn accept(door: AppListener, server: Arc<CallServer>, stop: Cancel) {
     // Dropping the sets aborts every connection.
     let (mut entering, mut open) = (JoinSet::new(), JoinSet::new());
     let mut oldest = VecDeque::<AbortHandle>::new();

@@ -522,7 +522,7 @@ fn the_witness_claims_the_row_that_differs_however_the_answer_was_cut() {
     });
     let call = stage.call(&mut backend, &[5, 6, 7, 8, 9, 7, 9], 1, &mut heard);
     call.unwrap();
-    let evidence = found.recv_timeout(PATIENCE).unwrap();
+    let evidence = found.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(judged(&evidence), Finding::Witness);
 }
 
@@ -570,7 +570,7 @@ fn a_wrong_receipt_brings_the_signed_claims_before_it_to_an_audit_without_a_draw
     stage.call(&mut backend, &[5, 6, 7], 5, &mut heard).unwrap();
     assert_eq!(heard.degraded, ["receipt_mismatch"]);
     assert!(stage.audits(&liar.node()).mismatches > 0);
-    let evidence = found.recv_timeout(PATIENCE).unwrap();
+    let evidence = found.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(evidence.accused.statement.host, liar.addr.node);
 }
 
@@ -598,7 +598,7 @@ fn what_this_machine_finds_when_it_takes_over_is_proved_by_an_audit() {
         let liar = &stage.hosts[0];
         liar.state().lies = Some(Lie::SkipsLayer);
         stage.take_over(liar);
-        let evidence = found.recv_timeout(PATIENCE).unwrap();
+        let evidence = found.recv_timeout(TIMEOUT).unwrap();
         assert_eq!(evidence.accused.statement.host, liar.addr.node);
         assert!(evidence.witness.is_none(), "this machine has computed it");
     }

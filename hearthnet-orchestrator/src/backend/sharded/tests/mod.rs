@@ -40,7 +40,7 @@ const LAYERS: u32 = 4;
 const WIDTH: usize = 4;
 const WEIGHTS: WeightsId = WeightsId([7; 32]);
 /// Long enough for a loaded machine; reaching it is a failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn row(value: u32) -> [f32; WIDTH] {
     [0, 1, 2, 3].map(|n| (value + n) as f32)
@@ -882,7 +882,7 @@ impl Stage {
     }
 
     fn until(&self, what: &str, is: impl Fn() -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !is() {
             assert!(Instant::now() < deadline, "{what}");
             std::thread::yield_now();
@@ -1198,7 +1198,7 @@ fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
             let run = &mut Run { cancel, notify };
             run_rows(&mut backend, 0, &rows(&PROMPT), run).map(drop)
         });
-        begun.recv_timeout(PATIENCE).unwrap();
+        begun.recv_timeout(TIMEOUT).unwrap();
         cancel.cancel();
         assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
     });
