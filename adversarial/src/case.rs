@@ -151,6 +151,8 @@ cases! {
     }
     "disputes" {
         88 "a caller, its crowd and its hosts slander an honest host" "no effect",
+        89 "an auditing host returns a wrong row and leaves, so that another host finishes" "no effect",
+        90 "an auditing host is wrong in a row that its claim at the same end leaves out" "no effect",
     }
 }
 

@@ -18,7 +18,7 @@ use hearthnet_orchestrator::chat::{
     AnswerOptions, ChatRequest, Conversation, Done, Frame, Prompt, TextModel, TurnOptions,
 };
 use hearthnet_orchestrator::exact::Exact;
-use hearthnet_orchestrator::health::{ShardHealth, SharedHealth};
+use hearthnet_orchestrator::health::{AuditCounts, ShardHealth, SharedHealth, Standing};
 use hearthnet_orchestrator::hosts::{
     Choice, CommunityHosts, HostSource, Links, RoutedSpan, Search,
 };
@@ -33,7 +33,7 @@ use hearthnet_tokens::Tokenizer;
 use hearthnet_transport::{Code, Config};
 use tokio::runtime::Handle;
 
-use crate::{Findings, Result};
+use crate::{Findings, HarnessError, Result};
 
 const LAYERS: u32 = 4;
 const MODEL: &str = "tiny-tampered";
@@ -41,6 +41,10 @@ const MODEL: &str = "tiny-tampered";
 pub(crate) const PROMPT: u32 = 40;
 /// Tokens of the answer.
 pub(crate) const TOKENS: u32 = 12;
+
+/// Longest wait for the result of an audit, and the interval between looks at it.
+pub(crate) const AUDIT_TIMEOUT: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Result of a question.
 pub(crate) struct Asked {
@@ -76,24 +80,26 @@ impl Asked {
 #[derive(Clone)]
 struct Connected {
     links: Vec<Arc<HostLink>>,
-    /// Host that is used unless it is excluded, and the others.
-    first: Option<(NodeId, BTreeSet<NodeId>)>,
+    /// See [`Hosts::order`]. Each host with all others.
+    order: Vec<(NodeId, BTreeSet<NodeId>)>,
     choice: Choice,
 }
 
 impl HostSource for Connected {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
-        match &self.first {
-            Some((first, others)) if !search.exclude.contains(first) => {
-                let search = Search {
-                    layers: search.layers.clone(),
-                    exclude: &(search.exclude | others),
-                    ..*search
-                };
-                self.choice.among(&self.links, &search)
+        for (first, others) in &self.order {
+            let alone = Search {
+                layers: search.layers.clone(),
+                exclude: &(search.exclude | others),
+                ..*search
+            };
+            if !search.exclude.contains(first)
+                && let Ok(route) = self.choice.among(&self.links, &alone)
+            {
+                return Ok(route);
             }
-            _ => self.choice.among(&self.links, search),
         }
+        self.choice.among(&self.links, search)
     }
 
     fn choice(&self) -> &Choice {
@@ -108,12 +114,12 @@ impl HostSource for Connected {
 /// Hosts, the sessions of one caller with them, and the caller's health records of them.
 pub(crate) struct Hosts {
     caller: NodeKey,
-    _running: Vec<RunningHost>,
+    running: Vec<RunningHost>,
     addrs: Vec<HostAddr>,
     links: Vec<Arc<HostLink>>,
     health: SharedHealth,
-    /// Host of all layers that routes use unless it is excluded.
-    pub(crate) first: Option<NodeId>,
+    /// Hosts of all layers. Routes use the first of them that is there and not excluded.
+    pub(crate) order: Vec<NodeId>,
 }
 
 /// Small model, and the caller's side of it.
@@ -149,6 +155,32 @@ impl Hosts {
         let accuse = move |evidence| drop(sender.send(evidence));
         self.health.on_evidence(Box::new(accuse));
         evidence
+    }
+
+    /// Waits until audits have had more results about a host's answers than `before`, and returns
+    /// their number.
+    pub(crate) fn audited(&self, host: NodeId, before: u64) -> Result<u64> {
+        let until = Instant::now() + AUDIT_TIMEOUT;
+        loop {
+            let all = self.health().into_iter();
+            let of_host = all.filter(|one| one.host == host).map(|one| one.audits);
+            let results =
+                |audits: AuditCounts| audits.confirmed + audits.mismatches + audits.not_auditable;
+            let now = of_host.map(results).sum();
+            if now > before {
+                return Ok(now);
+            }
+            if Instant::now() > until {
+                return Err(HarnessError::victim("no audit has had a result"));
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Returns whether the caller holds nothing against a host.
+    pub(crate) fn is_good(&self, host: NodeId) -> bool {
+        let mut of_host = self.health().into_iter().filter(|one| one.host == host);
+        of_host.all(|one| one.standing == Standing::Good)
     }
 
     /// Health records that the caller keeps of the hosts.
@@ -304,12 +336,23 @@ impl Fleet {
         }
         Ok(Hosts {
             caller,
-            _running: running,
+            running,
             addrs,
             links,
             health: SharedHealth::default(),
-            first: None,
+            order: Vec::new(),
         })
+    }
+
+    /// Lets a host drain and end, as its owner does. Open streams have 10 s to move.
+    pub(crate) fn leave(&self, hosts: &mut Hosts, host: NodeId) {
+        let running = std::mem::take(&mut hosts.running).into_iter();
+        let (leaving, rest) = running.partition(|one| one.node_id() == host);
+        hosts.running = rest;
+        let leaving: Vec<RunningHost> = leaving;
+        for host in leaving {
+            self.runtime.spawn(host.shutdown(Duration::from_secs(10)));
+        }
     }
 
     /// Asks one question over these hosts, for an answer of `tokens` tokens.
@@ -338,6 +381,23 @@ impl Fleet {
         private: u32,
         request: &ChatRequest,
     ) -> Result<(Result<Done, ChatError>, String, Option<Duration>)> {
+        let (cancel, mut left, mut after) = (Cancel::default(), Vec::<Code>::new(), None);
+        let (mut conversation, now) = (self.conversation(hosts, private)?, Instant::now());
+        let mut hear = |frame: &Frame| {
+            if let Frame::ShardStatus { status, code, .. } = frame
+                && status == "degraded"
+            {
+                after.get_or_insert_with(|| now.elapsed());
+                left.extend(code.clone());
+            }
+        };
+        let done = conversation.answer(&self.text, request, now, &cancel, &mut hear);
+        let left: Vec<&str> = left.iter().map(Code::as_str).collect();
+        Ok((done, left.join(" "), after))
+    }
+
+    /// Chat over these hosts. The caller computes the first `private` layers itself.
+    pub(crate) fn conversation(&self, hosts: &Hosts, private: u32) -> Result<Conversation> {
         let (ends, rows) = ((private, self.private_last), self.pump.prefill_rows);
         let own = PrivateLayers::load(&self.file, MODEL, ends, rows, &one_thread())?;
         let model = ModelOnWire {
@@ -351,23 +411,15 @@ impl Fleet {
         };
         let source = Connected {
             links: hosts.links.clone(),
-            first: hosts.first.map(|first| (first, hosts.others(first))),
+            order: hosts
+                .order
+                .iter()
+                .map(|first| (*first, hosts.others(*first)))
+                .collect(),
             choice,
         };
-        let backend = own.around(Box::new(self.backend(Box::new(source))?))?;
-        let (cancel, mut left, mut after) = (Cancel::default(), Vec::<Code>::new(), None);
-        let (mut conversation, now) = (Conversation::new(backend), Instant::now());
-        let mut hear = |frame: &Frame| {
-            if let Frame::ShardStatus { status, code, .. } = frame
-                && status == "degraded"
-            {
-                after.get_or_insert_with(|| now.elapsed());
-                left.extend(code.clone());
-            }
-        };
-        let done = conversation.answer(&self.text, request, now, &cancel, &mut hear);
-        let left: Vec<&str> = left.iter().map(Code::as_str).collect();
-        Ok((done, left.join(" "), after))
+        let backend = self.backend(Box::new(source))?;
+        Ok(Conversation::new(own.around(Box::new(backend))?))
     }
 
     /// Chat over the hosts that a log names for a member.

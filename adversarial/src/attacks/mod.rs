@@ -103,6 +103,8 @@ macro_rules! every_attack {
                 86 stream_churn_is_limited_across_sessions;
                 87 a_flood_of_short_steps_delays_no_other_caller;
                 88 slander_convicts_no_honest_host;
+                89 an_auditor_that_leaves_frames_no_honest_host;
+                90 a_witness_is_heard_about_its_own_rows_only;
                 81 untrusted_text_forges_no_log_line;
                 82 untrusted_text_is_harmless_in_status_and_diagnose;
                 83 untrusted_text_runs_in_no_browser;

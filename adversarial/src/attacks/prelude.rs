@@ -12,7 +12,7 @@ pub(super) use tokio::net::TcpStream;
 pub(super) use tokio::runtime::Handle;
 
 pub(super) use crate::bench::new_key;
-pub(super) use crate::fleet::{Fleet, PROMPT, TOKENS, blocking};
+pub(super) use crate::fleet::{AUDIT_TIMEOUT, Fleet, PROMPT, TOKENS, blocking};
 pub(super) use crate::honest::Call;
 pub(super) use crate::raw::event::*;
 pub(super) use crate::raw::*;

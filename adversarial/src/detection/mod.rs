@@ -164,7 +164,7 @@ impl<'a> Scene<'a> {
             (new_key()?, fleet.shared_file(), honest),
         ];
         let mut hosts = fleet.hosts_of(new_key()?, both)?;
-        hosts.first = Some(liar);
+        hosts.order = vec![liar];
         Ok(Self {
             fleet,
             evidence: hosts.evidence(),
