@@ -258,20 +258,49 @@ fn seed(files: &[Vec<u8>]) -> Vec<u8> {
 
 /// `HEARTHNET_WRITE_CORPUS=1` writes the seeds after a change.
 #[test]
-fn the_fuzzer_begins_with_a_split_model() {
+fn the_fuzzer_begins_with_split_models() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/split");
     let small = TinyLlama {
         layers: 1,
         ..tiny()
     };
     let files = split(&small.bytes(), 2);
-    let twice = [files[0].clone(), files[0].clone()];
-    let seeds = [("model", seed(&files)), ("repeated", seed(&twice))];
+    let [first, second] = &files[..] else {
+        panic!("two files")
+    };
+    let changed = |key: &str, value: Value<'_>| {
+        with_metadata(second, &[key], |writer| writer.set(key, value).unwrap())
+    };
+    let of_another = changed("general.architecture", Value::String("qwen2"));
+    let seeds = [
+        ("model", seed(&files)),
+        ("three", seed(&split(&small.bytes(), 3))),
+        ("whole", seed(&[small.bytes()])),
+        ("repeated", seed(&[first.clone(), first.clone()])),
+        ("swapped", seed(&[second.clone(), first.clone()])),
+        ("first-alone", seed(&[first.clone()])),
+        (
+            "count",
+            seed(&[first.clone(), changed("split.count", Value::U16(3))]),
+        ),
+        (
+            "number",
+            seed(&[first.clone(), changed("split.no", Value::U16(0))]),
+        ),
+        (
+            "tensors",
+            seed(&[first.clone(), changed("split.tensors.count", Value::I32(1))]),
+        ),
+        ("of-another", seed(&[first.clone(), of_another])),
+        ("cut", seed(&files)[..first.len() + 100].to_vec()),
+    ];
     for (name, bytes) in &seeds {
         if std::env::var_os("HEARTHNET_WRITE_CORPUS").is_some() {
             fs::create_dir_all(&corpus).unwrap();
             fs::write(corpus.join(name), bytes).unwrap();
         }
-        assert_eq!(fuzzing::split(bytes).is_some(), *name == "model", "{name}");
+        assert_eq!(fs::read(corpus.join(name)).unwrap(), *bytes, "{name}");
+        let is_model = ["model", "three"].contains(name);
+        assert_eq!(fuzzing::split(bytes).is_some(), is_model, "{name}");
     }
 }

@@ -486,19 +486,53 @@ fn a_truncated_manifest_is_refused_at_every_length() {
     }
 }
 
-/// `HEARTHNET_WRITE_CORPUS=1` writes the first file after a change of the format.
+/// `HEARTHNET_WRITE_CORPUS=1` writes the seeds after a change of the format: a manifest of each model
+/// family, which have all keys of a specification, and refused ones.
 #[test]
-fn the_fuzzer_begins_with_a_sound_manifest() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/manifest");
+fn the_fuzzer_begins_with_a_manifest_of_every_family() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let corpus = root.join("../../fuzz/corpus/manifest");
     let good = manifest(&TinyLlama {
         layers: 1,
         ..TinyLlama::default()
     })
     .encode();
-    if std::env::var_os("HEARTHNET_WRITE_CORPUS").is_some() {
-        fs::write(corpus.join("sound"), &good).unwrap();
+    let text = b"hearthnet-weights-1";
+    let format = good.windows(text.len()).position(|at| at == text).unwrap();
+    let changed = |at: usize, byte: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = byte;
+        bytes
+    };
+    let mut seeds = vec![
+        ("sound".to_owned(), good.clone(), true),
+        ("cut".into(), good[..good.len() / 2].to_vec(), false),
+        (
+            "format".into(),
+            changed(format + text.len() - 1, b'2'),
+            false,
+        ),
+        // Two keys of three.
+        ("keys".into(), changed(0, 0xa2), false),
+        ("behind".into(), [&good[..], &[0]].concat(), false),
+    ];
+    for entry in fs::read_dir(root.join("tests/data/families")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|end| end == "gguf")
+            && let Ok(model) = ModelFile::open(&path)
+        {
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            seeds.push((name, Manifest::of(&model, &mut |_, _| {}).encode(), true));
+        }
     }
-    assert_eq!(fs::read(corpus.join("sound")).unwrap(), good);
+    assert!(seeds.len() > 30, "{}", seeds.len());
+    for (name, bytes, is_sound) in seeds {
+        assert_eq!(Manifest::decode(&bytes).is_ok(), is_sound, "{name}");
+        if std::env::var_os("HEARTHNET_WRITE_CORPUS").is_some() {
+            fs::write(corpus.join(&name), &bytes).unwrap();
+        }
+        assert_eq!(fs::read(corpus.join(&name)).unwrap(), bytes, "{name}");
+    }
 }
 
 proptest! {

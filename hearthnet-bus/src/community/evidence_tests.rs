@@ -1,5 +1,8 @@
 //! Evidence and its check.
 
+use std::fs;
+use std::path::Path;
+
 use proptest::prelude::*;
 use sha2::{Digest as _, Sha256};
 
@@ -284,6 +287,109 @@ fn a_longer_proof_than_allowed_is_no_evidence() {
     let mut proof = host.proof(0);
     proof.claims = vec![proof.claims[0]; MAX_PROOF_CLAIMS + 1];
     assert_eq!(Evidence::new(ROW as u32, rows(0, 1), proof, None), None);
+}
+
+/// Change of evidence, and the fault that the fuzz target then finds in it, which announces what it
+/// reads.
+type Seed = (&'static str, Option<EvidenceFault>, fn(&mut Evidence));
+
+/// `HEARTHNET_WRITE_CORPUS=1` writes the seeds after a change.
+#[test]
+fn the_fuzzer_begins_with_evidence_of_every_finding_and_fault() {
+    use EvidenceFault::{Chain, Parties, Rows, Signature, Subject};
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/evidence");
+    let is_written = std::env::var_os("HEARTHNET_WRITE_CORPUS").is_some();
+    let both = evidence(true, Some(true));
+    let seeds: [Seed; 13] = [
+        ("with-witness", None, |_| {}),
+        ("alone", None, |e| *e = evidence(true, None)),
+        ("last-answer", None, |e| *e = evidence_of_one_answer()),
+        ("other-caller", Some(Parties), |e| {
+            e.witness.as_mut().unwrap().statement.caller = id(JUDGE);
+        }),
+        ("other-layers", Some(Subject), |e| {
+            e.witness.as_mut().unwrap().statement.layers = (2, 6);
+        }),
+        ("other-arithmetic", Some(Subject), |e| {
+            e.accused.statement.arithmetic = "torch-cpu-fp32".into();
+        }),
+        ("signature", Some(Signature), |e| {
+            e.accused.signature[0] ^= 1
+        }),
+        ("chain", Some(Chain), |e| e.accused.before = [1; 32]),
+        ("claim-of-no-rows", Some(Chain), |e| {
+            e.accused.claims[0].rows = 0
+        }),
+        ("other-rows", Some(Rows), |e| e.rows[0] ^= 1),
+        ("few-rows", Some(Rows), |e| e.rows.truncate(ROW)),
+        ("longer-rows", Some(Rows), |e| e.row_bytes = 8),
+        ("claim-of-many-rows", Some(Rows), |e| {
+            *e = evidence_of_many_rows()
+        }),
+    ];
+    for (name, expected, change) in seeds {
+        let mut evidence = both.clone();
+        change(&mut evidence);
+        let accuser = evidence.accused.statement.caller;
+        let found = evidence.check(&accuser, &evidence.dispute([0; 32], 1), EXACT);
+        assert_eq!(found.err(), expected, "{name}");
+        let bytes = evidence.encode();
+        if is_written {
+            fs::write(corpus.join(name), &bytes).unwrap();
+        }
+        assert_eq!(fs::read(corpus.join(name)).unwrap(), bytes, "{name}");
+    }
+    // Sealed bytes are random: what the target finds in them is compared.
+    let whole = both.encode();
+    let (of_judge, of_two) = (vec![id(JUDGE)], vec![id(JUDGE), id(WITNESS)]);
+    let closed: [(&str, &[u8], Vec<NodeId>, Option<Result<Vec<u8>, OpenError>>); 4] = [
+        ("sealed-to-two", &whole, of_two, Some(Ok(whole.clone()))),
+        (
+            "sealed-garbage",
+            b"no evidence",
+            of_judge.clone(),
+            Some(Ok(b"no evidence".to_vec())),
+        ),
+        (
+            "sealed-to-another",
+            &whole,
+            vec![id(WITNESS)],
+            Some(Err(OpenError::OtherReaders)),
+        ),
+        ("sealed-and-damaged", &whole, of_judge, None),
+    ];
+    for (name, content, readers, expected) in closed {
+        if is_written {
+            let mut bytes = sealed::seal(content, readers).unwrap().unwrap();
+            if expected.is_none() {
+                // In the data.
+                bytes[20] ^= 1;
+            }
+            fs::write(corpus.join(name), bytes).unwrap();
+        }
+        let opened = sealed::open(&fs::read(corpus.join(name)).unwrap(), &key(JUDGE));
+        match expected {
+            Some(expected) => assert_eq!(opened, expected, "{name}"),
+            None => assert_eq!(opened, Err(OpenError::Damaged), "{name}"),
+        }
+    }
+}
+
+/// Evidence of the first and only answer.
+fn evidence_of_one_answer() -> Evidence {
+    let mut host = Host::new(ACCUSED);
+    host.step(&rows(0, 1), 1, true);
+    Evidence::new(ROW as u32, rows(0, 1), host.proof(0), None).unwrap()
+}
+
+/// Evidence whose host signs that it returned more rows than it received.
+fn evidence_of_many_rows() -> Evidence {
+    let mut host = Host::new(ACCUSED);
+    host.step(&rows(0, 1), 1, false);
+    let claim = &mut host.signed.claims[0];
+    claim.rows = 2;
+    host.signed.statement.chain = claim.after([0; 32]);
+    Evidence::new(ROW as u32, rows(0, 1), host.proof(0), None).unwrap()
 }
 
 proptest! {
