@@ -1,6 +1,6 @@
 //! `specs/error-codes.md` lists every error code with the crates that raise it, the test that raises
-//! it, and what its receiver does. The codes and crates are read from the sources; the other two
-//! columns are written by hand and checked here.
+//! it, what its receiver does, and the test that asserts that. The codes and crates are read from the
+//! sources; the other columns are written by hand, and the tests are checked here.
 //!
 //! `UPDATE=1 cargo test -p hearthnet-testkit --test error_codes` writes the table anew; a new code gets
 //! empty cells.
@@ -443,25 +443,25 @@ fn table() -> PathBuf {
     root().join("specs/error-codes.md")
 }
 
-/// Cells of the table: crates, test, receiver. By code.
-fn listed(text: &str) -> BTreeMap<String, [String; 3]> {
+/// Cells of the table: crates, test, receiver, test of the receiver. By code.
+fn listed(text: &str) -> BTreeMap<String, [String; 4]> {
     let rows = text.lines().filter(|line| line.starts_with("| `"));
     let rows = rows.map(|row| {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let ["", code, crates, test, receiver, ""] = cells[..] else {
-            panic!("not four cells: {row}");
+        let ["", code, crates, test, receiver, handled, ""] = cells[..] else {
+            panic!("not five cells: {row}");
         };
-        let cells = [crates, test, receiver].map(str::to_owned);
+        let cells = [crates, test, receiver, handled].map(str::to_owned);
         (code.trim_matches('`').to_owned(), cells)
     });
     rows.collect()
 }
 
-fn row(code: &str, found: &Found, hand: Option<&[String; 3]>) -> String {
+fn row(code: &str, found: &Found, hand: Option<&[String; 4]>) -> String {
     let crates: Vec<&str> = found.crates.iter().map(String::as_str).collect();
-    let [_, test, receiver] = hand.cloned().unwrap_or_default();
+    let [_, test, receiver, handled] = hand.cloned().unwrap_or_default();
     let crates = crates.join(", ").replace("hearthnet-", "");
-    format!("| `{code}` | {crates} | {test} | {receiver} |")
+    format!("| `{code}` | {crates} | {test} | {receiver} | {handled} |")
 }
 
 #[test]
@@ -497,25 +497,35 @@ fn the_table_of_error_codes_is_that_of_the_sources() {
     assert!(gone.is_empty(), "in no source: {gone:#?}");
 }
 
-#[test]
-fn every_error_code_is_raised_by_the_test_that_the_table_names() {
+/// Fault of a test of the table, a cell of which names it: `None` if it asserts, and names the code.
+fn fault_of(cell: &str, code: &str) -> Option<&'static str> {
     let (sources, codes) = &*ALL;
+    let (path, name) = cell.trim_matches('`').split_once("::").unwrap_or_default();
+    let test = sources.get(path).and_then(|text| reach(text, name));
+    let by = codes.get(code).map(|found| &found.names);
+    match (test, by) {
+        (None, _) => Some("there is no such test"),
+        (_, None) => Some("there is no such code"),
+        (Some(test), Some(by)) if !by.iter().any(|name| names(&test, name)) => {
+            Some("the test does not name the code")
+        }
+        (Some(test), _) if !test.contains("assert") => Some("the test asserts nothing"),
+        _ => None,
+    }
+}
+
+#[test]
+fn every_error_code_is_raised_and_handled_in_the_tests_that_the_table_names() {
     let mut wrong = Vec::new();
-    for (code, [_, test, receiver]) in listed(&fs::read_to_string(table()).unwrap()) {
-        let (path, name) = test.trim_matches('`').split_once("::").unwrap_or_default();
-        let test = sources.get(path).and_then(|text| reach(text, name));
-        let by = codes.get(&code).map(|found| &found.names);
-        let problem = match (test, by) {
-            (None, _) => "there is no such test",
-            (_, None) => "there is no such code",
-            (Some(test), Some(by)) if !by.iter().any(|name| names(&test, name)) => {
-                "the test does not name the code"
+    for (code, [_, test, receiver, handled]) in listed(&fs::read_to_string(table()).unwrap()) {
+        for (what, cell) in [("raised", test), ("handled", handled)] {
+            if let Some(fault) = fault_of(&cell, &code) {
+                wrong.push(format!("{code}, {what}: {fault}: {cell}"));
             }
-            (Some(test), _) if !test.contains("assert") => "the test asserts nothing",
-            _ if receiver.is_empty() => "nothing is said of its receiver",
-            _ => continue,
-        };
-        wrong.push(format!("{code}: {problem}: {path}::{name}"));
+        }
+        if receiver.is_empty() {
+            wrong.push(format!("{code}: nothing is said of its receiver"));
+        }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

@@ -355,6 +355,127 @@ mod tests {
         assert!(refused.code("unreachable").has_code("unreachable"));
     }
 
+    /// Codes that commands set, as scripts and clients of the daemon see them.
+    #[test]
+    fn a_code_reaches_a_script_and_a_client_with_its_message_and_hint() {
+        for code in [
+            "ambiguous_node",
+            "backend_not_built",
+            "bad_root_key",
+            "discovery",
+            "disk_budget",
+            "layers_served",
+            "listen",
+            "model_not_measured",
+            "model_unusable",
+            "not_measured",
+            "plan_layers",
+            "plan_memory",
+            "plan_no_node",
+        ] {
+            let failure = Failure::new(Kind::Host, "it does not work").hint("do this");
+            let failure = failure.code(code);
+            let error = &failure.to_json()["error"];
+            let told = ["code", "message", "hint"].map(|key| error[key].as_str());
+            assert_eq!(
+                told,
+                [Some(code), Some("it does not work"), Some("do this")]
+            );
+            let called = CallError::from(failure);
+            let told = (called.code().as_str(), called.message(), called.hint());
+            assert_eq!(told, (code, "it does not work", "do this"));
+        }
+    }
+
+    #[test]
+    fn a_refusal_of_the_log_ends_a_command_with_its_code_and_what_helps() {
+        let path = std::path::PathBuf::from("log.sqlite");
+        let author = hearthnet_bus::NodeKey::from_secret(&[1; 32]).id();
+        let text = || "x".to_owned();
+        let exists = LogError::Exists { path: path.clone() };
+        for (error, code, status, hint) in [
+            (exists, "community_exists", 9, "hearthnet status"),
+            (
+                LogError::NoCommunity { path: path.clone() },
+                "no_community",
+                9,
+                "hearthnet status",
+            ),
+            (
+                LogError::ReadOnly { reason: text() },
+                "log_read_only",
+                9,
+                "free some space",
+            ),
+            (LogError::Busy, "log_busy", 9, "hearthnet status"),
+            (
+                LogError::Corrupt { what: text() },
+                "log_corrupt",
+                13,
+                "hearthnet restore",
+            ),
+            (
+                LogError::Format { path, found: 99 },
+                "log_failed",
+                13,
+                "hearthnet --version",
+            ),
+            (
+                LogError::Frozen { author },
+                "log_fork",
+                9,
+                "hearthnet status",
+            ),
+            (
+                LogError::Behind { author },
+                "log_behind",
+                10,
+                "hearthnet log resume",
+            ),
+            (
+                LogError::Clock { offset_ms: 1 },
+                "clock_wrong",
+                10,
+                "set the clock",
+            ),
+            (
+                LogError::Quota { author },
+                "log_quota",
+                9,
+                "hearthnet status",
+            ),
+            (
+                NoEffect::TooManyModels.into(),
+                "model_limit",
+                10,
+                "hearthnet model drop",
+            ),
+            (
+                NoEffect::ModelNotAdopted.into(),
+                "model_not_adopted",
+                10,
+                "hearthnet model list",
+            ),
+            (
+                NoEffect::TooManyDisputes.into(),
+                "dispute_limit",
+                10,
+                "hearthnet community",
+            ),
+            (
+                NoEffect::NoSuchDispute.into(),
+                "no_dispute",
+                10,
+                "hearthnet community",
+            ),
+        ] {
+            let failure = Failure::from(error);
+            assert!(failure.has_code(code), "{failure:?}");
+            assert_eq!(failure.kind.exit_code(), status, "{code}");
+            assert!(failure.hint_text().unwrap().contains(hint), "{failure:?}");
+        }
+    }
+
     #[test]
     fn a_stop_and_a_closed_output_end_with_the_status_of_their_signal() {
         let stopped = Failure::from(ChatError::Cancelled);

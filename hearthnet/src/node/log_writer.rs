@@ -377,6 +377,32 @@ mod tests {
     use crate::home::community::ROOT_KEY;
 
     #[test]
+    fn a_refusal_of_the_daemon_ends_the_command_as_the_log_itself_would() {
+        for (code, kind, told) in [
+            ("unauthorized", Kind::Community, "unauthorized"),
+            ("revoked", Kind::Community, "revoked"),
+            ("bad_invite", Kind::Community, "bad_invite"),
+            ("bad_request", Kind::Community, "bad_request"),
+            ("log_behind", Kind::Community, "log_behind"),
+            ("model_limit", Kind::Community, "model_limit"),
+            ("model_not_adopted", Kind::Community, "model_not_adopted"),
+            ("dispute_limit", Kind::Community, "dispute_limit"),
+            ("no_dispute", Kind::Community, "no_dispute"),
+            ("unreachable", Kind::Host, "unreachable"),
+            ("timeout", Kind::Host, "timeout"),
+            ("cancelled", Kind::Host, "cancelled"),
+            ("version_unsupported", Kind::Host, "version_unsupported"),
+            ("not_found", Kind::Host, "version_unsupported"),
+            ("log_busy", Kind::Host, "log_busy"),
+        ] {
+            let failure = refusal(&CallError::new(code.into(), "no").with_hint("do this"));
+            assert_eq!(failure.kind, kind, "{code}");
+            assert!(failure.has_code(told), "{code}: {failure:?}");
+            assert!(failure.hint_text().is_some(), "{code}");
+        }
+    }
+
+    #[test]
     fn events_written_before_a_revocation_still_count() {
         let dir = tempfile::tempdir().unwrap();
         let (root, own) = (NodeKey::generate().unwrap(), NodeKey::generate().unwrap());

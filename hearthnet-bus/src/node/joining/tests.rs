@@ -112,6 +112,24 @@ async fn a_used_up_invite_is_a_final_failure() {
 }
 
 #[test]
+fn a_joiner_asks_another_member_unless_all_would_refuse() {
+    for (code, is_final) in [
+        ("bad_invite", true),
+        ("invalid_signature", true),
+        ("revoked", true),
+        ("bad_request", true),
+        ("unknown_invite", false),
+        ("wrong_community", false),
+        ("unauthorized", false),
+        ("busy", false),
+        ("not_found", false),
+    ] {
+        let refused = JoinFailure::Refused(CallError::new(code.into(), "no"));
+        assert_eq!(refused.is_final(), is_final, "{code}");
+    }
+}
+
+#[test]
 fn joins_per_code_are_limited_at_all_nodes_and_other_codes_still_work() {
     let dir = tempfile::tempdir().unwrap();
     let (log, invite) = today(dir.path(), 100);

@@ -1,6 +1,7 @@
 //! Callers over scripted hosts: real sessions on loopback, plain arithmetic.
 
 mod audits;
+mod codes;
 mod convicted;
 mod forks;
 mod receipts;
@@ -61,6 +62,10 @@ enum Deed {
     Die,
     /// Never answers on this stream again.
     Mute,
+    /// Ends the stream with a code.
+    Refuse(&'static str),
+    /// Ends the session with a code.
+    End(CloseCode),
 }
 
 /// Wrong rows that no check of rows finds.
@@ -476,6 +481,14 @@ impl Puppet {
                     Some(Deed::Preempt) => {
                         state.streams.remove(&stream);
                         return refuse(step.stream, step.epoch, "preempted");
+                    }
+                    Some(Deed::Refuse(code)) => {
+                        state.streams.remove(&stream);
+                        return refuse(step.stream, step.epoch, code);
+                    }
+                    Some(Deed::End(code)) => {
+                        state.sessions[session].close(code);
+                        return None;
                     }
                     Some(Deed::Die) => {
                         self.alive.send_replace(false);
