@@ -17,13 +17,12 @@ const STEP: u32 = 3;
 /// steps from position 0 on, in one that ends before that.
 const WRONG: u32 = PROMPT + 1;
 
+const _: () = assert!(
+    PROMPT % STEP == 1,
+    "the step before ends behind the wrong row"
+);
+
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
-    const {
-        assert!(
-            PROMPT % STEP == 1,
-            "the step before ends behind the wrong row"
-        )
-    };
     blocking(found, |runtime, found| {
         let mut fleet = audited_fleet(runtime)?;
         // All rows come back.

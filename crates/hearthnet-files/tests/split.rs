@@ -278,7 +278,7 @@ fn the_fuzzer_begins_with_split_models() {
         ("whole", seed(&[small.bytes()])),
         ("repeated", seed(&[first.clone(), first.clone()])),
         ("swapped", seed(&[second.clone(), first.clone()])),
-        ("first-alone", seed(&[first.clone()])),
+        ("first-alone", seed(std::slice::from_ref(first))),
         (
             "count",
             seed(&[first.clone(), changed("split.count", Value::U16(3))]),

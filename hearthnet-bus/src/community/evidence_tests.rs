@@ -314,17 +314,17 @@ fn the_fuzzer_begins_with_evidence_of_every_finding_and_fault() {
             e.accused.statement.arithmetic = "torch-cpu-fp32".into();
         }),
         ("signature", Some(Signature), |e| {
-            e.accused.signature[0] ^= 1
+            e.accused.signature[0] ^= 1;
         }),
         ("chain", Some(Chain), |e| e.accused.before = [1; 32]),
         ("claim-of-no-rows", Some(Chain), |e| {
-            e.accused.claims[0].rows = 0
+            e.accused.claims[0].rows = 0;
         }),
         ("other-rows", Some(Rows), |e| e.rows[0] ^= 1),
         ("few-rows", Some(Rows), |e| e.rows.truncate(ROW)),
         ("longer-rows", Some(Rows), |e| e.row_bytes = 8),
         ("claim-of-many-rows", Some(Rows), |e| {
-            *e = evidence_of_many_rows()
+            *e = evidence_of_many_rows();
         }),
     ];
     for (name, expected, change) in seeds {
