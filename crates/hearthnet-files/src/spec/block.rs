@@ -5,9 +5,8 @@ use super::{DeltaSpec, ExpertSpec, LatentSpec, MambaSpec, ModelSpec, QkNorm, Rot
 /// View of one block. Code for blocks reads it instead of [`ModelSpec`], because the blocks of a
 /// model may differ.
 ///
-/// A value that becomes different per block moves from [`ModelSpec`] to a field here. Another kind
-/// of block is a variant of [`Mixer`] or [`FeedForwardSpec`] with a group of tensors in
-/// `families/rules.rs`.
+/// A value that becomes different per block moves from [`ModelSpec`] to a field here. Another kind of
+/// block is a variant of [`Mixer`] or [`FeedForwardSpec`], with tensors in `families/rules.rs`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct BlockSpec<'a> {
