@@ -12,16 +12,17 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::evidence::Evidence;
 use hearthnet_bus::receipt::{Claim, SignedClaims};
 use hearthnet_engine::ARITHMETIC;
-use hearthnet_transport::background;
 use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep};
 
 use super::audit_span::{AuditSpan, RecomputeHere};
 use super::stream::Hop;
@@ -34,11 +35,7 @@ use crate::hosts::audits::AuditResult;
 use crate::hosts::health::{FailureKind, SharedHealth};
 use crate::hosts::receipts::{Ledger, StreamReceipts};
 use crate::hosts::{Choice, HostSource, ModelOnWire, RoutedSpan, Search};
-use crate::steps::chat_loop;
 
-/// Calls whose spans wait for their draw. Further ones are not audited, so that their rows take no
-/// memory.
-const WAITING: usize = 16;
 /// How long the last receipt of a call may take after its end.
 const RECEIPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long after the end of its call an audit waits until no call runs. A busy process audits all
@@ -64,25 +61,17 @@ pub(super) struct Candidate {
     ended: Instant,
 }
 
-/// Queue of the thread, a low-priority one that starts with the first candidate.
-fn queue() -> &'static SyncSender<Candidate> {
-    static QUEUE: OnceLock<SyncSender<Candidate>> = OnceLock::new();
-    QUEUE.get_or_init(|| {
-        let (queue, candidates) = sync_channel::<Candidate>(WAITING);
-        background().spawn_blocking(move || {
-            for candidate in candidates {
-                candidate.audit();
-            }
-        });
-        queue
-    })
+/// Waits until `is` holds, at most until `until`. Its timers are those of the audits' own runtime,
+/// which outlives that of a candidate.
+async fn wait(until: Instant, is: impl Fn() -> bool) {
+    while !is() && Instant::now() < until {
+        sleep(LOOK_EVERY).await;
+    }
 }
 
-/// Waits until `is` holds, at most until `until`.
-fn wait(until: Instant, is: impl Fn() -> bool) {
-    while !is() && Instant::now() < until {
-        std::thread::sleep(LOOK_EVERY);
-    }
+/// Waits until all answers of a stream are signed, or cannot be, at most until `until`.
+async fn receipts_come(until: Instant, receipts: &StreamReceipts) {
+    wait(until, || receipts.look(|ledger| ledger.is_settled())).await;
 }
 
 /// Draws whether a span is audited, which this share of them is. Without randomness it is not.
@@ -104,11 +93,9 @@ struct Recomputed {
 impl Recomputed {
     /// The host's claim about at least the rows of another claim, with the claims behind it. If the
     /// rows differ, one of the two claims is false. Waits for its receipt.
-    fn proof(&self, about: &Claim) -> Option<SignedClaims> {
+    async fn proof(&self, about: &Claim) -> Option<SignedClaims> {
         let receipts = self.receipts.as_ref()?;
-        wait(Instant::now() + RECEIPT_TIMEOUT, || {
-            receipts.look(|ledger| ledger.is_settled())
-        });
+        receipts_come(Instant::now() + RECEIPT_TIMEOUT, receipts).await;
         let signed = receipts.look(Ledger::take_signed);
         let about = range(about);
         proof(&signed, |claim| {
@@ -143,7 +130,7 @@ fn pieces(claims: &[Claim], most: u32, end: u32) -> Vec<u32> {
 }
 
 /// Number of signed claims.
-fn count(signed: &[SignedClaims]) -> usize {
+pub(super) fn count(signed: &[SignedClaims]) -> usize {
     signed.iter().map(|signed| signed.claims.len()).sum()
 }
 
@@ -156,21 +143,13 @@ fn proof(signed: &[SignedClaims], is: impl Fn(&Claim) -> bool) -> Option<SignedC
 }
 
 impl Candidate {
-    /// Hands the spans to the thread.
-    pub(super) fn offer(self) {
-        let runtime = self.runtime.clone();
-        let _context = runtime.enter();
-        // A full queue means that audits are behind: this call is left out.
-        if let Err(TrySendError::Full(left_out)) = queue().try_send(self) {
-            for span in left_out.spans.iter().filter(|span| left_out.is_drawn(span)) {
-                let signed = span.receipts.look(Ledger::take_signed);
-                left_out.not_auditable(span, count(&signed));
-            }
+    pub(super) fn is_drawn(&self, span: &AuditSpan) -> bool {
+        let share = self.settings.audit_share;
+        #[cfg(feature = "testing")]
+        if let Some(audits) = &self.settings.audits {
+            return span.receipts.is_suspected() || audits.is_drawn(share);
         }
-    }
-
-    fn is_drawn(&self, span: &AuditSpan) -> bool {
-        span.receipts.is_suspected() || is_drawn(self.settings.audit_share)
+        span.receipts.is_suspected() || is_drawn(share)
     }
 
     fn health(&self) -> &SharedHealth {
@@ -198,12 +177,11 @@ impl Candidate {
         self.model().bytes_before(span.layers)
     }
 
-    fn audit(&self) {
+    /// Audits all spans that are drawn. The future runs on a chat loop.
+    pub(super) async fn audit(&self) {
         for span in &self.spans {
             let receipts = &span.receipts;
-            wait(self.ended + RECEIPT_TIMEOUT, || {
-                receipts.look(|ledger| ledger.is_settled())
-            });
+            receipts_come(self.ended + RECEIPT_TIMEOUT, receipts).await;
             if span.must_sign && receipts.look(|ledger| ledger.owes_receipt()) {
                 self.health().failed(&span.host, FailureKind::Unsigned);
             }
@@ -218,18 +196,19 @@ impl Candidate {
             let without_rows = all.filter(|claim| span.rows.is_empty() || claim.end > most);
             self.not_auditable(span, without_rows.count());
             if !claims.is_empty() {
-                wait(self.ended + IDLE_TIMEOUT, || self.health().is_idle());
-                self.compare(span, &claims, &signed);
+                let until = self.ended + IDLE_TIMEOUT;
+                wait(until, || self.health().is_idle()).await;
+                self.compare(span, &claims, &signed).await;
             }
         }
     }
 
     /// Has other hosts compute a span again, and compares the rows.
-    fn compare(&self, span: &AuditSpan, claims: &[Claim], signed: &[SignedClaims]) {
+    async fn compare(&self, span: &AuditSpan, claims: &[Claim], signed: &[SignedClaims]) {
         let last = claims.iter().map(|claim| claim.end).max().unwrap_or(0);
         let host = BTreeSet::from([span.host]);
         let mut asked = host.clone();
-        let second = self.recompute(span, claims, last, &mut asked);
+        let second = self.recompute(span, claims, last, &mut asked).await;
         let Ok(second) = second.or_else(|_| self.recompute_here(span, last)) else {
             return self.not_auditable(span, claims.len());
         };
@@ -245,47 +224,64 @@ impl Candidate {
         let shown = (span.host.short(), claim.end);
         tracing::warn!(host = %shown.0, lo, hi, end = shown.1, "audit_mismatch: other rows than another host's");
         self.report(&span.host, AuditResult::Mismatch, 1);
-        let accuse = |by: &Recomputed| self.accuse(span, claim, signed, by);
         if second.hosts.is_empty() {
-            accuse(&second);
+            self.accuse(span, claim, signed, &second).await;
             return self.blame(&host, FailureKind::Corruption);
         }
         // This machine decides which of the two is wrong, or else a third host.
         let both = &host | &second.hosts;
-        let third = self.recompute_here(span, claim.end);
-        let third = third.or_else(|_| self.recompute(span, claims, claim.end, &mut asked));
-        match &third {
+        let third = match self.recompute_here(span, claim.end) {
+            Ok(third) => Ok(third),
+            Err(_) => self.recompute(span, claims, claim.end, &mut asked).await,
+        };
+        let by = match &third {
             // If several hosts ran the layers of the audit, their claims are about other rows.
             Ok(third) if second.receipts.is_none() && !claim.is_true(&third.rows, row_bytes) => {
-                accuse(third);
+                third
             }
-            _ => accuse(&second),
-        }
+            _ => &second,
+        };
+        self.accuse(span, claim, signed, by).await;
         let end = claim.end as usize * row_bytes;
         let agrees = |third: &Recomputed| third.rows.get(..end) == second.rows.get(..end);
+        let of_auditors = match second.hosts.len() {
+            1 => FailureKind::Corruption,
+            // Any of them may be wrong.
+            _ => FailureKind::Disputed,
+        };
         match third {
             Ok(third) if agrees(&third) => self.blame(&host, FailureKind::Corruption),
             Ok(third) if claim.is_true(&third.rows, row_bytes) => {
-                let kind = match second.hosts.len() {
-                    1 => FailureKind::Corruption,
-                    // Any of them may be wrong.
-                    _ => FailureKind::Disputed,
-                };
-                self.blame(&second.hosts, kind);
+                self.blame(&second.hosts, of_auditors);
             }
-            Ok(third) if third.hosts.is_empty() => self.blame(&both, FailureKind::Corruption),
+            Ok(third) if third.hosts.is_empty() => {
+                self.blame(&host, FailureKind::Corruption);
+                self.blame(&second.hosts, of_auditors);
+            }
             _ => self.blame(&both, FailureKind::Disputed),
         }
     }
 
     /// Hands over the evidence that a claim contradicts other rows, unless it proves nothing to
     /// others: the rows are of hosts without receipts, or without a claim about all rows of this one.
-    fn accuse(&self, span: &AuditSpan, claim: &Claim, signed: &[SignedClaims], by: &Recomputed) {
+    async fn accuse(
+        &self,
+        span: &AuditSpan,
+        claim: &Claim,
+        signed: &[SignedClaims],
+        by: &Recomputed,
+    ) {
+        if !self.health().accuses() {
+            return;
+        }
+        let witness = match by.hosts.is_empty() {
+            true => None,
+            false => match by.proof(claim).await {
+                None => return,
+                witness => witness,
+            },
+        };
         self.health().accuse(|| {
-            let witness = match by.hosts.is_empty() {
-                true => None,
-                false => Some(by.proof(claim)?),
-            };
             let accused = proof(signed, |one| one == claim)?;
             let row_bytes = u32::try_from(self.input_bytes(span)).ok()?;
             Evidence::new(row_bytes, span.rows.concat(), accused, witness)
@@ -293,7 +289,7 @@ impl Candidate {
     }
 
     /// Counts drawn answers that neither a host nor this machine can compute again.
-    fn not_auditable(&self, span: &AuditSpan, answers: usize) {
+    pub(super) fn not_auditable(&self, span: &AuditSpan, answers: usize) {
         if answers > 0 {
             self.report(&span.host, AuditResult::NotAuditable, answers as u64);
         }
@@ -340,7 +336,7 @@ impl Candidate {
 
     /// Runs the first `end` rows of a span through other exact hosts than those in `asked`, and adds
     /// these to it.
-    fn recompute(
+    async fn recompute(
         &self,
         span: &AuditSpan,
         claims: &[Claim],
@@ -348,7 +344,7 @@ impl Candidate {
         asked: &mut BTreeSet<NodeId>,
     ) -> Result<Recomputed, ChatError> {
         for _ in 0..ROUTES {
-            if let Some(done) = self.recompute_once(span, claims, end, asked)? {
+            if let Some(done) = self.recompute_once(span, claims, end, asked).await? {
                 return Ok(done);
             }
         }
@@ -359,7 +355,7 @@ impl Candidate {
 
     /// As [`Self::recompute`] on one route. `None` if its hosts have not returned all rows themselves:
     /// rows of several hosts would be blamed on the last one.
-    fn recompute_once(
+    async fn recompute_once(
         &self,
         span: &AuditSpan,
         claims: &[Claim],
@@ -384,6 +380,8 @@ impl Candidate {
             room_timeout: ROOM_TIMEOUT,
             start_timeout: ROOM_TIMEOUT,
             audit_share: 0.0,
+            #[cfg(feature = "testing")]
+            watch: None,
             ..self.settings.clone()
         };
         let source = Elsewhere {
@@ -395,7 +393,8 @@ impl Candidate {
 
         let (runtime, cancel) = (self.runtime.clone(), Cancel::default());
         let most = u32::try_from(settings.prefill_rows).unwrap_or(u32::MAX);
-        let mut backend = ShardedBackend::open(runtime, Box::new(source), settings, &cancel)?;
+        let opened = ShardedBackend::opened(runtime, Box::new(source), settings, &cancel);
+        let mut backend = opened.await?;
         let streams = |backend: &ShardedBackend| -> Vec<u64> {
             backend.hops.iter().map(|hop| hop.id).collect()
         };
@@ -407,7 +406,7 @@ impl Candidate {
             cancel: &cancel,
             notify: &mut |_| {},
         };
-        let out = chat_loop::block_on(async {
+        let out = async {
             backend.begin_call(end);
             let (mut rest, mut position) = (&values[..], 0);
             for to in pieces(claims, most, end) {
@@ -422,7 +421,8 @@ impl Candidate {
                 position = to;
             }
             backend.output(&mut run).await.ok()
-        });
+        };
+        let out = out.await;
         // A host may have left without a failure, and others may have taken over.
         let Some(out) = out.filter(|_| streams(&backend) == opened) else {
             return Ok(None);
@@ -527,6 +527,18 @@ impl HostSource for Elsewhere {
                 "no other exact host has the layers".into(),
             )),
         }
+    }
+
+    fn ready<'a>(&'a mut self, search: &'a Search<'_>) -> LocalBoxFuture<'a, ()> {
+        let ready = async move {
+            let inner = Search {
+                layers: search.layers.clone(),
+                exclude: &(search.exclude | &self.exclude),
+                ..*search
+            };
+            self.inner.ready(&inner).await;
+        };
+        ready.boxed_local()
     }
 
     fn choice(&self) -> &Choice {

@@ -19,10 +19,12 @@
 //! | replacing a host that failed, leaves or has no room | `recovery.rs` |
 //! | copy of a sequence, on the same hosts | `fork.rs` |
 //! | spans computed again on other hosts | `audit.rs`, `audit_span.rs` |
+//! | calls whose spans wait for that | `audit_queue.rs` |
 //! | rows compared when this machine takes over | `take_over.rs` |
 //! | observer in tests | `watch.rs` |
 
 mod audit;
+mod audit_queue;
 mod audit_span;
 mod failure;
 mod fork;
@@ -52,6 +54,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 pub use self::audit::is_drawn;
+#[cfg(feature = "testing")]
+pub use self::audit_queue::testing::{AuditQueue, Audits};
 use self::audit_span::AuditSpan;
 pub use self::audit_span::RecomputeHere;
 use self::failure::{HopFailure, Interrupted};
@@ -95,6 +99,9 @@ pub struct PumpSettings {
     /// Observer of the pipeline.
     #[cfg(feature = "testing")]
     pub watch: Option<watch::Watch>,
+    /// Queue of audits instead of that of the process.
+    #[cfg(feature = "testing")]
+    pub audits: Option<AuditQueue>,
 }
 
 impl Default for PumpSettings {
@@ -110,6 +117,8 @@ impl Default for PumpSettings {
             audit_share: 0.05,
             #[cfg(feature = "testing")]
             watch: None,
+            #[cfg(feature = "testing")]
+            audits: None,
         }
     }
 }

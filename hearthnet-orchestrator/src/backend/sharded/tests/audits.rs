@@ -279,6 +279,33 @@ fn this_machine_decides_between_two_hosts() {
     assert_eq!(stage.standing(&host), Standing::Good);
 }
 
+#[test]
+fn beside_a_convicted_liar_no_host_is_convicted_for_the_rows_of_another_auditor() {
+    let mut stage = audited(&[(0, 3), (0, 1), (2, 3)]);
+    stage.here = Some(here());
+    let mut backend = stage.open();
+    let nodes: Vec<String> = stage.hosts.iter().map(|host| host.node()).collect();
+    assert_eq!(stage.runs(&backend, 0).node(), nodes[0]);
+    // The second host computes the audit with the third one, and is honest.
+    stage.hosts[0].state().lies = Some(Lie::SkipsLayer);
+    stage.hosts[2].state().lies = Some(Lie::Noise);
+    let mut heard = Heard::default();
+    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
+    stage.until("the liar is not convicted", || {
+        stage.standing(&nodes[0]) == Standing::Quarantined
+    });
+    for auditor in &nodes[1..] {
+        stage.until("an auditor is not disputed", || {
+            stage.standing(auditor) != Standing::Good
+        });
+        let failures = stage.health_of(auditor).failures;
+        assert_eq!(
+            failures.keys().collect::<Vec<_>>(),
+            [&FailureKind::Disputed]
+        );
+    }
+}
+
 /// So small that no span is ever drawn.
 const NEVER: f64 = 1e-300;
 
