@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::caller::{Caller, key};
 use crate::faults::{Fault, Scene, Schedule};
 use crate::host::Host;
+use crate::lies::Lies;
 use crate::model::{LAYERS, Model};
 use crate::net::{Net, Node};
 use crate::observer::{Observer, Report};
@@ -43,8 +44,10 @@ pub enum Kind {
     SlowHost,
     /// A bit of the host's next packets changes.
     DamagedPacket,
-    /// The next rows of the host are wrong.
+    /// The next rows of the host are wrong, as every caller can see.
     SpoiledRows,
+    /// From now on, all rows that the host returns are a little wrong, which only an audit can find.
+    Lies,
     /// The callers learn that the host is no member any more, and do not connect until the end.
     Revoked,
     /// The process dies in the middle of a write of its model file. It tries to start with that file,
@@ -75,6 +78,7 @@ impl Scene for Answers {
         Kind::SlowHost,
         Kind::DamagedPacket,
         Kind::SpoiledRows,
+        Kind::Lies,
         Kind::Revoked,
         Kind::TornWrite,
         Kind::FullDisk,
@@ -83,6 +87,9 @@ impl Scene for Answers {
 
 /// Callers have the numbers behind the hosts.
 const CALLERS: [Node; 2] = [HOSTS, HOSTS + 1];
+/// Bytes that a session may still write when its caller knows that the host is revoked: the end of the
+/// session. A row of a step has 128 bytes.
+const GOODBYE_BYTES: usize = 100;
 /// Time in which callers begin new calls.
 const CALLING: Duration = Duration::from_millis(4_500);
 
@@ -114,6 +121,7 @@ async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
     let tasks_before = Handle::current().metrics().num_alive_tasks();
     let observer = Observer::begin();
     let net = Net::new(schedule.seed);
+    let lies = Lies::default();
     let ids: Vec<_> = CALLERS.iter().map(|caller| key(*caller).id()).collect();
     let hosts: Vec<Rc<Host>> = (0..HOSTS)
         .map(|node| {
@@ -124,6 +132,7 @@ async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
                 model,
                 &net,
                 &observer,
+                &lies,
             ))
         })
         .collect();
@@ -135,7 +144,10 @@ async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
         .iter()
         .map(|host| (host.node, host.addr.clone()))
         .collect();
-    let new = |node: &Node| Caller::new(*node, &addresses, model, &net, &observer, schedule.seed);
+    let new = |node: &Node| {
+        let (net, observer, seed) = (&net, &observer, schedule.seed);
+        Caller::new(*node, &addresses, model, net, observer, &lies, seed)
+    };
     let callers: Vec<Rc<Caller>> = CALLERS.iter().map(new).map(Rc::new).collect();
     sleep(Duration::from_millis(100)).await;
 
@@ -193,6 +205,14 @@ async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
             observer.violated("run", format!("a fault's task failed: {error}"));
         }
     }
+    for caller in &callers {
+        caller.finish_audits().await;
+    }
+    let sent = net.most_counted();
+    observer.note("run", format!("at most {sent} bytes to a revoked host"));
+    observer.check("run", sent <= GOODBYE_BYTES, || {
+        format!("a session sends {sent} bytes to a host that its caller knows to be revoked")
+    });
     for host in &hosts {
         observer.check(&host.name, host.is_running(), || {
             "it did not start again".into()
@@ -274,12 +294,9 @@ async fn happen(
         Kind::Pause | Kind::Partition => {
             block(true, true, 1);
             if fault.kind == Kind::Pause {
-                host.set_pace(100);
+                host.pause(over.deadline());
             }
             over.await;
-            if fault.kind == Kind::Pause {
-                host.set_pace(1);
-            }
             block(true, true, -1);
         }
         Kind::PartitionIn => {
@@ -308,6 +325,7 @@ async fn happen(
             }
         }
         Kind::SpoiledRows => host.spoil(),
+        Kind::Lies => host.lie(),
         Kind::TornWrite | Kind::FullDisk => {
             match fault.kind {
                 Kind::TornWrite => host.tear(&mut random),

@@ -6,30 +6,31 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
-use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_engine::{Engine, SeqId, Span};
-use hearthnet_orchestrator::backend::{Output, Rows, Run};
+use hearthnet_bus::NodeKey;
+use hearthnet_orchestrator::backend::{Rows, Run};
 use hearthnet_orchestrator::chat::Frame;
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::{LoadLocal, WithFallback};
-use hearthnet_orchestrator::health::SharedHealth;
+use hearthnet_orchestrator::health::{FailureKind, SharedHealth};
 use hearthnet_orchestrator::hosts::{
     Choice, GRACE, HostSource, Patience, RoutedSpan, SHORT_DISCOVERY_TIMEOUT, Search, TieBreaker,
 };
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::router::{PolicyName, Speeds};
 use hearthnet_orchestrator::sharded::watch::{Told, Watch};
-use hearthnet_orchestrator::sharded::{PumpSettings, ShardedBackend};
+use hearthnet_orchestrator::sharded::{AuditQueue, PumpSettings, RecomputeHere, ShardedBackend};
 use hearthnet_orchestrator::{Backend, Cancel, ChatError, run_in_task};
-use hearthnet_testkit::one_thread;
-use hearthnet_transport::CloseCode;
+use hearthnet_transport::{CloseCode, Closer};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use crate::here::{Here, compute};
 use crate::host::transport;
+use crate::judge::Judge;
+use crate::lies::Lies;
 use crate::model::{LAYERS, Model};
 use crate::net::{Net, Node};
 use crate::observer::Observer;
@@ -39,12 +40,19 @@ use crate::random::Random;
 /// the end of all faults. A host that is silent without a fallback is waited for longest.
 pub(crate) const CALL_ENDS_WITHIN: Duration = Duration::from_secs(90);
 
+/// Share of the spans that are audited. The daemon's is 5%.
+const AUDIT_SHARE: f64 = 0.3;
+/// Virtual time within which all audits end, counted from the end of all calls and faults.
+const AUDITS_END_WITHIN: Duration = Duration::from_secs(300);
+
 /// Pause between two attempts to connect, and between two looks at an open session.
 const RECONNECT: Duration = Duration::from_millis(500);
 
 /// A caller's sessions with its hosts.
 struct Links {
     links: Mutex<Vec<Option<Arc<HostLink>>>>,
+    /// All sessions so far: a call may still use one that was replaced.
+    closers: Mutex<Vec<(Node, Closer)>>,
     /// Hosts that are no members.
     revoked: Mutex<BTreeSet<Node>>,
     changed: Notify,
@@ -60,18 +68,24 @@ impl Links {
 
 /// A caller with its sessions. Dropping it ends them.
 pub(crate) struct Caller {
+    node: Node,
     pub name: String,
     net: Net,
     observer: Observer,
     model: Arc<Model>,
     links: Arc<Links>,
     choice: Choice,
+    lies: Lies,
     connecting: Vec<JoinHandle<()>>,
+    /// Queue of audits until the last call, and the task that does them.
+    audits: Mutex<Option<AuditQueue>>,
+    auditing: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Drop for Caller {
     fn drop(&mut self) {
         self.connecting.iter().for_each(JoinHandle::abort);
+        self.auditing.lock().iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -87,21 +101,49 @@ impl Caller {
         model: &Arc<Model>,
         net: &Net,
         observer: &Observer,
+        lies: &Lies,
         seed: u64,
     ) -> Self {
         let links = Arc::new(Links {
             links: Mutex::new(vec![None; hosts.len()]),
+            closers: Mutex::default(),
             revoked: Mutex::default(),
             changed: Notify::new(),
         });
+        let name = format!("caller {node}");
+        let lots = Mutex::new(Random::new(seed, 300 + node as u64));
+        let (queue, audits) =
+            AuditQueue::new(move || (lots.lock().draw() >> 11) as f64 / 2f64.powi(53));
+        let judge = Judge {
+            caller: key(node).id(),
+            name: name.clone(),
+            model: Arc::clone(model),
+            observer: observer.clone(),
+            lies: lies.clone(),
+        };
+        let health = SharedHealth::new(TieBreaker::of_seed(seed ^ node as u64));
+        health.on_evidence(Box::new(move |evidence| judge.judge(&evidence)));
         let mut caller = Self {
-            name: format!("caller {node}"),
+            node,
+            name,
             net: net.clone(),
             observer: observer.clone(),
             model: Arc::clone(model),
             links,
-            choice: choice(model, key(node).id(), seed ^ node as u64),
+            choice: Choice {
+                model: model.on_wire.clone(),
+                max_shards: 16,
+                own_id: key(node).id(),
+                allow_self: false,
+                exact: Exact::Require,
+                policy: PolicyName::default(),
+                speeds: Speeds::new(),
+                health,
+            },
+            lies: lies.clone(),
             connecting: Vec::new(),
+            audits: Mutex::new(Some(queue)),
+            auditing: Mutex::new(Some(spawn_local(audits.run()))),
         };
         for (place, (host, addr)) in hosts.iter().cloned().enumerate() {
             let keep = caller.keep_connected(node, place, host, addr);
@@ -143,6 +185,8 @@ impl Caller {
                     Some(_) if links.revoked.lock().contains(&host) => {}
                     Some(link) => {
                         observer.note(&name, format!("connected with host {host}"));
+                        net.established(node, host);
+                        links.closers.lock().push((host, link.closer()));
                         if let Some(place) = links.links.lock().get_mut(place) {
                             *place = Some(link);
                         }
@@ -160,9 +204,14 @@ impl Caller {
             true => self.links.revoked.lock().insert(host),
             false => self.links.revoked.lock().remove(&host),
         };
-        if is_revoked && let Some(link) = self.links.links.lock().get(host).cloned().flatten() {
-            link.closer().close(CloseCode::Revoked);
+        if !is_revoked {
+            return;
         }
+        let closers = self.links.closers.lock();
+        for (_, closer) in closers.iter().filter(|(of, _)| *of == host) {
+            closer.close(CloseCode::Revoked);
+        }
+        self.net.count_from_now(self.node, host);
     }
 
     /// Observer of a pipeline: an answer must be of the newest epoch under which its layers were asked
@@ -241,6 +290,50 @@ impl Caller {
         }
     }
 
+    /// Waits for the audits of all calls, and checks whom they blame.
+    pub(crate) async fn finish_audits(&self) {
+        self.audits.lock().take();
+        let auditing = self.auditing.lock().take();
+        if let Some(auditing) = auditing {
+            let abort = auditing.abort_handle();
+            match timeout(AUDITS_END_WITHIN, auditing).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => self
+                    .observer
+                    .violated(&self.name, format!("audits: {error}")),
+                Err(_) => {
+                    abort.abort();
+                    self.observer.violated(&self.name, "audits do not end");
+                }
+            }
+        }
+        for one in self.choice.health.all() {
+            let (audits, host) = (one.audits, one.host.short());
+            let blamed = |kind| one.failures.contains_key(&kind);
+            let event = format!(
+                "audits of {host}: {} answers, {} signed, {} confirmed, {} differ, {} not auditable",
+                audits.answers,
+                audits.signed,
+                audits.confirmed,
+                audits.mismatches,
+                audits.not_auditable
+            );
+            self.observer.note(&self.name, event);
+            let is_liar = self.lies.is_liar(&one.host);
+            self.observer.check(
+                &self.name,
+                is_liar || !blamed(FailureKind::Corruption),
+                || format!("{host} is blamed for wrong rows, and never lied"),
+            );
+            // One of several hosts is wrong then.
+            let differ = blamed(FailureKind::Disputed) || audits.mismatches > 0;
+            self.observer
+                .check(&self.name, !differ || self.lies.exist(), || {
+                    format!("rows of {host} are disputed, and no host lied")
+                });
+        }
+    }
+
     async fn answer(
         &self,
         number: usize,
@@ -250,13 +343,20 @@ impl Caller {
         let (cancel, handle) = (Cancel::new(), Handle::current());
         let settings = PumpSettings {
             give_up_after: falls_back.then_some(3),
-            audit_share: 0.0,
+            audit_share: AUDIT_SHARE,
             watch: Some(self.watch_epochs()),
+            audits: self.audits.lock().clone(),
             ..PumpSettings::default()
         };
         let since = Instant::now();
         let source = Box::new(self.source());
         let hosts = ShardedBackend::opened(handle.clone(), source, settings, &cancel).await;
+        let here = falls_back.then(|| {
+            let model = Arc::clone(&self.model);
+            let here: RecomputeHere = Arc::new(move |layers, rows| compute(&model, layers, rows));
+            here
+        });
+        let hosts = hosts.map(|hosts| hosts.with_local_audits(here));
         let mut backend: Box<dyn Backend> = match falls_back {
             false => Box::new(hosts?),
             true => {
@@ -311,18 +411,26 @@ impl Caller {
             };
             let row = backend.output(&mut run).await?;
             self.check_credit();
-            let expected = outputs.get(end - 1);
-            self.observer.check(&self.name, expected == Some(&row), || {
+            let is_right = outputs.get(end - 1) == Some(&row);
+            // A row that follows from a lie may give another token. All others are right, so what is
+            // streamed up to the first lie is what a run without faults streams.
+            let follows = || self.lies.explain(LAYERS, end as u32 - 1, &row);
+            self.observer.check(&self.name, is_right || follows(), || {
                 format!(
                     "prompt {number}: the row of position {} is another one",
                     end - 1
                 )
             });
+            if !is_right {
+                let event = format!("prompt {number}, token {} follows from a lie", end - begin);
+                self.observer.note(&self.name, event);
+            }
             let token = model.next_token(&row);
             let expected = transcript.answer.get(end - begin).copied();
-            self.observer.check(&self.name, token == expected, || {
-                format!("prompt {number}: token {} is another one", end - begin)
-            });
+            self.observer
+                .check(&self.name, !is_right || token == expected, || {
+                    format!("prompt {number}: token {} is another one", end - begin)
+                });
             self.observer.note(
                 &self.name,
                 format!("prompt {number}, token {}", end - begin),
@@ -340,19 +448,6 @@ impl Caller {
         }
         backend.end_call();
         Ok(())
-    }
-}
-
-fn choice(model: &Model, own_id: NodeId, seed: u64) -> Choice {
-    Choice {
-        model: model.on_wire.clone(),
-        max_shards: 16,
-        own_id,
-        allow_self: false,
-        exact: Exact::Require,
-        policy: PolicyName::default(),
-        speeds: Speeds::new(),
-        health: SharedHealth::new(TieBreaker::of_seed(seed)),
     }
 }
 
@@ -392,57 +487,11 @@ impl HostSource for Source {
     fn choice(&self) -> &Choice {
         &self.choice
     }
-}
 
-/// All layers in this thread.
-struct Here {
-    engine: Engine,
-    seq: SeqId,
-    model: Arc<Model>,
-    output: Result<Vec<f32>, ChatError>,
-}
-
-impl Here {
-    fn load(model: &Arc<Model>) -> Result<Self, ChatError> {
-        let fail = |why: String| ChatError::Engine(why);
-        let engine = Engine::load(&model.file, 0..LAYERS, &one_thread(), &mut |_, _| {});
-        let mut engine = engine.map_err(|error| fail(error.to_string()))?;
-        let seq = engine.open().map_err(|error| fail(error.to_string()))?;
-        let model = Arc::clone(model);
-        let output = Ok(Vec::new());
-        Ok(Self {
-            engine,
-            seq,
-            model,
-            output,
-        })
-    }
-
-    fn compute(&mut self, rows: Rows<'_>) -> Result<Vec<f32>, hearthnet_engine::EngineError> {
-        let width = self.model.width();
-        self.engine.truncate(self.seq, rows.position)?;
-        let mut x = rows.values.to_vec();
-        let count = (x.len() / width) as u32;
-        let span = Span::new(self.seq, rows.position, count);
-        self.engine.forward(&[span], &mut x)?;
-        let kept = if rows.all {
-            0
-        } else {
-            x.len().saturating_sub(width)
-        };
-        Ok(x.split_off(kept))
-    }
-}
-
-impl Backend for Here {
-    fn submit<'a>(&'a mut self, rows: Rows<'a>, _: &'a Cancel) -> LocalBoxFuture<'a, ()> {
-        let computed = self.compute(rows);
-        self.output = computed.map_err(|error| ChatError::Engine(error.to_string()));
-        std::future::ready(()).boxed_local()
-    }
-
-    fn output<'a>(&'a mut self, _: &'a mut Run<'_>) -> Output<'a> {
-        let output = std::mem::replace(&mut self.output, Ok(Vec::new()));
-        std::future::ready(output).boxed_local()
+    fn fork(&self) -> Option<Box<dyn HostSource>> {
+        Some(Box::new(Self {
+            links: Arc::clone(&self.links),
+            choice: self.choice.clone(),
+        }))
     }
 }

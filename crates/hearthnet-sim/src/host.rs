@@ -6,27 +6,26 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_engine::{ARITHMETIC, Engine, EngineOptions, SeqId};
+use hearthnet_engine::{ARITHMETIC, Engine, EngineOptions};
 use hearthnet_files::manifest::record_path;
 use hearthnet_files::{ModelFile, ModelSpec};
 use hearthnet_orchestrator::link::HostAddr;
-use hearthnet_shard::{
-    Footprint, LayerEngine, LoadFault, RunningHost, ServeConfig, ShardConfig, ShardHost, Simulated,
-    Span, StreamFault,
-};
+use hearthnet_shard::{LoadFault, RunningHost, ServeConfig, ShardConfig, ShardHost, Simulated};
 use hearthnet_testkit::{TempDir, memory_folder, one_thread};
 use hearthnet_transport::Config;
 use parking_lot::Mutex;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
+use crate::lies::Lies;
 use crate::model::Model;
 use crate::net::{Net, Node};
 use crate::observer::Observer;
 use crate::random::Random;
+use crate::watched::{Watch, Watched};
 
 /// Milliseconds of a batch.
 const BATCH_MS: u64 = 4;
@@ -58,8 +57,13 @@ pub(crate) struct Host {
     disk: Disk,
     /// Factor of the duration of batches.
     slow: Arc<AtomicU64>,
+    /// Until then, the process stands still.
+    paused: Arc<Mutex<Option<Instant>>>,
     /// Number of next batches whose rows are spoiled.
     spoiled: Arc<AtomicU32>,
+    /// True if it changes all rows that it returns.
+    lying: Arc<AtomicBool>,
+    lies: Lies,
     /// Open sequences of all its engines.
     sequences: Arc<AtomicU64>,
 }
@@ -72,6 +76,7 @@ impl Host {
         model: &Arc<Model>,
         net: &Net,
         observer: &Observer,
+        lies: &Lies,
     ) -> Self {
         let key = [10 + node as u8; 32];
         let name = format!("host {node}");
@@ -91,18 +96,26 @@ impl Host {
             running: Mutex::default(),
             disk: Disk::new(),
             slow: Arc::new(AtomicU64::new(1)),
+            paused: Arc::default(),
             spoiled: Arc::default(),
+            lying: Arc::default(),
+            lies: lies.clone(),
             sequences: Arc::default(),
         }
     }
 
     /// Starts the process, which reads the model from its disk. With a damaged file it must not start.
     pub(crate) async fn start(&self) {
-        let slow = Arc::clone(&self.slow);
+        let (slow, paused) = (Arc::clone(&self.slow), Arc::clone(&self.paused));
+        let pace = move || {
+            let batch = Duration::from_millis(BATCH_MS * slow.load(Ordering::Relaxed));
+            let pause = paused.lock().map(|until| until - Instant::now());
+            pause.unwrap_or_default() + batch
+        };
         let place = Arc::new(Simulated {
             key: NodeKey::from_secret(&self.key),
             streams: tokio::sync::Mutex::new(self.net.listen(self.node)),
-            pace: Box::new(move || Duration::from_millis(BATCH_MS * slow.load(Ordering::Relaxed))),
+            pace: Box::new(pace),
         });
         let serve = ServeConfig {
             admitted: self.callers.clone(),
@@ -120,19 +133,21 @@ impl Host {
         };
         let watch = Watch {
             model: Arc::clone(&self.model),
+            host: self.addr.node,
             name: self.name.clone(),
             observer: self.observer.clone(),
+            lying: Arc::clone(&self.lying),
+            lies: self.lies.clone(),
             spoiled: Arc::clone(&self.spoiled),
             sequences: Arc::clone(&self.sequences),
         };
         let load = |_: &ModelSpec, options: EngineOptions| {
             let load =
                 move |file: &ModelFile, layers: Range<u32>, progress: &mut dyn FnMut(u64, u64)| {
-                    Ok::<_, LoadFault>(Watched {
-                        engine: Engine::load(file, layers, &options, progress)?,
-                        watch: watch.clone(),
-                        open: 0,
-                    })
+                    Ok::<_, LoadFault>(Watched::new(
+                        Engine::load(file, layers, &options, progress)?,
+                        watch.clone(),
+                    ))
                 };
             Ok((ARITHMETIC.to_owned(), load))
         };
@@ -203,6 +218,17 @@ impl Host {
         self.slow.store(factor, Ordering::Relaxed);
     }
 
+    /// Lets the process stand still: it computes nothing until then, except what it has begun.
+    pub(crate) fn pause(&self, until: Instant) {
+        let mut paused = self.paused.lock();
+        *paused = (*paused).max(Some(until));
+    }
+
+    /// From now on, all rows that it returns are a little wrong.
+    pub(crate) fn lie(&self) {
+        self.lying.store(true, Ordering::Relaxed);
+    }
+
     /// Spoils the rows of its next batch.
     pub(crate) fn spoil(&self) {
         self.spoiled.fetch_add(1, Ordering::Relaxed);
@@ -242,16 +268,6 @@ impl Host {
             .as_ref()
             .map_or(0, |running| running.stats().sessions)
     }
-}
-
-/// Counters of a host's engine that the observer watches.
-#[derive(Clone)]
-struct Watch {
-    model: Arc<Model>,
-    name: String,
-    observer: Observer,
-    spoiled: Arc<AtomicU32>,
-    sequences: Arc<AtomicU64>,
 }
 
 /// Disk of a host: a folder with the model's file, and beside it what the process writes.
@@ -305,118 +321,5 @@ fn remove(path: &Path) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             done => done,
         },
-    }
-}
-
-/// The exact engine, watched: it must compute rows of fault-free runs only.
-struct Watched {
-    engine: Engine,
-    watch: Watch,
-    open: u64,
-}
-
-impl Watched {
-    fn count(&mut self, open: u64) {
-        let (before, all) = (
-            std::mem::replace(&mut self.open, open),
-            &self.watch.sequences,
-        );
-        all.fetch_add(open, Ordering::Relaxed);
-        all.fetch_sub(before, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        self.count(0);
-    }
-}
-
-impl LayerEngine for Watched {
-    type Seq = SeqId;
-
-    fn open(&mut self) -> Result<SeqId, StreamFault> {
-        let seq = LayerEngine::open(&mut self.engine);
-        self.count(self.engine.sequences() as u64);
-        seq
-    }
-
-    fn fork(&mut self, seq: SeqId, length: u32) -> Result<SeqId, StreamFault> {
-        let seq = LayerEngine::fork(&mut self.engine, seq, length);
-        self.count(self.engine.sequences() as u64);
-        seq
-    }
-
-    fn close(&mut self, seq: SeqId) {
-        LayerEngine::close(&mut self.engine, seq);
-        self.count(self.engine.sequences() as u64);
-    }
-
-    fn len(&self, seq: SeqId) -> u32 {
-        LayerEngine::len(&self.engine, seq)
-    }
-
-    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<u32, StreamFault> {
-        LayerEngine::truncate(&mut self.engine, seq, length)
-    }
-
-    fn forward(
-        &mut self,
-        layers: (u32, u32),
-        spans: &[Span<SeqId>],
-        x: &mut [f32],
-    ) -> Result<(), StreamFault> {
-        let Watch {
-            model,
-            name,
-            observer,
-            ..
-        } = &self.watch;
-        let width = model.width();
-        let mut rest = &x[..];
-        for span in spans {
-            let (rows, after) = rest.split_at(span.rows as usize * width);
-            rest = after;
-            let Span {
-                position,
-                rows: count,
-                ..
-            } = span;
-            observer.note(
-                name,
-                format!("layers {layers:?}, {count} rows from {position}"),
-            );
-            observer.check(name, model.knows(layers.0, *position, rows), || {
-                format!(
-                    "rows {position}+{count} before layer {} are of no transcript",
-                    layers.0
-                )
-            });
-        }
-        let sent = x.to_vec();
-        LayerEngine::forward(&mut self.engine, layers, spans, x)?;
-        let spoiled = &self.watch.spoiled;
-        let spoil = |left: u32| left.checked_sub(1);
-        if let Ok(left) = spoiled.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spoil) {
-            self.watch.observer.note(&self.watch.name, "spoils rows");
-            match left % 3 {
-                0 => x.fill(f32::NAN),
-                1 => x.copy_from_slice(&sent),
-                _ => x.fill(0.0),
-            }
-        }
-        Ok(())
-    }
-
-    fn weight_bytes(&self) -> u64 {
-        LayerEngine::weight_bytes(&self.engine)
-    }
-
-    fn footprint(&self) -> Footprint {
-        LayerEngine::footprint(&self.engine)
-    }
-
-    fn kv_bytes_in_use(&self) -> u64 {
-        LayerEngine::kv_bytes_in_use(&self.engine)
     }
 }

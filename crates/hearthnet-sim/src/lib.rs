@@ -7,7 +7,7 @@
 //!
 //! | scene | nodes | code of the product | invariants |
 //! |---|---|---|---|
-//! | answers | three hosts, two callers | pipeline, failover, fallback, sessions, TLS, WebSocket, stream tables, scheduler, the start from a model file, the exact engine on a tiny model | the rows and tokens of an answer are those of the fault-free transcript, each once; hosts compute no other rows; no answer of an old epoch is taken; no host starts with a damaged file; credit and step slots stay within their windows; streams, pages, sequences, sessions and tasks are returned; every call ends in time, and with a fallback it is answered |
+//! | answers | three hosts, two callers | pipeline, failover, fallback, receipts, audits, sessions, TLS, WebSocket, stream tables, scheduler, the start from a model file, the exact engine on a tiny model | each row and token of an answer comes once, and is that of the fault-free transcript or follows from a row of a host that lies; hosts compute no other rows; a dispute is proved, and its finding names a host that has lied; no other host is blamed for wrong rows; audits end in time; no answer of an old epoch is taken; a session sends no rows to a host that its caller knows to be revoked; no host starts with a damaged file; credit and step slots stay within their windows; streams, pages, sequences, sessions and tasks are returned; every call ends in time, and with a fallback it is answered |
 //! | logs | four members | event log on SQLite, recovery, gossip, TLS, WebSocket | each author has one history, and no fork; logs become equal, and may be written again, in time; no acknowledged event is lost; a revoked member receives no event of a member that knew it |
 //!
 //! The simulation replaces sockets (`net.rs`), and what a process has around this code: the tasks
@@ -30,7 +30,8 @@
 //!
 //! | concept | file |
 //! |---|---|
-//! | scene of answers; hosts, callers; model, transcripts | `answers.rs`, `host.rs`, `caller.rs`, `model.rs` |
+//! | scene of answers; hosts, their engines; callers, their own machines; model, transcripts | `answers.rs`, `host.rs`, `watched.rs`, `caller.rs`, `here.rs`, `model.rs` |
+//! | which rows follow from lies; judge of disputes | `lies.rs`, `judge.rs` |
 //! | scene of logs; its members | `logs.rs`, `member.rs` |
 //! | byte streams, delays, partitions | `net.rs` |
 //! | schedules of faults | `faults.rs` |
@@ -39,12 +40,17 @@
 //!
 //! Not simulated: the compute thread's own loop and its busy waits (a host in a simulation has a
 //! loop without them; the schedules in `hearthnet-shard/src/tests/schedules.rs` have it), discovery,
-//! the daemon, HTTP, transfer of weights.
+//! the daemon, HTTP, transfer of weights. In the scene of answers, clocks do not jump: they are read
+//! only to check session tokens. No caller is revoked there, because only a node in a community
+//! learns of that.
 
 pub mod answers;
 mod caller;
 pub mod faults;
+mod here;
 mod host;
+mod judge;
+mod lies;
 pub mod logs;
 mod member;
 pub mod model;
@@ -52,5 +58,6 @@ mod net;
 mod observer;
 mod random;
 mod run;
+mod watched;
 
 pub use observer::Report;

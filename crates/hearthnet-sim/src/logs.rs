@@ -33,8 +33,10 @@ pub enum Kind {
     TornWrite,
     /// The same on a disk that has lost its last writes, although it acknowledged them.
     LostWrites,
-    /// The disk has no room.
+    /// The disk has no room, also for a process that starts meanwhile.
     FullDisk,
+    /// The process stands still, as when a laptop sleeps.
+    Pause,
     /// The clock is wrong, by up to 20 minutes in either direction, until the end.
     ClockJump,
     /// No packets in either direction.
@@ -65,6 +67,7 @@ impl Scene for Logs {
         Kind::TornWrite,
         Kind::LostWrites,
         Kind::FullDisk,
+        Kind::Pause,
         Kind::ClockJump,
         Kind::Partition,
         Kind::PartitionIn,
@@ -268,14 +271,17 @@ async fn happen(fault: Fault<Kind>, begin: Instant, all: &[Rc<Member>], mut rand
             }
         }
         Kind::FullDisk => {
-            if let Some(log) = member.log() {
-                log.fill_disk(true);
-                drop(log);
-            }
+            member.fill_disk(1);
             over.await;
-            if let Some(log) = member.log() {
-                log.fill_disk(false);
-            }
+            member.fill_disk(-1);
+        }
+        Kind::Pause => {
+            // What the process would do by itself meanwhile is gossip, which no peer gets or answers.
+            block(true, true, 1);
+            member.pause(1);
+            over.await;
+            member.pause(-1);
+            block(true, true, -1);
         }
         Kind::ClockJump => {
             let jump = random.below(JUMPS.len() as u64) as usize;

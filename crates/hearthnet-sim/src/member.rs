@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
 use hearthnet_bus::log::{Body, Event, EventLog, Heads, Lane, Level, LogError};
@@ -111,6 +111,9 @@ pub(crate) struct Member {
     clock: Clock,
     /// Milliseconds that the clock is ahead.
     pub(crate) ahead_ms: Arc<AtomicI64>,
+    /// Number of faults that fill the disk, and that let the process stand still.
+    full: AtomicU32,
+    paused: AtomicU32,
 }
 
 impl Member {
@@ -149,6 +152,8 @@ impl Member {
             tasks: Mutex::new(JoinSet::new()),
             clock: Arc::new(clock),
             ahead_ms,
+            full: AtomicU32::new(0),
+            paused: AtomicU32::new(0),
         }
     }
 
@@ -167,6 +172,7 @@ impl Member {
             &self.name,
             format!("starts, recovered: {}", recovered.is_some()),
         );
+        log.fill_disk(self.full.load(Ordering::Relaxed) > 0);
         *self.log.lock() = Some(log.clone());
         let config = sync_config();
         let accounts = Accounts::with_clock(&config, Arc::clone(&self.clock));
@@ -246,8 +252,29 @@ impl Member {
         }
     }
 
+    /// A fault fills the disk (1), or ends (-1).
+    pub(crate) fn fill_disk(&self, by: i32) {
+        let full = count(&self.full, by);
+        if let Some(log) = self.log() {
+            log.fill_disk(full > 0);
+        }
+    }
+
+    /// A fault lets the process stand still (1), or ends (-1).
+    pub(crate) fn pause(&self, by: i32) {
+        count(&self.paused, by);
+    }
+
+    /// The log of a process that does not stand still.
+    fn awake(&self) -> Option<EventLog> {
+        let is_awake = self.paused.load(Ordering::Relaxed) == 0;
+        self.log().filter(|_| is_awake)
+    }
+
     pub(crate) fn write(&self, body: Body) -> bool {
-        let Some(log) = self.log() else { return false };
+        let Some(log) = self.awake() else {
+            return false;
+        };
         let (own, durable) = (key(self.node), body.slot().is_none());
         let knows = log.state().is_revoked(&key(REVOKED).id());
         match log.append(&own, body, (self.clock)()) {
@@ -284,7 +311,7 @@ impl Member {
 
     /// An action that the node of a member takes from time to time.
     pub(crate) fn upkeep(&self) {
-        if let Some(log) = self.log() {
+        if let Some(log) = self.awake() {
             // An error is the disk's.
             let _ = log.maintain(&key(self.node), (self.clock)());
             self.write(Body::NodeSeen {
@@ -326,6 +353,13 @@ impl Member {
         let kept = events.filter(|event| !durable || matches!(event.lane, Lane::Durable { .. }));
         kept.map(|event| event.id.to_string()).collect()
     }
+}
+
+/// Adds to a number of faults, and returns the sum.
+fn count(faults: &AtomicU32, by: i32) -> u32 {
+    let now = faults.load(Ordering::Relaxed).saturating_add_signed(by);
+    faults.store(now, Ordering::Relaxed);
+    now
 }
 
 fn sync_config() -> SyncConfig {

@@ -82,18 +82,24 @@ impl Model {
         best.map(|(token, _)| token)
     }
 
-    /// True if some transcript has these rows as inputs of `layer` from `position` on.
-    pub fn knows(&self, layer: u32, position: u32, rows: &[f32]) -> bool {
+    /// True if some transcript has these rows as inputs of `layer` from `position` on. Other rows are
+    /// accepted if `is_lie` says so, which gets the position and the row.
+    pub fn knows(
+        &self,
+        layer: u32,
+        position: u32,
+        rows: &[f32],
+        is_lie: impl Fn(u32, &[f32]) -> bool,
+    ) -> bool {
         let width = self.width();
         self.transcripts.iter().any(|one| {
             let known = one.rows.get(layer as usize);
             let known = known.and_then(|rows| rows.get(position as usize..));
             known.is_some_and(|known| {
                 known.len() >= rows.len() / width
-                    && rows
-                        .chunks(width)
-                        .zip(known)
-                        .all(|(row, known)| row == known)
+                    && (position..)
+                        .zip(rows.chunks(width).zip(known))
+                        .all(|(position, (row, known))| row == known || is_lie(position, row))
             })
         })
     }

@@ -60,6 +60,10 @@ struct Pipe {
     reader_killed: bool,
     /// Ends of the connection that still use it.
     users: u8,
+    /// Its session is open.
+    established: bool,
+    /// Bytes since [`Net::count_from_now`].
+    counted: Option<usize>,
 }
 
 struct State {
@@ -69,6 +73,8 @@ struct State {
     /// Directions of connections so far.
     opened: u64,
     listeners: BTreeMap<Node, UnboundedSender<Box<dyn Io>>>,
+    /// Most bytes that any direction of a connection took after [`Net::count_from_now`].
+    most_counted: usize,
     /// Random numbers for connections, by way: those of other ways change nothing.
     random: BTreeMap<(Node, Node), Random>,
 }
@@ -114,6 +120,7 @@ impl Net {
             pipes: BTreeMap::new(),
             opened: 0,
             listeners: BTreeMap::new(),
+            most_counted: 0,
             random: BTreeMap::new(),
         };
         Self {
@@ -152,6 +159,32 @@ impl Net {
         change(state.ways.entry((from, to)).or_default());
         state.wake_all();
         self.opened.notify_waiters();
+    }
+
+    /// The sessions of all connections from one node to another are open.
+    pub(crate) fn established(&self, from: Node, to: Node) {
+        self.way_pipes(from, to, |pipe| pipe.established = true);
+    }
+
+    /// Counts what one node sends to another from now on in the sessions that are open.
+    pub(crate) fn count_from_now(&self, from: Node, to: Node) {
+        self.way_pipes(from, to, |pipe| {
+            if pipe.established {
+                pipe.counted.get_or_insert(0);
+            }
+        });
+    }
+
+    fn way_pipes(&self, from: Node, to: Node, change: impl FnMut(&mut Pipe)) {
+        let mut state = self.state.lock();
+        let pipes = state.pipes.values_mut();
+        let of_way = pipes.filter(|pipe| (pipe.from, pipe.to) == (from, to));
+        of_way.for_each(change);
+    }
+
+    /// Most bytes of any session since [`Self::count_from_now`].
+    pub(crate) fn most_counted(&self) -> usize {
+        self.state.lock().most_counted
     }
 
     /// Number of directions of connections whose ends are not all closed.
@@ -208,6 +241,8 @@ impl Net {
                 writer_killed: false,
                 reader_killed: false,
                 users: 2,
+                established: false,
+                counted: None,
             };
             state.pipes.insert(id, pipe);
         }
@@ -306,7 +341,12 @@ impl AsyncWrite for Socket {
     ) -> Poll<io::Result<usize>> {
         let now = Instant::now();
         let mut state = self.net.state.lock();
-        let State { ways, pipes, .. } = &mut *state;
+        let State {
+            ways,
+            pipes,
+            most_counted,
+            ..
+        } = &mut *state;
         let Some(pipe) = pipes
             .get_mut(&self.writes)
             .filter(|pipe| !pipe.writer_killed)
@@ -332,6 +372,10 @@ impl AsyncWrite for Socket {
             if let Some(byte) = sent.get_mut(at) {
                 *byte ^= 1 << pipe.random.below(8);
             }
+        }
+        if let Some(counted) = &mut pipe.counted {
+            *counted += sent.len();
+            *most_counted = (*most_counted).max(*counted);
         }
         pipe.last = pipe.last.max(now + delay(&mut pipe.random, way));
         pipe.bytes += sent.len();

@@ -85,6 +85,22 @@ fn without_faults_every_call_is_answered_by_the_hosts() {
     assert_eq!(report.failed, 0);
     assert!(lines(&report, ", token ") >= report.done as usize * ANSWER);
     assert_eq!(lines(&report, "layers moved"), 0);
+    assert!(lines(&report, " confirmed, 0 differ") > 0);
+    assert_eq!(lines(&report, "dispute"), 0);
+}
+
+/// The observer also checks that each finding names the host that lies.
+#[test]
+fn audits_find_the_host_that_lies() {
+    let (mut lied, mut found) = (0, 0);
+    for seed in 0..24 {
+        let schedule = Schedule::read(seed, &format!("Lies@{}:500+100", seed % 3)).unwrap();
+        let report = answer(&schedule);
+        lied += usize::from(lines(&report, "follows from a lie") > 0);
+        found += usize::from(lines(&report, "dispute with") > 0);
+    }
+    assert!(lied >= 12, "{lied} runs with wrong tokens");
+    assert!(found >= 12, "{found} liars");
 }
 
 #[test]
