@@ -151,19 +151,24 @@ impl Host {
                 };
             Ok((ARITHMETIC.to_owned(), load))
         };
-        let is_whole = self.disk.is_whole(&self.model.bytes);
+        // Another fault may damage or repair the file during the start.
+        let is_whole = || self.disk.is_whole(&self.model.bytes);
+        let was_whole = is_whole();
         match ShardHost::start_with(config, &place, |_| {}, load).await {
             Ok(running) => {
                 self.observer.note(&self.name, "starts");
-                self.observer.check(&self.name, is_whole, || {
-                    "it starts with a damaged file".into()
-                });
+                self.observer
+                    .check(&self.name, was_whole || is_whole(), || {
+                        "it starts with a damaged file".into()
+                    });
                 *self.running.lock() = Some(running);
             }
             Err(error) => {
                 self.observer.note(&self.name, "does not start");
                 self.observer
-                    .check(&self.name, !is_whole, || format!("start: {error}"));
+                    .check(&self.name, !was_whole || !is_whole(), || {
+                        format!("start: {error}")
+                    });
             }
         }
     }

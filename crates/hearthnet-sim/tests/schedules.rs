@@ -132,7 +132,17 @@ fn logs_survive_schedules_of_faults() {
 /// A member lost its last events, and the peer that had them was away when it asked another one.
 #[test]
 fn a_member_that_lost_events_waits_for_the_peer_that_has_them() {
-    log(&Schedule::of_seed(823));
+    let faults = "Partition@2:605+42409,ClockJump@3:3261+799,PartitionOut@3:1431+1789,\
+                  LostWrites@1:3217+1471,Crash@0:2991+3261";
+    log(&Schedule::read(823, faults).unwrap());
+}
+
+/// A torn file is repaired while the host starts, after it was looked at and before it is read.
+#[test]
+fn a_file_may_be_repaired_during_a_start() {
+    let faults = "TornWrite@1:3923+733,SlowHost@1:1004+4684,PowerLoss@1:3767+889,\
+                  DamagedPacket@0:3544+1941,SpoiledRows@2:2507+99";
+    answer(&Schedule::read(43986, faults).unwrap());
 }
 
 fn is_repeatable(first: &Report, second: &Report, seed: u64) {

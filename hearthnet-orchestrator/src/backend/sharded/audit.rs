@@ -22,8 +22,10 @@ use hearthnet_bus::evidence::Evidence;
 use hearthnet_bus::receipt::{Claim, SignedClaims};
 use hearthnet_engine::ARITHMETIC;
 use tokio::runtime::Handle;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::{Instant, sleep};
 
+use super::audit_queue;
 use super::audit_span::{AuditSpan, RecomputeHere};
 use super::stream::Hop;
 use super::{PumpSettings, ShardedBackend};
@@ -130,7 +132,7 @@ fn pieces(claims: &[Claim], most: u32, end: u32) -> Vec<u32> {
 }
 
 /// Number of signed claims.
-pub(super) fn count(signed: &[SignedClaims]) -> usize {
+fn count(signed: &[SignedClaims]) -> usize {
     signed.iter().map(|signed| signed.claims.len()).sum()
 }
 
@@ -143,7 +145,30 @@ fn proof(signed: &[SignedClaims], is: impl Fn(&Claim) -> bool) -> Option<SignedC
 }
 
 impl Candidate {
-    pub(super) fn is_drawn(&self, span: &AuditSpan) -> bool {
+    /// Hands the spans to the thread of audits.
+    pub(super) fn offer(self) {
+        let runtime = self.runtime.clone();
+        let _context = runtime.enter();
+        let queue = audit_queue::of_process();
+        #[cfg(feature = "testing")]
+        let own = self.settings.audits.clone();
+        #[cfg(feature = "testing")]
+        let queue = own.as_ref().map_or(queue, |own| &own.queue);
+        match queue.try_reserve() {
+            Ok(place) => place.send(Box::new(|| async move { self.audit().await }.boxed_local())),
+            // The queue was closed by its test.
+            Err(TrySendError::Closed(())) => {}
+            // A full queue means that audits are behind: this call is left out.
+            Err(TrySendError::Full(())) => {
+                for span in self.spans.iter().filter(|span| self.is_drawn(span)) {
+                    let signed = span.receipts.look(Ledger::take_signed);
+                    self.not_auditable(span, count(&signed));
+                }
+            }
+        }
+    }
+
+    fn is_drawn(&self, span: &AuditSpan) -> bool {
         let share = self.settings.audit_share;
         #[cfg(feature = "testing")]
         if let Some(audits) = &self.settings.audits {
@@ -178,7 +203,7 @@ impl Candidate {
     }
 
     /// Audits all spans that are drawn. The future runs on a chat loop.
-    pub(super) async fn audit(&self) {
+    async fn audit(&self) {
         for span in &self.spans {
             let receipts = &span.receipts;
             receipts_come(self.ended + RECEIPT_TIMEOUT, receipts).await;
@@ -289,7 +314,7 @@ impl Candidate {
     }
 
     /// Counts drawn answers that neither a host nor this machine can compute again.
-    pub(super) fn not_auditable(&self, span: &AuditSpan, answers: usize) {
+    fn not_auditable(&self, span: &AuditSpan, answers: usize) {
         if answers > 0 {
             self.report(&span.host, AuditResult::NotAuditable, answers as u64);
         }
