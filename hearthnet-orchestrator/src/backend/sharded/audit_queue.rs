@@ -29,60 +29,54 @@ pub(super) fn of_process() -> &'static Sender<Audit> {
     })
 }
 
-/// For tests: audits in a task of the test instead of the thread of the process, with random numbers
-/// of the test.
+/// For tests: queue of the audits of a caller, which run in a task of the test instead of the thread
+/// of the process, with random numbers of the test. Clones share it.
 #[cfg(feature = "testing")]
-pub(super) mod testing {
-    use std::fmt;
-    use std::sync::Arc;
+#[derive(Clone)]
+pub struct AuditQueue {
+    pub(super) queue: Sender<Audit>,
+    lot: std::sync::Arc<dyn Fn() -> f64 + Send + Sync>,
+}
 
-    use tokio::sync::mpsc::{Receiver, Sender, channel};
-
-    use super::{Audit, WAITING};
-    use crate::run_in_task;
-
-    /// Queue of the audits of a caller. Clones share it.
-    #[derive(Clone)]
-    pub struct AuditQueue {
-        pub(in super::super) queue: Sender<Audit>,
-        lot: Arc<dyn Fn() -> f64 + Send + Sync>,
+#[cfg(feature = "testing")]
+impl AuditQueue {
+    /// `lot` returns a number of at least 0 and below 1 for each draw.
+    pub fn new(lot: impl Fn() -> f64 + Send + Sync + 'static) -> (Self, Audits) {
+        let (queue, audits) = channel(WAITING);
+        let lot = std::sync::Arc::new(lot);
+        (Self { queue, lot }, Audits(audits))
     }
 
-    impl AuditQueue {
-        /// `lot` returns a number of at least 0 and below 1 for each draw.
-        pub fn new(lot: impl Fn() -> f64 + Send + Sync + 'static) -> (Self, Audits) {
-            let (queue, audits) = channel(WAITING);
-            let lot = Arc::new(lot);
-            (Self { queue, lot }, Audits(audits))
-        }
-
-        pub(in super::super) fn is_drawn(&self, share: f64) -> bool {
-            (self.lot)() < share
-        }
+    pub(super) fn is_drawn(&self, share: f64) -> bool {
+        (self.lot)() < share
     }
+}
 
-    impl fmt::Debug for AuditQueue {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.debug_struct("AuditQueue").finish_non_exhaustive()
-        }
+#[cfg(feature = "testing")]
+impl std::fmt::Debug for AuditQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AuditQueue").finish_non_exhaustive()
     }
+}
 
-    /// Calls that wait for their audit.
-    pub struct Audits(Receiver<Audit>);
+/// For tests: calls that wait for their audit.
+#[cfg(feature = "testing")]
+pub struct Audits(tokio::sync::mpsc::Receiver<Audit>);
 
-    impl fmt::Debug for Audits {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.debug_struct("Audits").finish_non_exhaustive()
-        }
+#[cfg(feature = "testing")]
+impl std::fmt::Debug for Audits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Audits").finish_non_exhaustive()
     }
+}
 
-    impl Audits {
-        /// Audits the spans of all calls, one call after the other, until all clones of the queue are
-        /// dropped.
-        pub async fn run(mut self) {
-            while let Some(audit) = self.0.recv().await {
-                run_in_task(audit()).await;
-            }
+#[cfg(feature = "testing")]
+impl Audits {
+    /// Audits the spans of all calls, one call after the other, until all clones of the queue are
+    /// dropped.
+    pub async fn run(mut self) {
+        while let Some(audit) = self.0.recv().await {
+            crate::run_in_task(audit()).await;
         }
     }
 }

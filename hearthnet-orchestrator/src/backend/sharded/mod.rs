@@ -55,7 +55,7 @@ use tokio::time::Instant;
 
 pub use self::audit::is_drawn;
 #[cfg(feature = "testing")]
-pub use self::audit_queue::testing::{AuditQueue, Audits};
+pub use self::audit_queue::{AuditQueue, Audits};
 use self::audit_span::AuditSpan;
 pub use self::audit_span::RecomputeHere;
 use self::failure::{HopFailure, Interrupted};
