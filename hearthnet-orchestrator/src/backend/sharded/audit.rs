@@ -149,11 +149,17 @@ impl Candidate {
     pub(super) fn offer(self) {
         let runtime = self.runtime.clone();
         let _context = runtime.enter();
-        let queue = audit_queue::of_process();
         #[cfg(feature = "testing")]
         let own = self.settings.audits.clone();
+        // In a test, the thread of the process keeps the paused clock of its runtime from advancing.
+        // So it starts only if it is used.
         #[cfg(feature = "testing")]
-        let queue = own.as_ref().map_or(queue, |own| &own.queue);
+        let queue = match &own {
+            Some(own) => &own.queue,
+            None => audit_queue::of_process(),
+        };
+        #[cfg(not(feature = "testing"))]
+        let queue = audit_queue::of_process();
         match queue.try_reserve() {
             Ok(place) => place.send(Box::new(|| async move { self.audit().await }.boxed_local())),
             // The queue was closed by its test.
