@@ -10,7 +10,7 @@ use hearthnet_bus::evidence::Evidence;
 use hearthnet_bus::log::{EventLog, Finding};
 use hearthnet_bus::node::Connections;
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
-use hearthnet_engine::{Engine, Head, Span};
+use hearthnet_engine::Head;
 use hearthnet_files::magnitude::Band;
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_files::{ModelFile, WeightsId};
@@ -25,7 +25,7 @@ use hearthnet_orchestrator::hosts::{
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::router::{PolicyName, Speeds};
-use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
+use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend, recompute};
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
 use hearthnet_testkit::{Tamper, TamperedSource, TinyLlama, one_thread};
@@ -277,12 +277,9 @@ impl Fleet {
         let boundary = self.model.boundary;
         let mut values = Vec::new();
         boundary.decode(&evidence.rows, &mut values)?;
-        let mut engine = Engine::load(&self.file, lo..hi + 1, &one_thread(), &mut |_, _| {})?;
-        let seq = engine.open()?;
-        let count = u32::try_from(values.len() / self.width())?;
-        engine.forward(&[Span::new(seq, 0, count)], &mut values)?;
+        let computed = recompute(&self.file, lo..hi + 1, &one_thread(), &values)?;
         let mut rows = Vec::new();
-        boundary.encode(&values, &mut rows);
+        boundary.encode(&computed, &mut rows);
         let row_bytes = self.width() * boundary.bytes_per_value();
         Ok(evidence.finding(&rows, row_bytes))
     }

@@ -18,8 +18,11 @@ use hearthnet_orchestrator::hosts::{
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::router::{PolicyName, Speeds};
 use hearthnet_orchestrator::sharded::watch::{Told, Watch};
-use hearthnet_orchestrator::sharded::{AuditQueue, PumpSettings, RecomputeHere, ShardedBackend};
+use hearthnet_orchestrator::sharded::{
+    AuditQueue, PumpSettings, RecomputeHere, ShardedBackend, recompute,
+};
 use hearthnet_orchestrator::{Backend, Cancel, ChatError, run_in_task};
+use hearthnet_testkit::one_thread;
 use hearthnet_transport::{CloseCode, Closer};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -27,7 +30,7 @@ use tokio::sync::Notify;
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::here::{Here, compute};
+use crate::here::Here;
 use crate::host::transport;
 use crate::judge::Judge;
 use crate::lies::Lies;
@@ -353,7 +356,8 @@ impl Caller {
         let hosts = ShardedBackend::opened(handle.clone(), source, settings, &cancel).await;
         let here = falls_back.then(|| {
             let model = Arc::clone(&self.model);
-            let here: RecomputeHere = Arc::new(move |layers, rows| compute(&model, layers, rows));
+            let here: RecomputeHere =
+                Arc::new(move |layers, rows| recompute(&model.file, layers, &one_thread(), rows));
             here
         });
         let hosts = hosts.map(|hosts| hosts.with_local_audits(here));

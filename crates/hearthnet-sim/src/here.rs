@@ -1,7 +1,5 @@
-//! The caller's own machine: it computes layers in the thread of the simulation, instead of hosts and
-//! to audit them.
+//! The caller's own machine instead of hosts: it computes all layers in the thread of the simulation.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
@@ -15,21 +13,6 @@ use crate::model::{LAYERS, Model};
 
 fn failed(error: impl ToString) -> ChatError {
     ChatError::Engine(error.to_string())
-}
-
-/// Runs rows from position 0 on through layers (half-open) of a new engine.
-pub(crate) fn compute(
-    model: &Model,
-    layers: Range<u32>,
-    rows: &[f32],
-) -> Result<Vec<f32>, ChatError> {
-    let engine = Engine::load(&model.file, layers, &one_thread(), &mut |_, _| {});
-    let mut engine = engine.map_err(failed)?;
-    let seq = engine.open().map_err(failed)?;
-    let mut x = rows.to_vec();
-    let span = Span::new(seq, 0, (x.len() / model.width()) as u32);
-    engine.forward(&[span], &mut x).map_err(failed)?;
-    Ok(x)
 }
 
 /// All layers in this thread.

@@ -7,8 +7,9 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::evidence::Evidence;
 use hearthnet_bus::log::Finding;
 use hearthnet_engine::ARITHMETIC;
+use hearthnet_orchestrator::sharded::recompute;
+use hearthnet_testkit::one_thread;
 
-use crate::here::compute;
 use crate::lies::Lies;
 use crate::model::Model;
 use crate::observer::Observer;
@@ -58,8 +59,8 @@ impl Judge {
         let decoded = boundary.decode(&evidence.rows, &mut rows);
         decoded.map_err(|error| error.to_string())?;
         let (lo, hi) = dispute.layers;
-        let computed =
-            compute(&self.model, lo..hi + 1, &rows).map_err(|error| error.to_string())?;
+        let computed = recompute(&self.model.file, lo..hi + 1, &one_thread(), &rows)
+            .map_err(|error| error.to_string())?;
         boundary.encode(&computed, &mut encoded);
         Ok(evidence.finding(&encoded, width * boundary.bytes_per_value()))
     }

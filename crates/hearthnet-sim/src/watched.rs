@@ -35,6 +35,19 @@ pub(crate) struct Watched {
     misled: BTreeMap<SeqId, u32>,
 }
 
+/// Each span with its rows.
+fn rows_of<'a>(
+    spans: &'a [Span<SeqId>],
+    mut x: &'a [f32],
+    width: usize,
+) -> impl Iterator<Item = (&'a Span<SeqId>, &'a [f32])> {
+    spans.iter().map(move |span| {
+        let (rows, rest) = x.split_at(span.rows as usize * width);
+        x = rest;
+        (span, rows)
+    })
+}
+
 impl Watched {
     pub(crate) fn new(engine: Engine, watch: Watch) -> Self {
         Self {
@@ -63,10 +76,8 @@ impl Watched {
             lies,
             ..
         } = &self.watch;
-        let (width, mut rest) = (model.width(), x);
-        for span in spans {
-            let (rows, after) = rest.split_at(span.rows as usize * width);
-            rest = after;
+        let width = model.width();
+        for (span, rows) in rows_of(spans, x, width) {
             let (position, count) = (span.position, span.rows);
             observer.note(
                 name,
@@ -93,10 +104,7 @@ impl Watched {
     /// Notes the rows that are wrong because another host has lied.
     fn note_outputs(&self, layers: (u32, u32), spans: &[Span<SeqId>], x: &[f32]) {
         let width = self.watch.model.width();
-        let mut rest = x;
-        for span in spans {
-            let (rows, after) = rest.split_at(span.rows as usize * width);
-            rest = after;
+        for (span, rows) in rows_of(spans, x, width) {
             let from = match self.watch.lying.load(Ordering::Relaxed) {
                 true => Some(0),
                 false => self.misled.get(&span.seq).copied(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hearthnet_bus::node::Connections;
 use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_engine::{Engine, EngineOptions, Head, LoadError, Span, footprint};
+use hearthnet_engine::{Engine, EngineOptions, Head, LoadError, footprint};
 use hearthnet_files::ModelSpec;
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::backend::Backend;
@@ -17,7 +17,7 @@ use hearthnet_orchestrator::hosts::{Choice, CommunityHosts, HostPool, Links, Mod
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
 use hearthnet_orchestrator::router::Speeds;
-use hearthnet_orchestrator::sharded::{PumpSettings, RecomputeHere};
+use hearthnet_orchestrator::sharded::{PumpSettings, RecomputeHere, recompute};
 use tokio::runtime::Handle;
 
 use crate::cli::{Failure, Progress};
@@ -69,9 +69,6 @@ pub(crate) fn on_demand(
     }
 }
 
-/// Rows that the engine of an audit runs at once.
-const AUDIT_ROWS: usize = 64;
-
 /// Computes layers on this machine for audits, with an engine of their own. Layers that do not fit
 /// into half of the free memory are left to other hosts.
 pub(crate) fn recompute_here(model: &OpenModel, options: EngineOptions) -> RecomputeHere {
@@ -82,20 +79,7 @@ pub(crate) fn recompute_here(model: &OpenModel, options: EngineOptions) -> Recom
             let why = "the layers of an audit do not fit into half of the free memory".to_owned();
             return Err(ChatError::Engine(why));
         }
-        let failed = |why: String| ChatError::Engine(format!("an audit failed here: {why}"));
-        let engine = Engine::load(&file, layers.clone(), &options, &mut |_, _| {});
-        let mut engine = engine.map_err(|e| failed(e.to_string()))?;
-        let seq = engine.open().map_err(|e| failed(e.to_string()))?;
-        let (shape, mut out) = (file.spec().row_shape(), rows.to_vec());
-        let (values, mut position) = (shape.before(layers.len()), 0);
-        for chunk in out.chunks_mut(AUDIT_ROWS * values) {
-            let count = u32::try_from(chunk.len() / values).unwrap_or(u32::MAX);
-            let ran = engine.forward(&[Span::new(seq, position, count)], chunk);
-            ran.map_err(|e| failed(e.to_string()))?;
-            position += count;
-        }
-        shape.keep_outputs(layers.len(), &mut out);
-        Ok(out)
+        recompute(&file, layers, &options, rows)
     })
 }
 

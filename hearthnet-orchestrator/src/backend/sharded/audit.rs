@@ -302,9 +302,9 @@ impl Candidate {
         signed: &[SignedClaims],
         by: &Recomputed,
     ) {
-        if !self.health().accuses() {
+        let Some(accuse) = self.health().accuse() else {
             return;
-        }
+        };
         let witness = match by.hosts.is_empty() {
             true => None,
             false => match by.proof(claim).await {
@@ -312,11 +312,12 @@ impl Candidate {
                 witness => witness,
             },
         };
-        self.health().accuse(|| {
+        let evidence = || {
             let accused = proof(signed, |one| one == claim)?;
             let row_bytes = u32::try_from(self.input_bytes(span)).ok()?;
             Evidence::new(row_bytes, span.rows.concat(), accused, witness)
-        });
+        };
+        evidence().into_iter().for_each(accuse);
     }
 
     /// Counts drawn answers that neither a host nor this machine can compute again.

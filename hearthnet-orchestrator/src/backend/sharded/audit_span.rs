@@ -6,6 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::receipt::{Claim, Inputs, SignedClaims};
+use hearthnet_engine::{Engine, EngineOptions, Span};
+use hearthnet_files::ModelFile;
 
 use crate::error::ChatError;
 use crate::hosts::receipts::StreamReceipts;
@@ -26,6 +28,35 @@ pub(super) struct AuditSpan {
 /// Runs rows from position 0 on through layers (half-open) on this machine.
 pub type RecomputeHere =
     Arc<dyn Fn(Range<u32>, &[f32]) -> Result<Vec<f32>, ChatError> + Send + Sync>;
+
+/// Rows that the engine of [`recompute`] runs at once.
+const ROWS: usize = 64;
+
+/// Runs rows from position 0 on through layers (half-open) of a file, with an engine of their own.
+///
+/// # Errors
+/// [`ChatError::Engine`] if the layers cannot be loaded, or the rows not computed.
+pub fn recompute(
+    file: &ModelFile,
+    layers: Range<u32>,
+    options: &EngineOptions,
+    rows: &[f32],
+) -> Result<Vec<f32>, ChatError> {
+    let failed = |why: String| ChatError::Engine(format!("an audit failed here: {why}"));
+    let engine = Engine::load(file, layers.clone(), options, &mut |_, _| {});
+    let mut engine = engine.map_err(|e| failed(e.to_string()))?;
+    let seq = engine.open().map_err(|e| failed(e.to_string()))?;
+    let (shape, mut out) = (file.spec().row_shape(), rows.to_vec());
+    let (values, mut position) = (shape.before(layers.len()), 0);
+    for chunk in out.chunks_mut(ROWS * values) {
+        let count = u32::try_from(chunk.len() / values).unwrap_or(u32::MAX);
+        let ran = engine.forward(&[Span::new(seq, position, count)], chunk);
+        ran.map_err(|e| failed(e.to_string()))?;
+        position += count;
+    }
+    shape.keep_outputs(layers.len(), &mut out);
+    Ok(out)
+}
 
 impl AuditSpan {
     /// Of signed claims, those about the rows that are still there, up to a position, in order.

@@ -57,7 +57,7 @@ pub use self::audit::is_drawn;
 #[cfg(feature = "testing")]
 pub use self::audit_queue::{AuditQueue, Audits};
 use self::audit_span::AuditSpan;
-pub use self::audit_span::RecomputeHere;
+pub use self::audit_span::{RecomputeHere, recompute};
 use self::failure::{HopFailure, Interrupted};
 use self::stream::Hop;
 use crate::Cancel;

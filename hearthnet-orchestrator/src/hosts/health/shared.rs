@@ -97,18 +97,9 @@ impl SharedHealth {
         debug_assert!(is_first);
     }
 
-    /// Returns true if the evidence of audits is wanted.
-    pub(crate) fn accuses(&self) -> bool {
-        self.0.accuse.get().is_some()
-    }
-
-    /// Hands over the evidence of an audit, which is made only if it is wanted.
-    pub(crate) fn accuse(&self, evidence: impl FnOnce() -> Option<Evidence>) {
-        if let Some(accuse) = self.0.accuse.get()
-            && let Some(evidence) = evidence()
-        {
-            accuse(evidence);
-        }
+    /// Takes the evidence of audits, if it is wanted.
+    pub(crate) fn accuse(&self) -> Option<&Accuse> {
+        self.0.accuse.get()
     }
 
     /// Rows that hosts returned recently, over all calls.

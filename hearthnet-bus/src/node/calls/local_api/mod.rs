@@ -234,13 +234,13 @@ impl AppListener {
     }
 }
 
-async fn accept(door: AppListener, server: Arc<CallServer>, stop: Cancel) {
+async fn accept(listener: AppListener, server: Arc<CallServer>, stop: Cancel) {
     // Dropping the sets aborts every connection.
     let (mut entering, mut open) = (JoinSet::new(), JoinSet::new());
     let mut oldest = VecDeque::<AbortHandle>::new();
     loop {
         tokio::select! {
-            (stream, bearer) = door.next() => {
+            (stream, bearer) = listener.next() => {
                 oldest.retain(|one| !one.is_finished());
                 if oldest.len() >= MAX_CONNECTIONS
                     && let Some(one) = oldest.pop_front()
