@@ -145,6 +145,13 @@ fn a_file_may_be_repaired_during_a_start() {
     answer(&Schedule::read(43986, faults).unwrap());
 }
 
+/// The founder lost the events that admitted all others, and so it knew of no member to ask.
+#[test]
+fn a_founder_that_lost_all_members_waits_for_its_own_events() {
+    let faults = "SlowLink@3:3164+1,LostWrites@0:390+1660";
+    log(&Schedule::read(10_604, faults).unwrap());
+}
+
 fn is_repeatable(first: &Report, second: &Report, seed: u64) {
     let differs = first.trace.iter().zip(&second.trace).find(|(a, b)| a != b);
     assert_eq!(differs, None, "seed {seed}");

@@ -63,6 +63,9 @@ impl EventLog {
             if durable {
                 self.check_clock(view, key.id(), &body, now_ms)?;
                 view.settle(conn, now_ms, true)?;
+                if self.lacks_own(conn, key.id())? {
+                    return Err(LogError::Behind { author: key.id() });
+                }
             }
             let body = named(view, &body);
             let event = next(conn, view, quotas, key, &body, life_ms, now_ms)?;
@@ -194,7 +197,7 @@ fn next(
             // A log without even the first event has all events to ask for.
             let others = !state.created || state.members.keys().any(|node| *node != author);
             // The root's history may fork, so the log need not have all of it.
-            if !it.is_root && (last != it.row.head || (db::doubt(conn)? && others)) {
+            if !it.is_root && (last != it.row.head || (db::doubt(conn)?.is_some() && others)) {
                 return Err(LogError::Behind { author });
             }
             if last >= quotas.events_per_author {

@@ -112,7 +112,7 @@ pub fn restore_log(backup: &Path, dir: &Path) -> Result<(), LogError> {
     drop(conn);
     let conn = open_draft(draft.path())?;
     conn.execute_batch("DROP TABLE part")?;
-    db::set_doubt(&conn, true)?;
+    db::set_doubt(&conn, db::Doubt::Copy)?;
     db::claim(&conn)?;
     let (community, ..) = db::head(&conn)?;
     db::close(conn)?;

@@ -11,7 +11,8 @@
 //! acknowledged events may be lost: some of them may be this node's own, and a peer may have them.
 //! Signing other events with their numbers would be a fork. So the log refuses to write durable
 //! events until it has its own ones again, or enough members were asked for all that they have
-//! ([`super::EventLog::asked`]), unless the log knows of no other member.
+//! ([`super::EventLog::asked`]). If the log knows of no other member, it may write, unless commits are
+//! missing and with them maybe the events that admitted the others.
 //!
 //! # The mark
 //!
@@ -249,11 +250,11 @@ impl RecoveryLock {
         }
     }
 
-    /// Compares the mark with the log. Returns whether acknowledged events may be missing, and a
-    /// report if commits are lost.
-    fn examine(&self, path: &Path, changes: u64) -> (bool, Option<Recovery>) {
+    /// Compares the mark with the log. Returns why acknowledged events may be missing, and a report
+    /// if commits are lost.
+    fn examine(&self, path: &Path, changes: u64) -> (Option<db::Doubt>, Option<Recovery>) {
         let Some(mark) = Mark::read(&self.lock) else {
-            return (changes > 0, None);
+            return ((changes > 0).then_some(db::Doubt::Copy), None);
         };
         let lost = mark.changes.saturating_sub(changes);
         let recovery = (lost > 0).then(|| Recovery {
@@ -263,7 +264,8 @@ impl RecoveryLock {
             ),
         });
         let is_copy = changes > 0 && !mark.has_file_of(Mark::of(path, changes));
-        (lost > 0 || is_copy, recovery)
+        let lost = (lost > 0).then_some(db::Doubt::Lost);
+        (lost.or(is_copy.then_some(db::Doubt::Copy)), recovery)
     }
 }
 
@@ -302,8 +304,8 @@ pub(super) fn open(
     let (conn, view, recovery) = match load(path, Some(dir)) {
         Ok((conn, view)) => {
             let (doubt, recovery) = guard.examine(path, view.changes);
-            if doubt {
-                db::set_doubt(&conn, true)?;
+            if let Some(doubt) = doubt {
+                db::set_doubt(&conn, doubt)?;
             }
             (conn, view, recovery)
         }
@@ -394,7 +396,7 @@ fn rebuild(dir: &Path, path: &Path, quotas: &Quotas, what: &str) -> Result<Recov
     let mut conn = db::open(&fresh, true)?;
     let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
     db::create(&tx, community)?;
-    db::set_doubt(&tx, true)?;
+    db::set_doubt(&tx, db::Doubt::Lost)?;
     let mut view = View::load(&tx, crate::now_ms())?;
     let mut merge = Merge::new(&tx, &mut view, quotas, 0);
     for (event, hash, raw) in &events {

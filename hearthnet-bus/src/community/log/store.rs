@@ -159,7 +159,7 @@ impl EventLog {
         guard: RecoveryLock,
         recovery: Option<Recovery>,
     ) -> Result<Self, LogError> {
-        let doubt = AtomicBool::new(db::doubt(&conn)?);
+        let doubt = AtomicBool::new(db::doubt(&conn)?.is_some());
         let (alive, ended) = mpsc::channel();
         let inner = Arc::new(Inner {
             path,
@@ -239,7 +239,7 @@ impl EventLog {
     /// As [`EventLog::create`].
     pub fn prepare_again(dir: &Path, community: CommunityId) -> Result<Self, LogError> {
         let log = Self::prepare(dir, community)?;
-        db::set_doubt(&log.inner.writer.lock().conn, true)?;
+        db::set_doubt(&log.inner.writer.lock().conn, db::Doubt::Copy)?;
         log.inner.doubt.store(true, Ordering::Relaxed);
         Ok(log)
     }
@@ -250,7 +250,7 @@ impl EventLog {
     pub fn is_in_doubt(&self) -> bool {
         // Another process may have asked a peer meanwhile.
         self.inner.doubt.load(Ordering::Relaxed)
-            && db::doubt(&self.inner.writer.lock().conn).unwrap_or(true)
+            && db::doubt(&self.inner.writer.lock().conn).map_or(true, |doubt| doubt.is_some())
     }
 
     /// Stores the community of the folder, in case the log becomes unreadable.
@@ -291,8 +291,9 @@ impl EventLog {
         {
             let (state, asked) = (self.state(), self.inner.asked.lock());
             let is_asked = |node: &NodeId| *node == own || asked.contains(node);
-            let is_enough = match self.inner.guard.own().filter(|last| last.author == own) {
-                Some(last) => db::last_seq(&self.inner.writer.lock().conn, &own)? >= last.seq,
+            let has_last = self.has_last_own(&self.inner.writer.lock().conn, own)?;
+            let is_enough = match has_last {
+                Some(has_last) => has_last,
                 None => state.nodes(now_ms).all(|seen| is_asked(&seen.node)),
             };
             let is_enough = is_enough || state.members().all(|(node, _)| is_asked(node));
@@ -301,6 +302,24 @@ impl EventLog {
             }
         }
         self.caught_up(now_ms)
+    }
+
+    /// Returns whether the log has the last durable event that `own` has written, as the mark says;
+    /// `None` if that is not known.
+    fn has_last_own(&self, conn: &Connection, own: NodeId) -> Result<Option<bool>, LogError> {
+        let last = self.inner.guard.own().filter(|last| last.author == own);
+        let has = last.map(|last| Ok(db::last_seq(conn, &own)? >= last.seq));
+        has.transpose()
+    }
+
+    /// Returns whether own events may be missing even if the log knows of no other member: those that
+    /// admitted the others may be missing as well.
+    pub(super) fn lacks_own(&self, conn: &Connection, own: NodeId) -> Result<bool, LogError> {
+        let Some(doubt) = db::doubt(conn)? else {
+            return Ok(false);
+        };
+        let has = self.has_last_own(conn, own)?;
+        Ok(!has.unwrap_or(doubt != db::Doubt::Lost))
     }
 
     /// Allows durable events of this node again after damage or in a restored copy, whatever events
@@ -313,9 +332,9 @@ impl EventLog {
             return Ok(());
         }
         self.write(now_ms, |conn, _, _| {
-            let doubt = db::doubt(conn)?;
+            let doubt = db::doubt(conn)?.is_some();
             if doubt {
-                db::set_doubt(conn, false)?;
+                db::end_doubt(conn)?;
             }
             Ok((doubt, ()))
         })?;

@@ -45,7 +45,7 @@ CREATE TABLE log (
     community BLOB    NOT NULL,
     clock     INTEGER NOT NULL,  -- maximum Lamport time of the durable events
     changes   INTEGER NOT NULL,  -- incremented by every transaction with a change
-    doubt     INTEGER NOT NULL   -- 1: acknowledged events may be missing
+    doubt     INTEGER NOT NULL   -- see `Doubt`
 ) STRICT;
 CREATE TABLE spare (
     id    INTEGER PRIMARY KEY,
@@ -251,13 +251,31 @@ pub(super) fn head(conn: &Connection) -> Result<(CommunityId, u64, u64), LogErro
     })
 }
 
-/// Returns whether acknowledged events may be missing.
-pub(super) fn doubt(conn: &Connection) -> Result<bool, LogError> {
-    one(conn, "SELECT doubt FROM log", [], |row| row.get(0))
+/// Why acknowledged events may be missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Doubt {
+    /// The log is a copy, or new in place of a lost one.
+    Copy = 1,
+    /// Commits are missing, maybe those that admitted all other members.
+    Lost = 2,
 }
 
-pub(super) fn set_doubt(conn: &Connection, doubt: bool) -> Result<(), LogError> {
-    execute(conn, "UPDATE log SET doubt = ?1", [doubt])
+pub(super) fn doubt(conn: &Connection) -> Result<Option<Doubt>, LogError> {
+    let stored: i64 = one(conn, "SELECT doubt FROM log", [], |row| row.get(0))?;
+    Ok(match stored {
+        0 => None,
+        1 => Some(Doubt::Copy),
+        _ => Some(Doubt::Lost),
+    })
+}
+
+/// Adds a reason for doubt.
+pub(super) fn set_doubt(conn: &Connection, why: Doubt) -> Result<(), LogError> {
+    execute(conn, "UPDATE log SET doubt = max(doubt, ?1)", [why as i64])
+}
+
+pub(super) fn end_doubt(conn: &Connection) -> Result<(), LogError> {
+    execute(conn, "UPDATE log SET doubt = 0", [])
 }
 
 /// Upgrades the tables of an older program.
