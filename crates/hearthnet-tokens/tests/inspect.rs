@@ -74,11 +74,11 @@ fn special_features_of_families_are_shown() {
     for (name, line) in rows! {
         "gemma2" => "window        7 positions, except in every 2nd layer";
         "gemma3" => "window        7 positions, except in every 6th layer";
-        "gemma3" => "rope          halves, 16 wide, base 1000000, linear scaling by 8; base 10000 \
+        "gemma3" => "rope          neox, 16 wide, base 1000000, linear scaling by 8; base 10000 \
             in layers with a window";
         "mistral" => "window        7 positions, in all layers";
         "smollm3" => "rope          interleaved, 8 wide, base 5000000; none in every 4th layer";
-        "phi3long" => "rope          halves, 8 wide, base 10000, with long factors";
+        "phi3long" => "rope          neox, 8 wide, base 10000, with long factors";
         "mistralyarn" => "rope          interleaved, 16 wide, base 10000, YaRN scaling by 4 from 64 \
             positions";
         "qwen3moe" => "experts       5 per layer, 3 per token";
