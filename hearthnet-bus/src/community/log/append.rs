@@ -54,21 +54,15 @@ impl EventLog {
     /// [`LogError::Behind`], [`LogError::Quota`]; [`LogError::ReadOnly`] and other errors of the
     /// disk.
     pub fn append(&self, key: &NodeKey, body: Body, now_ms: u64) -> Result<EventId, LogError> {
-        let life_ms = match body {
-            Body::GrantRevoked { .. } => MAX_LIFE_MS,
-            _ => ADVERT_LIFE_MS,
-        };
         let durable = body.slot().is_none();
         let work = |conn: &Connection, view: &mut View, quotas: &Quotas| {
             if durable {
                 self.check_clock(view, key.id(), &body, now_ms)?;
                 view.settle(conn, now_ms, true)?;
-                if self.lacks_own(conn, key.id())? {
-                    return Err(LogError::Behind { author: key.id() });
-                }
             }
             let body = named(view, &body);
-            let event = next(conn, view, quotas, key, &body, life_ms, now_ms)?;
+            let last_own = self.last_own(key.id());
+            let event = next(conn, view, quotas, key, &body, last_own, now_ms)?;
             let raw = event.sign(key)?;
             let hash = EventHash::of(&raw).ok_or(LogError::Frozen { author: key.id() })?;
             if durable && body.kind() != CLOCK_SET {
@@ -167,14 +161,14 @@ fn named(view: &View, body: &Body) -> Body {
     body
 }
 
-/// Next event of an author, unsigned.
+/// Next event of an author, unsigned. `last_own` is the number of its last durable event, if known.
 fn next(
     conn: &Connection,
     view: &View,
     quotas: &Quotas,
     key: &NodeKey,
     body: &Body,
-    life_ms: u64,
+    last_own: Option<u64>,
     now_ms: u64,
 ) -> Result<Event, LogError> {
     let author = key.id();
@@ -193,11 +187,9 @@ fn next(
     let (seq, lane) = match body.slot() {
         None => {
             let last = db::last_seq(conn, &author)?;
-            let state = &view.fold.state;
-            // A log without even the first event has all events to ask for.
-            let others = !state.created || state.members.keys().any(|node| *node != author);
             // The root's history may fork, so the log need not have all of it.
-            if !it.is_root && (last != it.row.head || (db::doubt(conn)?.is_some() && others)) {
+            if !it.is_root && (last != it.row.head || must_ask(conn, view, author, last, last_own)?)
+            {
                 return Err(LogError::Behind { author });
             }
             if last >= quotas.events_per_author {
@@ -208,6 +200,10 @@ fn next(
             (last.saturating_add(1), Lane::Durable { prev })
         }
         Some(slot) => {
+            let life_ms = match body {
+                Body::GrantRevoked { .. } => MAX_LIFE_MS,
+                _ => ADVERT_LIFE_MS,
+            };
             let replaced = view.shown.live.get(&(author, slot.clone()));
             let until = replaced.map_or(0, |live| live.expires_ms);
             let expires_ms = time_ms
@@ -229,4 +225,22 @@ fn next(
         lane,
         body: body.clone(),
     })
+}
+
+/// Returns whether a log in doubt must ask other nodes before `author` writes: there are others to ask,
+/// or own events may be missing, and with them the events that admitted the others.
+fn must_ask(
+    conn: &Connection,
+    view: &View,
+    author: NodeId,
+    last: u64,
+    last_own: Option<u64>,
+) -> Result<bool, LogError> {
+    let Some(doubt) = db::doubt(conn)? else {
+        return Ok(false);
+    };
+    let state = &view.fold.state;
+    // A log without even the first event has all events to ask for.
+    let others = !state.created || state.members.keys().any(|node| *node != author);
+    Ok(others || last_own.map_or(doubt == db::Doubt::Lost, |seq| last < seq))
 }

@@ -291,9 +291,8 @@ impl EventLog {
         {
             let (state, asked) = (self.state(), self.inner.asked.lock());
             let is_asked = |node: &NodeId| *node == own || asked.contains(node);
-            let has_last = self.has_last_own(&self.inner.writer.lock().conn, own)?;
-            let is_enough = match has_last {
-                Some(has_last) => has_last,
+            let is_enough = match self.last_own(own) {
+                Some(seq) => db::last_seq(&self.inner.writer.lock().conn, &own)? >= seq,
                 None => state.nodes(now_ms).all(|seen| is_asked(&seen.node)),
             };
             let is_enough = is_enough || state.members().all(|(node, _)| is_asked(node));
@@ -304,22 +303,11 @@ impl EventLog {
         self.caught_up(now_ms)
     }
 
-    /// Returns whether the log has the last durable event that `own` has written, as the mark says;
-    /// `None` if that is not known.
-    fn has_last_own(&self, conn: &Connection, own: NodeId) -> Result<Option<bool>, LogError> {
+    /// Number of the last durable event that `own` has written, as the mark says; `None` if that is not
+    /// known.
+    pub(super) fn last_own(&self, own: NodeId) -> Option<u64> {
         let last = self.inner.guard.own().filter(|last| last.author == own);
-        let has = last.map(|last| Ok(db::last_seq(conn, &own)? >= last.seq));
-        has.transpose()
-    }
-
-    /// Returns whether own events may be missing even if the log knows of no other member: those that
-    /// admitted the others may be missing as well.
-    pub(super) fn lacks_own(&self, conn: &Connection, own: NodeId) -> Result<bool, LogError> {
-        let Some(doubt) = db::doubt(conn)? else {
-            return Ok(false);
-        };
-        let has = self.has_last_own(conn, own)?;
-        Ok(!has.unwrap_or(doubt != db::Doubt::Lost))
+        last.map(|last| last.seq)
     }
 
     /// Allows durable events of this node again after damage or in a restored copy, whatever events

@@ -451,6 +451,17 @@ fn a_log_that_lost_own_events_waits_for_them_or_until_all_members_were_asked() {
 }
 
 #[test]
+fn the_root_writes_in_a_log_that_lost_own_events() {
+    let (found, other) = forgetful();
+    assert_eq!(found.refused(1, new_event()).code(), "log_behind");
+    found.log.append(&root(), policy(false), NOW).unwrap();
+    sync(&found.log, &other.log, NOW);
+    sync(&other.log, &found.log, NOW);
+    assert_eq!(other.log.state(), found.log.state());
+    assert_eq!(other.log.state().frozen().count(), 0);
+}
+
+#[test]
 fn a_copy_asks_all_members_that_run() {
     let copy = Home::opened(copied(&busy().closed()));
     copy.append(2, seen("attic"));
