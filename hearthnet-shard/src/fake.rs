@@ -56,6 +56,7 @@ pub(crate) fn run<S: EngineSource>(scheduler: &mut Scheduler<S>, commands: &Rece
 }
 
 /// State of a host of [`served`], whose callers each count alone.
+#[cfg_attr(not(feature = "fuzzing"), allow(dead_code))]
 pub(crate) fn host_state(
     node: NodeId,
     config: ServeConfig,

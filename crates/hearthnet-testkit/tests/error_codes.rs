@@ -251,9 +251,14 @@ fn scan(path: &str, text: &str, codes: &mut Codes) {
             }
         }
     }
-    if let Some((_, rest)) = text.split_once("const THREAD_UNSUPPORTED: &str = ") {
-        let code = literals(rest).next().unwrap_or_default();
-        add(code, vec!["THREAD_UNSUPPORTED".to_owned()]);
+    for kind in [": Code = Code::new(", ": &str = "] {
+        for (at, _) in text.match_indices(kind) {
+            let name = text[..at].rsplit(' ').next().unwrap_or_default();
+            let code = literals(&text[at..]).next().unwrap_or_default();
+            if kind.contains("Code") || name == "THREAD_UNSUPPORTED" {
+                add(code, vec![name.to_owned()]);
+            }
+        }
     }
     for (at, _) in text.match_indices("let code = \"") {
         add(literals(&text[at..]).next().unwrap_or_default(), Vec::new());
@@ -412,25 +417,30 @@ fn reach(text: &str, test: &str) -> Option<String> {
 }
 
 /// Lines of a production source, from 1 on, that raise a code: they name it, and are neither a
-/// comparison nor a pattern. `mapped`: also those in the functions that map errors to codes.
-fn raising(text: &str, found: &Found, mapped: bool) -> BTreeSet<usize> {
+/// comparison nor a pattern. Also lines that map an error to it: errors of libraries and of the system
+/// become errors of the product without a line of their own.
+fn raising(text: &str, found: &Found) -> BTreeSet<usize> {
     let mut tables = Vec::new();
     for start in TABLES {
         for (at, _) in text.match_indices(start) {
             let first = text[..at].matches('\n').count();
-            tables.push(first..first + body(text, at).matches('\n').count() + 1);
+            let of = format!("{}::", implemented(text, at));
+            let maps = found.names.iter().any(|name| name.starts_with(&of));
+            let lines = first..first + body(text, at).matches('\n').count() + 1;
+            tables.push((lines, maps));
         }
     }
     let mut raising = BTreeSet::new();
     for (number, line) in text.lines().enumerate() {
-        let is_mapped = tables.iter().any(|table| table.contains(&number));
+        let table = tables.iter().find(|(lines, _)| lines.contains(&number));
         let (before, after) = line.split_once("=>").unwrap_or(("", line));
         let named = |part: &str| found.names.iter().any(|name| names(part, name));
         let compares = ["==", "!=", "matches!(", "if let ", "const "];
-        let compares = compares.iter().any(|mark| line.contains(mark));
-        let raises = match is_mapped {
-            true => mapped && (named(after) || named(before)),
-            false => named(after) && !compares,
+        let compares = compares.iter().any(|mark| after.contains(mark));
+        let raises = match table {
+            // `strum` maps all variants in one line.
+            Some((_, maps)) => named(after) || named(before) || *maps && line.contains(".into()"),
+            None => named(after) && !compares,
         };
         if raises {
             raising.insert(number + 1);
@@ -557,18 +567,11 @@ fn every_test_of_the_table_runs_a_line_that_raises_its_code() {
     for (code, found) in codes {
         let ran = fs::read_to_string(Path::new(&folder).join(code)).unwrap_or_default();
         let ran: BTreeSet<&str> = ran.lines().collect();
-        let places = |mapped| -> Vec<String> {
-            let places = texts.iter().flat_map(|(path, text)| {
-                let lines = raising(text, found, mapped).into_iter();
-                lines.map(move |line| format!("{path}:{line}"))
-            });
-            places.collect()
-        };
-        let mut raised = places(false);
-        // Codes that exist only where an error of a library, or of the system, is mapped to them.
-        if raised.is_empty() {
-            raised = places(true);
-        }
+        let places = texts.iter().flat_map(|(path, text)| {
+            let lines = raising(text, found).into_iter();
+            lines.map(move |line| format!("{path}:{line}"))
+        });
+        let raised: Vec<String> = places.collect();
         match raised.iter().find(|place| ran.contains(place.as_str())) {
             Some(place) => println!("{code}: {place}"),
             None => wrong.push(format!("{code}: none of {raised:?} ran")),

@@ -154,7 +154,6 @@ fn what_is_not_supported_is_refused_by_name() {
         (json!({"tool_choice": {"type": "some"}}), "tool_choice.type"),
         (json!({"thinking": {"type": "deep"}}), "thinking.type"),
         (json!({"temprature": 1}), "temprature"),
-        (json!({"thread": {"type": "create"}}), "thread"),
         (
             json!({"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}),
             "mcp_servers",
@@ -163,6 +162,10 @@ fn what_is_not_supported_is_refused_by_name() {
         let refused = read(base(extra)).err().unwrap().body();
         assert_eq!(refused["error"]["param"], param);
     }
+    let thread = base(json!({"thread": {"type": "create"}}));
+    let refused = read(thread).err().unwrap().body();
+    assert_eq!(refused["error"]["code"], "thread_unsupported_request");
+    assert_eq!(refused["error"]["param"], "thread");
 }
 
 #[test]
