@@ -7,7 +7,19 @@ use crate::schema::Lookup;
 
 /// Value for a message: as JSON, on one line, shortened.
 pub(super) fn shown(value: &Json) -> String {
-    value.to_string().chars().take(80).collect()
+    excerpt(&value.to_string(), 80)
+}
+
+/// Up to `most` characters of a file's text. Control characters are escaped: messages reach terminals.
+fn excerpt(text: &str, most: usize) -> String {
+    let mut excerpt = String::new();
+    for c in text.chars().take(most) {
+        match c.is_control() {
+            true => excerpt.extend(c.escape_default()),
+            false => excerpt.push(c),
+        }
+    }
+    excerpt
 }
 
 /// Value of a key, unless it is missing or `null`.
@@ -106,11 +118,7 @@ pub(super) fn refuse_others(
         |(key, value): &(&String, &Json)| !value.is_null() && !known.contains(&key.as_str());
     match values.iter().find(other) {
         None => Ok(()),
-        Some((key, value)) => Err(bad(
-            &key.chars().take(60).collect::<String>(),
-            value,
-            reason,
-        )),
+        Some((key, value)) => Err(bad(&excerpt(key, 60), value, reason)),
     }
 }
 
@@ -126,5 +134,14 @@ mod tests {
         assert_eq!(with_infinity(text), expected);
         assert_eq!(object("config.json", text).unwrap().len(), 2);
         assert!(object("config.json", br#"{"a": -Infinity}"#).is_err());
+    }
+
+    /// Found by fuzzing.
+    #[test]
+    fn control_characters_of_keys_and_values_are_escaped_in_messages() {
+        let values = object("config.json", br#"{"a\r\u009b2J": "\u009b"}"#).unwrap();
+        let refused = refuse_others(&values, &[], "unknown").unwrap_err();
+        let message = r#"config.json: a\r\u{9b}2J = "\u{9b}": unknown"#;
+        assert_eq!(refused.to_string(), message);
     }
 }
