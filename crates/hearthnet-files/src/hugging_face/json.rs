@@ -1,5 +1,6 @@
 //! Values of JSON objects in a model directory.
 
+use hearthnet_text::sanitize;
 use serde_json::{Map, Value as Json};
 
 use super::error::ImportError;
@@ -10,16 +11,10 @@ pub(super) fn shown(value: &Json) -> String {
     excerpt(&value.to_string(), 80)
 }
 
-/// Up to `most` characters of a file's text. Control characters are escaped: messages reach terminals.
+/// Up to `most` characters of a file's text, for a message.
 fn excerpt(text: &str, most: usize) -> String {
-    let mut excerpt = String::new();
-    for c in text.chars().take(most) {
-        match c.is_control() {
-            true => excerpt.extend(c.escape_default()),
-            false => excerpt.push(c),
-        }
-    }
-    excerpt
+    let cut: String = text.chars().take(most).collect();
+    sanitize(&cut).into_owned()
 }
 
 /// Value of a key, unless it is missing or `null`.

@@ -61,7 +61,7 @@ impl EventLog {
                 view.settle(conn, now_ms, true)?;
             }
             let body = named(view, &body);
-            let last_own = self.last_own(key.id());
+            let last_own = || self.last_own(key.id());
             let event = next(conn, view, quotas, key, &body, last_own, now_ms)?;
             let raw = event.sign(key)?;
             let hash = EventHash::of(&raw).ok_or(LogError::Frozen { author: key.id() })?;
@@ -161,14 +161,15 @@ fn named(view: &View, body: &Body) -> Body {
     body
 }
 
-/// Next event of an author, unsigned. `last_own` is the number of its last durable event, if known.
+/// Next event of an author, unsigned. `last_own` reads the number of its last durable event, if that is
+/// known.
 fn next(
     conn: &Connection,
     view: &View,
     quotas: &Quotas,
     key: &NodeKey,
     body: &Body,
-    last_own: Option<u64>,
+    last_own: impl FnOnce() -> Option<u64>,
     now_ms: u64,
 ) -> Result<Event, LogError> {
     let author = key.id();
@@ -234,7 +235,7 @@ fn must_ask(
     view: &View,
     author: NodeId,
     last: u64,
-    last_own: Option<u64>,
+    last_own: impl FnOnce() -> Option<u64>,
 ) -> Result<bool, LogError> {
     let Some(doubt) = db::doubt(conn)? else {
         return Ok(false);
@@ -242,5 +243,5 @@ fn must_ask(
     let state = &view.fold.state;
     // A log without even the first event has all events to ask for.
     let others = !state.created || state.members.keys().any(|node| *node != author);
-    Ok(others || last_own.map_or(doubt == db::Doubt::Lost, |seq| last < seq))
+    Ok(others || last_own().map_or(doubt == db::Doubt::Lost, |seq| last < seq))
 }
