@@ -510,10 +510,12 @@ fn an_auditor_that_lies_and_leaves_harms_neither_the_host_nor_the_accuser() {
         stage.until("another audit is under way", || {
             stage.audits(&stage.hosts[4].node()).not_auditable > 0
         });
-        // A leaving host may return all rows before it is replaced.
+        // A leaving host may return all rows before it is replaced. One that preempts does so once:
+        // if that was when it took over from another auditor, the next route may begin with it, and it
+        // returns all rows. Its evidence is then against itself.
         let evidence: Vec<Evidence> = found.try_iter().collect();
         assert!(evidence.iter().all(|one| judged(one) == Finding::Witness));
-        assert!(evidence.is_empty() || deed == Deed::Leave, "{deed:?}");
+        assert!(evidence.is_empty() || deed != Deed::Die, "{deed:?}");
         assert_eq!(stage.standing(&host), Standing::Good);
     }
 }
