@@ -8,7 +8,7 @@
 //! | scene | nodes | code of the product | invariants |
 //! |---|---|---|---|
 //! | answers | three hosts, two callers | pipeline, failover, fallback, receipts, audits, sessions, TLS, WebSocket, stream tables, scheduler, the start from a model file, the exact engine on a tiny model | each row and token of an answer comes once, and is that of the fault-free transcript or follows from a row of a host that lies; hosts compute no other rows; a dispute is proved, and its finding names a host that has lied; no other host is blamed for wrong rows; audits end in time; no answer of an old epoch is taken; a session sends no rows to a host that its caller knows to be revoked; no host starts with a damaged file; credit and step slots stay within their windows; streams, pages, sequences, sessions and tasks are returned; every call ends in time, and with a fallback it is answered |
-//! | logs | four members | event log on SQLite, recovery, gossip, TLS, WebSocket | each author has one history, and no fork; logs become equal, and may be written again, in time; no acknowledged event is lost; a revoked member receives no event that was written when all others knew it |
+//! | logs | four members | event log on SQLite, recovery, gossip, TLS, WebSocket | each author has one history, and no fork; logs become equal, and may be written again, in time; no acknowledged event is lost; a revoked member receives no event of a member that knew it |
 //!
 //! The simulation replaces sockets (`net.rs`), and what a process has around this code: the tasks
 //! that connect, listen and start again.

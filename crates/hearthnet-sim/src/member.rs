@@ -92,10 +92,7 @@ pub(crate) struct Known {
     pub(crate) written: BTreeMap<NodeId, BTreeSet<String>>,
     /// Members whose disks have lost acknowledged writes.
     pub(crate) forgetful: BTreeSet<NodeId>,
-    /// Members that know of the revocation, and have run since they learned it.
-    pub(crate) knowing: BTreeSet<Node>,
-    /// Events written when all but the revoked member knew of that. Before, one that does not know may
-    /// pass on to it what others wrote: a wrong clock refuses the revocation for a while.
+    /// Events whose authors knew of the revocation when they wrote them.
     pub(crate) secret: BTreeSet<String>,
     pub(crate) done: u32,
     pub(crate) failed: u32,
@@ -234,7 +231,6 @@ impl Member {
             return;
         }
         self.observer.note(&self.name, "is killed");
-        self.known.lock().knowing.remove(&self.node);
         let mut tasks = std::mem::replace(&mut *self.tasks.lock(), JoinSet::new());
         tasks.shutdown().await;
         // Work that a task had begun ends now.
@@ -281,14 +277,6 @@ impl Member {
         };
         let (own, durable) = (key(self.node), body.slot().is_none());
         let knows = log.state().is_revoked(&key(REVOKED).id());
-        let all_know = {
-            let knowing = &mut self.known.lock().knowing;
-            match knows {
-                true => knowing.insert(self.node),
-                false => knowing.remove(&self.node),
-            };
-            knows && knowing.len() == MEMBERS - 1
-        };
         match log.append(&own, body, (self.clock)()) {
             Ok(id) => {
                 let mut known = self.known.lock();
@@ -297,7 +285,7 @@ impl Member {
                     let written = known.written.entry(own.id()).or_default();
                     written.insert(id.to_string());
                 }
-                if all_know {
+                if knows {
                     known.secret.insert(id.to_string());
                 }
                 true

@@ -152,6 +152,14 @@ fn a_founder_that_lost_all_members_waits_for_its_own_events() {
     log(&Schedule::read(10_604, faults).unwrap());
 }
 
+/// A member's clock refused the revocation, and its full disk the batch after it.
+#[test]
+fn a_revocation_outlasts_a_wrong_clock_on_a_full_disk() {
+    let faults = "FullDisk@2:348+4620,Revoke@3:1689+1519,Partition@2:599+2194,\
+                  ClockJump@2:2492+823,ClockJump@0:3665+1394";
+    log(&Schedule::read(31_413, faults).unwrap());
+}
+
 fn is_repeatable(first: &Report, second: &Report, seed: u64) {
     let differs = first.trace.iter().zip(&second.trace).find(|(a, b)| a != b);
     assert_eq!(differs, None, "seed {seed}");

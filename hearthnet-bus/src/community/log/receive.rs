@@ -57,7 +57,9 @@ impl EventLog {
             }
         }
         if !verified.is_empty() {
-            verified.extend(std::mem::take(&mut *self.inner.early.lock()));
+            let mut held = std::mem::take(&mut *self.inner.early.lock());
+            held.retain(|one| verified.iter().all(|new| new.hash != one.hash));
+            verified.extend(held.iter().cloned());
             let early = self.write(now_ms, |conn, view, quotas| {
                 let (early, rest) = without_early(conn, verified, now_ms)?;
                 let mut merge = Merge::new(conn, view, quotas, now_ms);
@@ -76,7 +78,9 @@ impl EventLog {
                     merge.finish()?;
                 }
                 Ok((changed, early))
-            })?;
+            });
+            // The peer sends its batch again, but not the events of earlier ones.
+            let early = early.inspect_err(|_| self.inner.early.lock().extend(held))?;
             for one in &early {
                 let ahead_ms = one.event.time_ms.saturating_sub(now_ms);
                 let refused = one.place.map(|place| (place, Refusal::Time { ahead_ms }));

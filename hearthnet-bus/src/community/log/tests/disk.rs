@@ -695,3 +695,29 @@ fn the_file_of_an_older_program_is_brought_up_to_date_and_says_the_same() {
     let names: String = conn.query_row(names, [], |row| row.get(0)).unwrap();
     assert_eq!(names, "durable_ordered");
 }
+
+#[test]
+fn events_that_wait_for_a_wrong_clock_outlast_a_full_disk() {
+    let home = Home::new();
+    home.admit(2, Level::Member);
+    let other = home.replica();
+    let next = |seed, body| {
+        let heads = home.log.heads();
+        home.append(seed, body);
+        home.log.missing(&heads, 64, 1 << 20).unwrap().events
+    };
+    let receive = |raw: &[Vec<u8>], now| other.log.receive(raw, key(99).id(), now);
+    other.log.fill_disk(true);
+    let refused = (0..1000)
+        .map(|n| next(1, named(&format!("name {n}"))))
+        .find(|raw| receive(raw, NOW).is_err())
+        .expect("a full disk");
+    let (revocation, behind) = (next(ROOT, revoked(2, 0)), NOW - 2 * MAX_AHEAD_MS);
+    assert_eq!(codes(&other.log, &revocation, behind), ["log_time"]);
+    // A peer sends again what the disk refused, but not what the clock did.
+    assert!(receive(&refused, NOW).is_err());
+    assert!(!other.log.state().is_revoked(&key(2).id()));
+    other.log.fill_disk(false);
+    other.takes(&refused);
+    assert!(other.log.state().is_revoked(&key(2).id()));
+}
