@@ -319,10 +319,7 @@ fn up_at_boot_writes_and_enables_a_unit_that_resumes_this_home_and_keeps_one_of_
     assert_contains(start, &["/hearthnet\" ", "\"discovery.mdns=false\""]);
     assert_contains(
         &written,
-        &[
-            "\nMemoryDenyWriteExecute=yes\n",
-            "\nWantedBy=default.target\n",
-        ],
+        &["\nNoNewPrivileges=yes\n", "\nWantedBy=default.target\n"],
     );
 
     std::fs::write(&unit, "of the user").expect("a unit");

@@ -15,13 +15,15 @@ use hearthnet_files::hugging_face::repository_of;
 use hearthnet_files::manifest::record_key;
 use hearthnet_hub::ModelRef;
 use hearthnet_platform::hardware::graphics_cards;
-use hearthnet_platform::sandbox::{Files, SOCKETS, deny_system_calls, hide_memory, restrict_files};
+use hearthnet_platform::sandbox::{
+    Calls, Files, SOCKETS, deny_system_calls, hide_memory, restrict_files,
+};
 use hearthnet_platform::whole_file::{self, Access};
 
 use crate::answering::http::{key_file, socket, tls_files};
 use crate::cli::args::HostEngineArgs;
 use crate::config::{Context, default_path};
-use crate::hosting::host_engine::may_use_cards;
+use crate::hosting::host_engine::{makes_machine_code, may_use_cards};
 use crate::models::models_dir;
 
 /// Sandbox of this process, as text.
@@ -49,11 +51,15 @@ pub(crate) fn enter(
     if may_use_cards(engine, &cx.config) {
         needed.cards();
     }
+    let calls = Calls {
+        sockets: &SOCKETS,
+        machine_code: makes_machine_code(engine, &cx.config),
+    };
     // The daemon's memory holds keys and prompts.
     let hidden = hide_memory();
     let parts = [
         ("files", restrict_files(&needed.0)),
-        ("system calls", deny_system_calls(&SOCKETS)),
+        ("system calls", deny_system_calls(calls)),
         ("memory", hidden),
     ];
     let parts = parts.map(|(what, done)| match done {
@@ -77,7 +83,7 @@ pub(crate) fn enter_to_read(cx: &Context, model: &ModelRef, into: Option<&Path>)
     }
     for (what, done) in [
         ("files", restrict_files(&needed.0)),
-        ("system calls", deny_system_calls(&[])),
+        ("system calls", deny_system_calls(Calls::default())),
     ] {
         if let Err(why) = done {
             tracing::info!("{what} are not restricted: {why}");
@@ -86,11 +92,15 @@ pub(crate) fn enter_to_read(cx: &Context, model: &ModelRef, into: Option<&Path>)
 }
 
 /// Sandboxes irrevocably a process that computes for a daemon. Denies all files and sockets: the
-/// daemon sends it the open model file.
-pub(crate) fn enter_engine() {
+/// daemon sends it the open model file. `has_card`: the driver of its graphics card may make machine code.
+pub(crate) fn enter_engine(has_card: bool) {
+    let calls = Calls {
+        sockets: &[],
+        machine_code: has_card,
+    };
     for (what, done) in [
         ("files", restrict_files(&Files::default())),
-        ("system calls", deny_system_calls(&[])),
+        ("system calls", deny_system_calls(calls)),
         // Rows of conversations pass through it.
         ("memory", hide_memory()),
     ] {
@@ -233,10 +243,17 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::process::Command;
 
+    use memmap2::MmapMut;
+
     use super::*;
 
     /// Environment variable of the process that sandboxes itself.
     const INSIDE: &str = "HEARTHNET_TEST_ISOLATED_IN";
+
+    /// Makes memory that was written executable.
+    fn machine_code() -> std::io::Result<()> {
+        MmapMut::map_anon(1)?.make_exec().map(drop)
+    }
 
     #[test]
     fn a_sandboxed_process_accesses_only_what_it_needs() {
@@ -269,7 +286,11 @@ mod tests {
             devices: Vec::new(),
         };
         let files = restrict_files(&needed);
-        deny_system_calls(&SOCKETS).unwrap();
+        let calls = Calls {
+            sockets: &SOCKETS,
+            machine_code: true,
+        };
+        deny_system_calls(calls).unwrap();
         if let Err(why) = files {
             println!("no Landlock here: {why}");
             return;
@@ -298,8 +319,10 @@ mod tests {
         // A command that needs no sockets cannot open one.
         let listen = || std::net::TcpListener::bind("127.0.0.1:0").map(drop);
         listen().unwrap();
-        deny_system_calls(&[]).unwrap();
+        machine_code().unwrap();
+        deny_system_calls(Calls::default()).unwrap();
         assert_eq!(refused(listen()), denied);
+        assert_eq!(refused(machine_code()), denied);
     }
 
     #[test]
@@ -321,11 +344,13 @@ mod tests {
         let (near, far) = hearthnet_platform::pipe::Pipe::pair().unwrap();
         near.send_file(&fs::File::open("/proc/self/exe").unwrap())
             .unwrap();
-        enter_engine();
+        machine_code().unwrap();
+        enter_engine(false);
         let refused = |done: std::io::Result<()>| done.unwrap_err().kind();
         let denied = ErrorKind::PermissionDenied;
         let listen = std::net::TcpListener::bind("127.0.0.1:0").map(drop);
         assert_eq!(refused(listen), denied);
+        assert_eq!(refused(machine_code()), denied);
         let unix = std::os::unix::net::UnixStream::connect("/run/x");
         assert_eq!(refused(unix.map(drop)), denied);
         // A file that another process opened can be read.

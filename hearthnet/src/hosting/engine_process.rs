@@ -84,8 +84,8 @@ fn report_end(mut engine: Child) {
 }
 
 /// Runs an engine, until its connection ends. `isolate` sandboxes this process, once the graphics card
-/// that the daemon has chosen is open.
-pub(crate) fn run_engine(isolate: impl FnOnce()) -> io::Result<()> {
+/// that the daemon has chosen is open. Its argument says whether one is.
+pub(crate) fn run_engine(isolate: impl FnOnce(bool)) -> io::Result<()> {
     // Ends in the middle of a batch, too.
     end_with_parent()?;
     set_name(c"hearthnet-engine");

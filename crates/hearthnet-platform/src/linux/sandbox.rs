@@ -126,6 +126,15 @@ const DENIED: [i64; 48] = [
     libc::SYS_vhangup,
 ];
 
+/// System calls that make machine code if all these bits are set in their third argument. A library
+/// is mapped without `PROT_WRITE`.
+const MACHINE_CODE: [(i64, i32); 4] = [
+    (libc::SYS_mmap, libc::PROT_WRITE | libc::PROT_EXEC),
+    (libc::SYS_mprotect, libc::PROT_EXEC),
+    (libc::SYS_pkey_mprotect, libc::PROT_EXEC),
+    (libc::SYS_shmat, libc::SHM_EXEC),
+];
+
 /// Socket families that a daemon may open; a name resolver may need the local ones.
 pub const SOCKETS: [i32; 4] = [
     libc::AF_UNIX,
@@ -134,13 +143,22 @@ pub const SOCKETS: [i32; 4] = [
     libc::AF_NETLINK,
 ];
 
-/// Denies system calls that only an attacker makes, and sockets outside of `sockets`.
+/// System calls that a process makes, of those that may be denied.
+#[derive(Clone, Copy, Default)]
+pub struct Calls {
+    /// Sockets of these families.
+    pub sockets: &'static [i32],
+    /// Making machine code at run time: memory that can be written and executed, at once or in turn.
+    pub machine_code: bool,
+}
+
+/// Denies system calls that only an attacker makes, and those that `calls` leaves out.
 ///
 /// # Errors
 /// The system's reason.
-pub fn deny_system_calls(sockets: &[i32]) -> Result<(), String> {
+pub fn deny_system_calls(calls: Calls) -> Result<(), String> {
     let filter = || -> Result<BpfProgram, seccompiler::BackendError> {
-        let other = sockets.iter().map(|family| {
+        let other = calls.sockets.iter().map(|family| {
             let family = u64::from(family.unsigned_abs());
             SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, family)
         });
@@ -153,6 +171,14 @@ pub fn deny_system_calls(sockets: &[i32]) -> Result<(), String> {
             false => vec![SeccompRule::new(other)?],
         };
         rules.insert(libc::SYS_socket, other);
+        if !calls.machine_code {
+            for (call, bits) in MACHINE_CODE {
+                let bits = u64::from(bits.unsigned_abs());
+                let all = SeccompCmpOp::MaskedEq(bits);
+                let condition = SeccompCondition::new(2, SeccompCmpArgLen::Dword, all, bits)?;
+                rules.insert(call, vec![SeccompRule::new(vec![condition])?]);
+            }
+        }
         let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
         let arch = std::env::consts::ARCH.try_into()?;
         SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?.try_into()

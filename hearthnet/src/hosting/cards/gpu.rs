@@ -58,10 +58,11 @@ fn open(device: Device) -> Opened {
     }
 }
 
-/// Opens the card, calls `isolate`, and returns the function that loads layers.
+/// Opens the card, calls `isolate` with whether there is one, and returns the function that loads
+/// layers.
 pub(crate) fn begin(
     device: Device,
-    isolate: impl FnOnce(),
+    isolate: impl FnOnce(bool),
 ) -> impl FnOnce(
     &ModelFile,
     Range<u32>,
@@ -69,7 +70,7 @@ pub(crate) fn begin(
     &mut dyn FnMut(u64, u64),
 ) -> Result<Layers, LoadFault> {
     let opened = open(device);
-    isolate();
+    isolate(matches!(opened, Opened::IfFaster(_) | Opened::Always(_)));
     move |file, range, options, progress| {
         let (gpu, must) = match opened {
             Opened::None => return on_processor(file, range, options, progress),

@@ -18,17 +18,17 @@ pub(crate) fn cards() -> Vec<String> {
     Vec::new()
 }
 
-/// Calls `isolate`, and returns the function that loads layers.
+/// Calls `isolate` without a card, and returns the function that loads layers.
 pub(crate) fn begin(
     _: Device,
-    isolate: impl FnOnce(),
+    isolate: impl FnOnce(bool),
 ) -> impl FnOnce(
     &ModelFile,
     Range<u32>,
     &EngineOptions,
     &mut dyn FnMut(u64, u64),
 ) -> Result<Layers, LoadFault> {
-    isolate();
+    isolate(false);
     load_on_processor
 }
 

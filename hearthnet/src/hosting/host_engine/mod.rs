@@ -241,7 +241,7 @@ async fn start_here(
     ShardHost::start_with(config, place, progress, |_, options| {
         let load =
             move |file: &ModelFile, layers: Range<u32>, progress: &mut dyn FnMut(u64, u64)| {
-                cards::begin(device, || ())(file, layers, &options, progress)
+                cards::begin(device, |_| ())(file, layers, &options, progress)
             };
         Ok((ARITHMETIC.to_owned(), load))
     })
@@ -277,6 +277,11 @@ pub(crate) fn exact_device(args: &TorchArgs, configured: &str) -> Result<Device,
 /// Whether a daemon with these arguments and settings needs access to graphics cards.
 pub(crate) fn may_use_cards(args: &HostEngineArgs, config: &Config) -> bool {
     cfg!(feature = "torch") && asks_for_a_card(args, config)
+}
+
+/// Whether the daemon makes machine code at run time, as libtorch does on any device.
+pub(crate) fn makes_machine_code(args: &HostEngineArgs, config: &Config) -> bool {
+    cfg!(feature = "torch") && asked(args, config) == EngineKind::Torch
 }
 
 fn asks_for_a_card(args: &HostEngineArgs, config: &Config) -> bool {
@@ -392,6 +397,11 @@ mod tests {
             may_use_cards(&args(None, None), &torch),
             cfg!(feature = "torch")
         );
+        for device in [None, Some("cpu")] {
+            let args = args(None, device);
+            assert_eq!(makes_machine_code(&args, &torch), cfg!(feature = "torch"));
+            assert!(!makes_machine_code(&args, &config(&[])));
+        }
         assert!(!asks_for_a_card(&args(None, Some("cpu")), &torch));
         assert!(!asks_for_a_card(&args(None, None), &config(&[])));
         let on_processor = config(&[TORCH, "research.distributed_inference.host.device=cpu"]);
