@@ -1,6 +1,8 @@
 //! Graphics cards in the program: beside hosts on processors in one pipeline, with the same bytes.
 //! The card is Mesa's driver that computes on the processor: these tests say nothing about speed.
 
+mod failing;
+
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 

@@ -20,7 +20,7 @@ pub(crate) const DISPATCHES: u32 = 4096;
 /// Facts about a card, as its driver states them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdapterFacts {
-    /// Place among the cards of this machine ([`adapters`]).
+    /// Place among the cards of this machine ([`crate::adapters`]).
     pub index: usize,
     pub name: String,
     /// Name and version of the driver.
@@ -55,12 +55,6 @@ pub enum Choice {
     Index(usize),
     /// A driver in software, for tests.
     Software,
-}
-
-/// Cards of this machine, in the order of their driver. Empty without a driver.
-pub fn adapters() -> Vec<AdapterFacts> {
-    let found = all_adapters();
-    found.iter().enumerate().map(|(i, a)| facts(i, a)).collect()
 }
 
 pub(crate) fn all_adapters() -> Vec<wgpu::Adapter> {

@@ -35,10 +35,11 @@ mod self_test;
 mod step;
 
 pub use buffers::{Buffer, Input, Matrix, View, attention_words, kv_layout};
-pub use device::{AdapterFacts, Choice, Gpu, adapters};
+pub use device::{AdapterFacts, Choice, Gpu};
 pub use engine::{Card, CardPages, Comparison, GpuEngine, check, compare, load};
 pub use error::{GpuError, GpuLoadError};
 pub use kernels::{Arithmetic, Unary};
+pub use open::adapters;
 pub use operations::AttentionShape;
 pub use recurrences::{Heads, PIECE, Pieces, Sharing, StateView, piece};
 pub use step::Step;

@@ -6,14 +6,44 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::device::{Choice, DISPATCHES, Gpu, Kind, Shared, all_adapters, facts};
+use crate::device::{AdapterFacts, Choice, DISPATCHES, Gpu, Kind, Shared, all_adapters, facts};
 use crate::error::GpuError;
 use crate::kernels::{Arithmetic, Kernel};
 use crate::pipelines::{Compiler, PARAMETERS, Pipeline, Trial, now};
 use crate::self_test;
 
-/// Opening a card compiles kernels, which takes seconds with some drivers.
+/// Listing cards wakes them, which takes seconds with some drivers.
+const LISTING: Duration = Duration::from_secs(20);
+/// Opening a card compiles kernels, which takes longer.
 const OPENING: Duration = Duration::from_secs(180);
+
+/// Cards of this machine, in the order of their driver. Empty without a driver.
+///
+/// # Errors
+/// [`GpuError::Hangs`].
+pub fn adapters() -> Result<Vec<AdapterFacts>, GpuError> {
+    in_time(LISTING, || Ok(all_facts(&all_adapters())))
+}
+
+fn all_facts(adapters: &[wgpu::Adapter]) -> Vec<AdapterFacts> {
+    let numbered = adapters.iter().enumerate();
+    numbered.map(|(i, adapter)| facts(i, adapter)).collect()
+}
+
+/// Result of work with a driver. A driver that hangs takes its thread with it, but not this one.
+fn in_time<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> Result<T, GpuError> + Send + 'static,
+) -> Result<T, GpuError> {
+    let (done, result) = mpsc::channel();
+    std::thread::spawn(move || {
+        // The receiver is gone if this took too long.
+        let _ = done.send(work());
+    });
+    result.recv_timeout(limit).unwrap_or(Err(GpuError::Hangs {
+        seconds: limit.as_secs(),
+    }))
+}
 
 impl Gpu {
     /// Opens a card and runs its self-test.
@@ -32,15 +62,8 @@ impl Gpu {
         most: Arithmetic,
         alter: fn(String) -> String,
     ) -> Result<Self, GpuError> {
-        // A driver that hangs takes its thread with it, but not this one.
-        let (done, result) = mpsc::channel();
-        std::thread::spawn(move || {
-            // The receiver is gone if this took too long.
-            let _ = done.send(open(choice, most, alter));
-        });
-        result.recv_timeout(OPENING).unwrap_or(Err(GpuError::Hangs {
-            seconds: OPENING.as_secs(),
-        }))
+        let found = in_time(LISTING, || Ok(all_adapters()))?;
+        in_time(OPENING, move || open(&found, choice, most, alter))
     }
 
     /// For tests: results of a kernel's case, with the pipeline of its fastest arithmetic.
@@ -106,9 +129,13 @@ impl Gpu {
     }
 }
 
-fn open(choice: Choice, most: Arithmetic, alter: fn(String) -> String) -> Result<Gpu, GpuError> {
-    let found = all_adapters();
-    let all: Vec<_> = found.iter().enumerate().map(|(i, a)| facts(i, a)).collect();
+fn open(
+    found: &[wgpu::Adapter],
+    choice: Choice,
+    most: Arithmetic,
+    alter: fn(String) -> String,
+) -> Result<Gpu, GpuError> {
+    let all = all_facts(found);
     let index = match choice {
         Choice::Index(index) if index < all.len() => index,
         Choice::Index(index) => return Err(GpuError::NotFound(index)),

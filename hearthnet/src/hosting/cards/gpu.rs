@@ -13,8 +13,12 @@ use crate::cli::{Failure, Kind};
 
 /// Graphics cards that this program can use, and how each computes: a line each.
 pub(crate) fn cards() -> Vec<String> {
-    let adapters = hearthnet_gpu::adapters().into_iter();
+    let adapters = match hearthnet_gpu::adapters() {
+        Ok(adapters) => adapters,
+        Err(error) => return vec![format!("not used, {error}")],
+    };
     adapters
+        .into_iter()
         .map(|facts| {
             let name = format!("gpu:{} {} ({}", facts.index, facts.name, facts.backend);
             match Gpu::open(Choice::Index(facts.index)) {
