@@ -29,6 +29,7 @@
 //! | start, descriptor, shutdown | `host.rs` |
 //! | error codes | `fault.rs` |
 //! | engine trait | `engine.rs`, implemented by the exact engine in `model.rs` |
+//! | layers on two devices | `joined.rs` |
 //! | exact engine in a process of its own | `child/` |
 //!
 //! Invariants:
@@ -64,6 +65,7 @@ mod fault;
 pub mod fuzzing;
 mod host;
 mod inbox;
+mod joined;
 mod memory;
 mod model;
 mod notary;
@@ -87,6 +89,7 @@ pub use engine::{
 pub use events::Stats;
 pub use fault::{Resource, StartError, StreamFault};
 pub use host::{Place, RunningHost, ShardHost, ShutdownReport, check_kv_budget};
+pub use joined::Joined;
 pub use memory::MemoryReport;
 pub use model::ShardConfig;
 pub use simulated::Simulated;

@@ -340,6 +340,10 @@ impl<B: Backend + 'static> LayerEngine for EngineOn<B> {
         Self::kv_bytes_in_use(self)
     }
 
+    fn card(&self) -> Option<String> {
+        self.backend().card()
+    }
+
     fn is_lost(&mut self) -> bool {
         Self::is_lost(self)
     }

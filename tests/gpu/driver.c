@@ -5,6 +5,8 @@
  *   small  | buffers of at most 64 MiB can be bound
  *   hangs  | the driver never lists its cards
  *   leaves | the card is gone once the file DRIVER_GONE exists
+ *   full   | it has 96 MiB of memory of its own, beside the machine's
+ *   shared | it has no memory of its own, and the machine gives it 96 MiB
  *   stands | no work is done once the file DRIVER_GONE exists, and no wait ends before its timeout
  *
  * It declares what it uses of Vulkan itself, because Vulkan's headers may not be installed. */
@@ -18,10 +20,10 @@
 typedef void (*function)(void);
 typedef function (*lookup)(void *, const char *);
 typedef int32_t result;
-enum { SUCCESS = 0, TIMED_OUT = 2, DEVICE_LOST = -4 };
+enum { SUCCESS = 0, TIMED_OUT = 2, OUT_OF_DEVICE_MEMORY = -2, DEVICE_LOST = -4 };
 /* Offsets in VkPhysicalDeviceProperties, and of that in VkPhysicalDeviceProperties2. */
 enum { DEVICE_TYPE = 16, DEVICE_NAME = 20, MAX_STORAGE_BUFFER_RANGE = 324, PROPERTIES = 16 };
-enum { DISCRETE = 2 };
+enum { DISCRETE = 2, OWN_MEMORY = 96 << 20 };
 
 static function below(const char *name) {
   static void *driver;
@@ -77,6 +79,69 @@ static result submit(void *queue, uint32_t count, const void *batches, uint64_t 
   return submit_below(queue, count, batches, fence);
 }
 
+/* Like a discrete card: memory type and heap 0 are its own, 1 those of the machine. */
+static void split_memory(char *properties) {
+  enum { DEVICE_LOCAL = 1, HOST_VISIBLE = 2, COHERENT = 4, CACHED = 8, HEAP_COUNT = 260, HEAPS = 264 };
+  const uint32_t types[] = {2, DEVICE_LOCAL, 0, HOST_VISIBLE | COHERENT | CACHED, 1}, heaps = 2;
+  const uint64_t host[] = {8ull << 30, 0}, own[] = {OWN_MEMORY, DEVICE_LOCAL};
+  memcpy(properties, types, sizeof types);
+  memcpy(properties + HEAP_COUNT, &heaps, sizeof heaps);
+  memcpy(properties + HEAPS, own, sizeof own);
+  memcpy(properties + HEAPS + sizeof own, host, sizeof host);
+}
+
+static void (*memory_below)(void *, char *);
+static void memory(void *card, char *out) {
+  memory_below(card, out);
+  if (fault("full")) split_memory(out);
+}
+
+static void (*requirements_below)(void *, uint64_t, char *);
+static void requirements(void *device, uint64_t buffer, char *out) {
+  enum { TYPE_BITS = 16 };
+  const uint32_t both = 3;
+  requirements_below(device, buffer, out);
+  if (fault("full")) memcpy(out + TYPE_BITS, &both, sizeof both);
+}
+
+/* Sizes of its own allocations; 0 is free. One thread allocates at a time. */
+static struct { uint64_t memory, bytes; } taken[4096];
+enum { PLACES = sizeof taken / sizeof *taken, ALLOCATION_SIZE = 16, MEMORY_TYPE = 24 };
+
+static result (*allocate_below)(void *, const char *, const void *, uint64_t *);
+static result allocate(void *device, const char *info, const void *callbacks, uint64_t *memory) {
+  uint64_t bytes, all = 0;
+  size_t place = PLACES;
+  uint32_t type;
+  char own[32];
+  if (!fault("full") && !fault("shared")) return allocate_below(device, info, callbacks, memory);
+  /* The driver below has one type. */
+  memcpy(own, info, sizeof own);
+  memcpy(&type, own + MEMORY_TYPE, sizeof type);
+  memset(own + MEMORY_TYPE, 0, sizeof type);
+  if (type != 0) return allocate_below(device, own, callbacks, memory);
+  memcpy(&bytes, info + ALLOCATION_SIZE, sizeof bytes);
+  for (size_t i = 0; i < PLACES; i++) {
+    all += taken[i].bytes;
+    if (taken[i].bytes == 0) place = i;
+  }
+  if (all + bytes > OWN_MEMORY) return OUT_OF_DEVICE_MEMORY;
+  result done = allocate_below(device, own, callbacks, memory);
+  if (done == SUCCESS && place < PLACES) {
+    taken[place].memory = *memory;
+    taken[place].bytes = bytes;
+  }
+  return done;
+}
+
+static void (*free_below)(void *, uint64_t, const void *);
+static void release(void *device, uint64_t memory, const void *callbacks) {
+  for (size_t i = 0; i < PLACES; i++) {
+    if (taken[i].memory == memory) taken[i].memory = taken[i].bytes = 0;
+  }
+  free_below(device, memory, callbacks);
+}
+
 static void sleep_for(uint64_t nanoseconds) {
   struct timespec time = {(time_t)(nanoseconds / 1000000000u), (long)(nanoseconds % 1000000000u)};
   nanosleep(&time, NULL);
@@ -115,6 +180,10 @@ static function replaced(const char *name, function found) {
   REPLACE("vkGetPhysicalDeviceProperties2KHR", properties2, properties2_below)
   REPLACE("vkEnumeratePhysicalDevices", list, list_below)
   REPLACE("vkQueueSubmit", submit, submit_below)
+  REPLACE("vkGetPhysicalDeviceMemoryProperties", memory, memory_below)
+  REPLACE("vkGetBufferMemoryRequirements", requirements, requirements_below)
+  REPLACE("vkAllocateMemory", allocate, allocate_below)
+  REPLACE("vkFreeMemory", release, free_below)
   REPLACE("vkWaitSemaphores", wait_semaphores, wait_semaphores_below)
   REPLACE("vkWaitSemaphoresKHR", wait_semaphores, wait_semaphores_below)
   REPLACE("vkWaitForFences", wait_fences, wait_fences_below)

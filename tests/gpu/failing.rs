@@ -228,3 +228,23 @@ fn a_card_that_stands_still_in_an_answer_costs_no_byte() {
     let again = answer(&home, &[&first, &second]);
     assert_eq!(again["token_ids"], expected["token_ids"]);
 }
+
+#[test]
+fn a_card_without_room_for_all_layers_computes_some_and_the_processor_the_others() {
+    let home = Home::new();
+    let expected = local(&home);
+    for fault in ["full", "shared"] {
+        let driver = Driver::new(fault);
+        let environment = driver.environment(false);
+        let environment: Vec<_> = environment.iter().map(|(k, v)| (*k, v.as_str())).collect();
+        // 30 layers take 63 MiB. Keys and values get their share of the card's memory.
+        let kv = "research.distributed_inference.host.kv_budget_mb=16";
+        let how = ["--device", "gpu", "--set", kv];
+        let id = home.node_id();
+        let all = Host::start_with(&Home::new(), model(), "0-29", &id, &how, &environment);
+        let both = software(&all).contains(" card/Test-card-(integers)-and-the-processor");
+        assert!(both, "{fault}: {}", software(&all));
+        let found = answer(&home, &[&all]);
+        assert_eq!(found["token_ids"], expected["token_ids"], "{fault}");
+    }
+}

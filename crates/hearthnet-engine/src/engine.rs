@@ -31,6 +31,11 @@ pub trait Backend: fmt::Debug {
         x: &mut [f32],
     ) -> Result<(), EngineError>;
 
+    /// Name of the graphics card that computes; `None` for the processor.
+    fn card(&self) -> Option<String> {
+        None
+    }
+
     /// Whether the device is gone for this process, for instance after a driver reset.
     fn is_lost(&self) -> bool {
         false

@@ -1,11 +1,13 @@
 //! Options of an engine.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hearthnet_files::spec::ModelSpec;
 
 use crate::error::LoadError;
 use crate::kernels::{Isa, Kernels};
+use crate::memory::footprint;
 use crate::sequences::Limits;
 use crate::thread_pool::ThreadPool;
 
@@ -49,6 +51,16 @@ impl EngineOptions {
             bytes: self.max_kv_bytes,
             context: self.max_context.unwrap_or(u32::MAX).min(spec.context),
             sequences: self.max_sequences,
+        }
+    }
+
+    /// The options of an engine for a part of some layers: its share of the memory for sequences.
+    pub fn share(&self, spec: &ModelSpec, part: Range<u32>, layers: Range<u32>) -> Self {
+        let [part, whole] = [part, layers].map(|layers| u128::from(footprint(spec, layers).unit()));
+        let share = u128::from(self.max_kv_bytes) * part / whole.max(1);
+        Self {
+            max_kv_bytes: u64::try_from(share).unwrap_or(u64::MAX),
+            ..self.clone()
         }
     }
 

@@ -31,6 +31,11 @@ impl<S> Span<S> {
             rows,
         }
     }
+
+    /// The same rows of another sequence.
+    pub fn of<T>(&self, seq: T) -> Span<T> {
+        Span::new(seq, self.position, self.rows)
+    }
 }
 
 /// Memory of the sequences of an engine, in bytes. A sequence owns whole pages.

@@ -17,6 +17,9 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// Dispatches of a submission, at most; their parameters are one buffer.
 pub(crate) const DISPATCHES: u32 = 4096;
 
+/// Part of the memory that the driver has for this process that may be used.
+const BUDGET_PERCENT: u8 = 90;
+
 /// Facts about a card, as its driver states them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdapterFacts {
@@ -63,6 +66,11 @@ pub(crate) fn all_adapters() -> Vec<wgpu::Adapter> {
         backends,
         // Without the layers that check calls in development builds.
         flags: wgpu::InstanceFlags::empty(),
+        // Drivers that would move memory of the card to that of the machine refuse it instead.
+        memory_budget_thresholds: wgpu::MemoryBudgetThresholds {
+            for_resource_creation: Some(BUDGET_PERCENT),
+            for_device_loss: None,
+        },
         ..wgpu::InstanceDescriptor::new_without_display_handle()
     });
     let mut found = now(instance.enumerate_adapters(backends)).unwrap_or_default();

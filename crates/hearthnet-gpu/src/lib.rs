@@ -36,7 +36,7 @@ mod step;
 
 pub use buffers::{Buffer, Input, Matrix, View, attention_words, kv_layout};
 pub use device::{AdapterFacts, Choice, Gpu};
-pub use engine::{Card, CardPages, Comparison, GpuEngine, check, compare, load};
+pub use engine::{Card, CardPages, Comparison, GpuEngine, check, compare, load, load_most};
 pub use error::{GpuError, GpuLoadError};
 pub use kernels::{Arithmetic, Unary};
 pub use open::adapters;

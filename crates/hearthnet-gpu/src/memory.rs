@@ -220,16 +220,26 @@ impl Gpu {
         Ok(bytemuck::pod_collect_to_vec(&view))
     }
 
+    /// Waits for all writes. Their copies in the machine's memory are free then, and the buffers that
+    /// were dropped since.
+    ///
+    /// # Errors
+    /// [`GpuError::Hangs`] and [`GpuError::Lost`].
+    pub(crate) fn finish_writes(&self) -> Result<(), GpuError> {
+        let index = self.shared.queue.submit([]);
+        self.wait(Some(index))
+    }
+
     /// Copies bytes to a buffer, a part at a time.
     fn fill(&self, buffer: &Buffer, mut offset: u64, bytes: &[u8]) -> Result<(), GpuError> {
         for part in bytes.chunks(UPLOAD) {
+            // If the queue finds no room for its copy, the card is lost. A buffer is refused.
+            drop(self.buffer(part.len().div_ceil(4) as u64)?);
             let queue = &self.shared.queue;
             queue.write_buffer(&buffer.inner.buffer, offset, part);
             offset += part.len() as u64;
             if part.len() == UPLOAD {
-                // So that the copy in the machine's memory is released.
-                let index = queue.submit([]);
-                self.wait(Some(index))?;
+                self.finish_writes()?;
             }
         }
         Ok(())

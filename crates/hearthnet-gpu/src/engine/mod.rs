@@ -31,7 +31,7 @@ use hearthnet_engine::{
 use hearthnet_files::ModelFile;
 use hearthnet_files::spec::ModelSpec;
 
-use crate::{Gpu, GpuLoadError};
+use crate::{Gpu, GpuError, GpuLoadError};
 pub use measure::{Comparison, compare};
 pub use pages::CardPages;
 use pages::CardSequence;
@@ -75,19 +75,105 @@ pub fn load(
     options: &EngineOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<GpuEngine, GpuLoadError> {
+    check(file.spec())?;
+    let mut layers = Vec::with_capacity(range.len());
+    upload(file, range.clone(), gpu, options, progress, &mut layers)?;
+    with_layers(file, range, gpu, options, layers)
+}
+
+/// As [`load`]. If the card has no room for all layers, it gets as many of the first ones as have
+/// room beside the rows of a batch and their share of the keys and values: see
+/// [`hearthnet_engine::EngineOn::layers`].
+///
+/// # Errors
+/// See [`GpuLoadError`]. [`GpuError::OutOfMemory`] if the card has no room for one layer, or if the
+/// layers cannot be cut.
+pub fn load_most(
+    file: &ModelFile,
+    range: Range<u32>,
+    gpu: &Gpu,
+    options: &EngineOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<GpuEngine, GpuLoadError> {
     let spec = file.spec();
     check(spec)?;
     let mut layers = Vec::with_capacity(range.len());
-    let mut bytes = WeightBytes { all: 0, per_row: 0 };
+    let full = match upload(file, range.clone(), gpu, options, progress, &mut layers) {
+        Ok(()) => return with_layers(file, range, gpu, options, layers),
+        Err(GpuLoadError::Gpu(full @ GpuError::OutOfMemory { .. })) if spec.per_layer.is_none() => {
+            full
+        }
+        Err(error) => return Err(error),
+    };
+    while !layers.is_empty() {
+        gpu.finish_writes()?;
+        let end = range.start + layers.len() as u32;
+        let parts = [range.start..end, end..range.end];
+        if parts.iter().all(|part| spec.check_range(part).is_ok()) {
+            let [part, _] = parts;
+            let options = options.share(spec, part.clone(), range.clone());
+            match reserve(spec, part.clone(), gpu, &options, &layers) {
+                Ok(()) => return with_layers(file, part, gpu, &options, layers),
+                Err(GpuError::OutOfMemory { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        layers.pop();
+    }
+    Err(full.into())
+}
+
+/// Checks that the card has room beside these layers: for the rows of a batch, and for all keys and
+/// values.
+fn reserve(
+    spec: &ModelSpec,
+    range: Range<u32>,
+    gpu: &Gpu,
+    options: &EngineOptions,
+    layers: &[(CardLayer, WeightBytes)],
+) -> Result<(), GpuError> {
+    let widths = Widths::of(spec, layers.iter().map(|(layer, _)| layer));
+    let most = widths.most_rows(spec, gpu.facts().max_binding_words);
+    let rows = most.min(PASS as u32);
+    let _rows = Buffers::at_least(gpu, (spec, widths), None, (rows, most), 0)?;
+    CardPages::new(gpu, spec, range, options.max_kv_bytes).reserve()
+}
+
+/// Sends layers to the card, each with the bytes of its weights, until one has no room.
+fn upload(
+    file: &ModelFile,
+    range: Range<u32>,
+    gpu: &Gpu,
+    options: &EngineOptions,
+    progress: &mut dyn FnMut(u64, u64),
+    layers: &mut Vec<(CardLayer, WeightBytes)>,
+) -> Result<(), GpuLoadError> {
+    let spec = file.spec();
     let used = spec.experts.map_or(0, |experts| experts.used as usize);
-    let threads = options.threads;
-    each_layer(file, threads, range.clone(), progress, |layer| {
-        bytes.all += layer.bytes as u64;
-        bytes.per_row += layer.token_bytes(used) as u64;
+    each_layer(file, options.threads, range.clone(), progress, |layer| {
+        let bytes = WeightBytes {
+            all: layer.bytes as u64,
+            per_row: layer.token_bytes(used) as u64,
+        };
         let block = spec.block(range.start + layers.len() as u32);
-        layers.push(CardLayer::upload(gpu, &block, layer)?);
-        Ok::<_, GpuLoadError>(())
-    })?;
+        layers.push((CardLayer::upload(gpu, &block, layer)?, bytes));
+        Ok(())
+    })
+}
+
+fn with_layers(
+    file: &ModelFile,
+    range: Range<u32>,
+    gpu: &Gpu,
+    options: &EngineOptions,
+    layers: Vec<(CardLayer, WeightBytes)>,
+) -> Result<GpuEngine, GpuLoadError> {
+    let spec = file.spec();
+    let (layers, bytes): (Vec<_>, Vec<_>) = layers.into_iter().unzip();
+    let bytes = WeightBytes {
+        all: bytes.iter().map(|layer| layer.all).sum(),
+        per_row: bytes.iter().map(|layer| layer.per_row).sum(),
+    };
     let mut windows = Vec::new();
     for attention in layers.iter().filter_map(|layer| layer.attention.as_ref()) {
         if !windows.contains(&attention.window) {
@@ -97,7 +183,7 @@ pub fn load(
     let storage = CardPages::new(gpu, spec, range.clone(), options.max_kv_bytes);
     let backend = Card {
         gpu: gpu.clone(),
-        widths: Widths::of(spec, &layers),
+        widths: Widths::of(spec, layers.iter()),
         layers,
         windows,
         buffers: None,
@@ -237,6 +323,10 @@ impl Backend for Card {
             }
         }
         Ok(())
+    }
+
+    fn card(&self) -> Option<String> {
+        Some(self.to_string())
     }
 
     fn is_lost(&self) -> bool {

@@ -13,7 +13,7 @@ use hearthnet_engine::{EngineError, Footprint, States, Storage, Track, footprint
 use hearthnet_files::spec::ModelSpec;
 
 use super::states::CardStates;
-use crate::{Buffer, Gpu, StateView};
+use crate::{Buffer, Gpu, GpuError, StateView};
 
 /// Positions in a page.
 pub(super) const PAGE: u32 = 32;
@@ -119,6 +119,15 @@ impl CardPages {
         if room <= self.room {
             return Err(EngineError::DeviceMemory);
         }
+        Ok(self.enlarge_to(room)?)
+    }
+
+    /// Makes room for all pages of the budget.
+    pub(super) fn reserve(&mut self) -> Result<(), GpuError> {
+        self.enlarge_to(self.limit)
+    }
+
+    fn enlarge_to(&mut self, room: u32) -> Result<(), GpuError> {
         for keys in &mut self.keys {
             let larger = self.gpu.kv(room, keys.kv_heads, keys.head_dim);
             let larger = larger?;

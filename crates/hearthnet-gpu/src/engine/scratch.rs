@@ -38,17 +38,20 @@ impl Widths {
         u32::try_from(words / u64::from(widest)).unwrap_or(u32::MAX)
     }
 
-    pub(super) fn of(spec: &ModelSpec, layers: &[CardLayer]) -> Self {
-        let attention = || layers.iter().filter_map(|layer| layer.attention.as_ref());
+    pub(super) fn of<'a>(
+        spec: &ModelSpec,
+        layers: impl ExactSizeIterator<Item = &'a CardLayer> + Clone,
+    ) -> Self {
+        let attention = || layers.clone().filter_map(|layer| layer.attention.as_ref());
         let qkv = attention().map(|of| {
             let outputs = of.qkv.iter().map(|matrix| matrix.rows()).sum::<u32>();
             // The values of a layer may be its keys.
             outputs.max(of.q + 2 * of.kv)
         });
-        let recurrences = || layers.iter().filter_map(|layer| layer.recurrence.as_ref());
+        let recurrences = || layers.clone().filter_map(|layer| layer.recurrence.as_ref());
         let attn = attention().map(|of| of.q);
         let attn = attn.chain(recurrences().map(|of| of.output.cols()));
-        let h = layers.iter().map(|layer| {
+        let h = layers.clone().map(|layer| {
             let dense = match &layer.feed {
                 Feed::Dense { down, .. } => down.cols(),
                 Feed::Experts { experts, .. } => experts
@@ -68,7 +71,7 @@ impl Widths {
             attn: attn.max().unwrap_or(0),
             h: h.max().unwrap_or(0),
             experts: layers
-                .iter()
+                .clone()
                 .map(|layer| match &layer.feed {
                     Feed::Experts { experts, .. } => experts.ffn,
                     Feed::Dense { .. } | Feed::None => 0,

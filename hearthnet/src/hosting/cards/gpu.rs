@@ -7,7 +7,7 @@ use hearthnet_engine::bench::{BenchOptions, EngineBench, bench_layers};
 use hearthnet_engine::{ARITHMETIC, Engine, EngineOptions, Head, SeqId};
 use hearthnet_files::ModelFile;
 use hearthnet_gpu::{Choice, Gpu, GpuEngine, GpuLoadError};
-use hearthnet_shard::{Device, Footprint, LayerEngine, LoadFault, Span, StreamFault};
+use hearthnet_shard::{Device, Footprint, Joined, LayerEngine, LoadFault, Span, StreamFault};
 
 use crate::cli::{Failure, Kind};
 
@@ -29,10 +29,11 @@ pub(crate) fn cards() -> Vec<String> {
         .collect()
 }
 
-/// Layers on the processor or on a card.
+/// Layers on the processor, on a card, or the first ones on a card and the others on the processor.
 pub(crate) enum Layers {
     Processor(Engine),
     Card(GpuEngine),
+    Both(Box<Joined<GpuEngine, Engine>>),
 }
 
 /// Card that is opened before the process gives up its rights.
@@ -89,12 +90,12 @@ pub(crate) fn begin(
         let loaded = chosen.and_then(|faster| match faster {
             true => {
                 let layers = range.clone();
-                hearthnet_gpu::load(file, layers, &gpu, options, progress).map(Some)
+                hearthnet_gpu::load_most(file, layers, &gpu, options, progress).map(Some)
             }
             false => Ok(None),
         });
         match loaded {
-            Ok(Some(engine)) => Ok(Layers::Card(engine)),
+            Ok(Some(card)) => with_rest(card, file, range, options, progress),
             Ok(None) => on_processor(file, range, options, progress),
             Err(error) if !must => {
                 tracing::info!("the processor computes: {error}");
@@ -103,6 +104,27 @@ pub(crate) fn begin(
             Err(error) => Err(error.to_string().into()),
         }
     }
+}
+
+/// Loads the layers for which the card had no room onto the processor.
+fn with_rest(
+    card: GpuEngine,
+    file: &ModelFile,
+    range: Range<u32>,
+    options: &EngineOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Layers, LoadFault> {
+    let cut = card.layers().end;
+    if cut == range.end {
+        return Ok(Layers::Card(card));
+    }
+    let (first, all) = (cut - range.start, range.len());
+    tracing::info!(
+        "the graphics card has room for {first} of {all} layers; the processor computes the others"
+    );
+    let rest = options.share(file.spec(), cut..range.end, range.clone());
+    let rest = Engine::load(file, cut..range.end, &rest, progress)?;
+    Ok(Layers::Both(Box::new(Joined::new(card, rest, cut))))
 }
 
 fn on_processor(
@@ -131,69 +153,90 @@ fn is_faster(
     Ok(found.card_is_faster())
 }
 
-/// Calls a method of the engine that there is.
+/// Calls a function with the engine that there is. A sequence has an id in each engine of
+/// [`Layers::Both`]; the others use the first one.
 macro_rules! each {
-    ($self:ident, $engine:ident => $call:expr) => {
+    ($self:ident, $seq:ident => $call:ident($($argument:expr),*)) => {
         match $self {
-            Layers::Processor($engine) => $call,
-            Layers::Card($engine) => $call,
+            Layers::Processor(engine) => LayerEngine::$call(engine, $seq.0 $(, $argument)*),
+            Layers::Card(engine) => LayerEngine::$call(engine, $seq.0 $(, $argument)*),
+            Layers::Both(engine) => engine.$call($seq $(, $argument)*),
+        }
+    };
+    ($self:ident => $call:ident()) => {
+        match $self {
+            Layers::Processor(engine) => LayerEngine::$call(engine),
+            Layers::Card(engine) => LayerEngine::$call(engine),
+            Layers::Both(engine) => engine.$call(),
         }
     };
 }
 
 impl LayerEngine for Layers {
-    type Seq = SeqId;
+    type Seq = (SeqId, SeqId);
 
-    fn open(&mut self) -> Result<SeqId, StreamFault> {
-        each!(self, engine => LayerEngine::open(engine))
+    fn open(&mut self) -> Result<Self::Seq, StreamFault> {
+        let one = |seq| (seq, seq);
+        match self {
+            Self::Processor(engine) => LayerEngine::open(engine).map(one),
+            Self::Card(engine) => LayerEngine::open(engine).map(one),
+            Self::Both(engine) => engine.open(),
+        }
     }
 
-    fn fork(&mut self, seq: SeqId, length: u32) -> Result<SeqId, StreamFault> {
-        each!(self, engine => LayerEngine::fork(engine, seq, length))
+    fn fork(&mut self, seq: Self::Seq, length: u32) -> Result<Self::Seq, StreamFault> {
+        let one = |seq| (seq, seq);
+        match self {
+            Self::Processor(engine) => LayerEngine::fork(engine, seq.0, length).map(one),
+            Self::Card(engine) => LayerEngine::fork(engine, seq.0, length).map(one),
+            Self::Both(engine) => engine.fork(seq, length),
+        }
     }
 
-    fn close(&mut self, seq: SeqId) {
-        each!(self, engine => LayerEngine::close(engine, seq));
+    fn close(&mut self, seq: Self::Seq) {
+        each!(self, seq => close());
     }
 
-    fn len(&self, seq: SeqId) -> u32 {
-        each!(self, engine => LayerEngine::len(engine, seq))
+    fn len(&self, seq: Self::Seq) -> u32 {
+        each!(self, seq => len())
     }
 
-    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<u32, StreamFault> {
-        each!(self, engine => LayerEngine::truncate(engine, seq, length))
+    fn truncate(&mut self, seq: Self::Seq, length: u32) -> Result<u32, StreamFault> {
+        each!(self, seq => truncate(length))
     }
 
     fn forward(
         &mut self,
         layers: (u32, u32),
-        spans: &[Span<SeqId>],
+        spans: &[Span<Self::Seq>],
         x: &mut [f32],
     ) -> Result<(), StreamFault> {
-        each!(self, engine => LayerEngine::forward(engine, layers, spans, x))
-    }
-
-    fn weight_bytes(&self) -> u64 {
-        each!(self, engine => LayerEngine::weight_bytes(engine))
-    }
-
-    fn footprint(&self) -> Footprint {
-        each!(self, engine => LayerEngine::footprint(engine))
-    }
-
-    fn kv_bytes_in_use(&self) -> u64 {
-        each!(self, engine => LayerEngine::kv_bytes_in_use(engine))
-    }
-
-    fn card(&self) -> Option<String> {
+        let first: Vec<_> = spans.iter().map(|span| span.of(span.seq.0)).collect();
         match self {
-            Self::Processor(_) => None,
-            Self::Card(engine) => Some(engine.backend().to_string()),
+            Self::Processor(engine) => LayerEngine::forward(engine, layers, &first, x),
+            Self::Card(engine) => LayerEngine::forward(engine, layers, &first, x),
+            Self::Both(engine) => engine.forward(layers, spans, x),
         }
     }
 
+    fn weight_bytes(&self) -> u64 {
+        each!(self => weight_bytes())
+    }
+
+    fn footprint(&self) -> Footprint {
+        each!(self => footprint())
+    }
+
+    fn kv_bytes_in_use(&self) -> u64 {
+        each!(self => kv_bytes_in_use())
+    }
+
+    fn card(&self) -> Option<String> {
+        each!(self => card())
+    }
+
     fn is_lost(&mut self) -> bool {
-        each!(self, engine => LayerEngine::is_lost(engine))
+        each!(self => is_lost())
     }
 }
 
