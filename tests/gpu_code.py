@@ -7,6 +7,8 @@ SPIR-V module of a folder for a card of RDNA2, and checks the instructions:
 - In `native` and `guarded`, an fma is one that rounds once (v_fma, v_fmac), never v_mad or v_mac.
 - In `integers`, there is no float operation at all.
 
+For products with one row in `native`, it counts the instructions per block and output (see `of_chunk`).
+
     SPIRV=FOLDER cargo test -p hearthnet-gpu --features wgpu --test kernels spirv
     tests/gpu_code.py FOLDER [PATTERN]
 """
@@ -23,6 +25,7 @@ CARD = os.environ.get("CARD", "navi21")
 # Instructions that round twice, or flush.
 BROKEN = re.compile(r"v_(mad|mac|madmk|madak)(_mix\w*|_legacy)?_f(16|32)(_e\d+)?")
 FLOAT = re.compile(r"\bv_\w*_(f16|f32|f64)\w*|\bv_cvt_f32\w*")
+INSTRUCTION = re.compile(r"\s+([sv]_\w+|ds_\w+|buffer_\w+|global_\w+|image_\w+)\b")
 # Moves of bits: the name says f32, but nothing is rounded.
 HARMLESS = re.compile(r"\bv_(mov|readfirstlane|cndmask)\w*")
 
@@ -93,8 +96,42 @@ def assembly(path):
 
 
 def instructions(lines):
-    found = (re.match(r"\s+([sv]_\w+|ds_\w+|buffer_\w+|global_\w+|image_\w+)\b", line) for line in lines)
-    return [match.group(1) for match in found if match]
+    found = (INSTRUCTION.match(line) for line in lines)
+    return [match[1] for match in found if match]
+
+
+# Of `matrix.wgsl` with one row: a workgroup of 64 threads takes 16 blocks of 32 outputs at a time. Each thread
+# makes the terms of 8 of them, and 32 threads add 16 terms each.
+TERMS, CHAIN = 8, 16
+
+
+def of_chunk(lines):
+    """Instructions of a thread for a chunk, and those that it executes besides if it adds terms.
+
+    All instructions of the loop over chunks are counted on the path of a full chunk, from the head of the loop
+    until it is reached again. This path takes no conditional branch: they leave the loop, go to the code of the
+    last, not full chunk and of rows with small scales, or skip the chain (execz) in waves without a thread that
+    adds.
+    """
+    code, labels = [], {}
+    for line in lines:
+        if label := re.match(r"(BB\d+):", line):
+            labels[label[1]] = len(code)
+        elif one := INSTRUCTION.match(line):
+            code.append((one[1], line.split()[1:2]))
+    first = next(at for at, (name, _) in enumerate(code) if "dot4" in name)
+    loops = (labels[to[0]] for at, (name, to) in enumerate(code) if name == "s_branch" and at > first)
+    head = at = max(start for start in loops if start < first)
+    chain, counts = head, [0, 0]
+    while sum(counts) == 0 or at != head:
+        name, to = code[at]
+        counts[at < chain] += 1
+        at += 1
+        if name == "s_branch":
+            at = labels[to[0]]
+        elif name == "s_cbranch_execz":
+            chain = labels[to[0]]
+    return counts
 
 
 def main():
@@ -104,7 +141,8 @@ def main():
     pattern = sys.argv[2] if len(sys.argv) > 2 else "*.spv"
     for path in sorted(Path(sys.argv[1]).glob(pattern)):
         kernel, arithmetic, _, _ = path.name.split(".")
-        code = instructions(assembly(path))
+        lines = assembly(path)
+        code = instructions(lines)
         modules += 1
         floats = [one for one in code if FLOAT.search(one) and not HARMLESS.search(one)]
         broken = [one for one in floats if BROKEN.fullmatch(one)]
@@ -117,6 +155,12 @@ def main():
             wrong.append(f"{kernel} {arithmetic}: no fused multiply-add")
         row = (kernel, arithmetic, len(code), len(fused), len(floats))
         print("%-32s %-9s %6d instructions, %3d fma, %3d float operations" % row, flush=True)
+        counted = re.fullmatch(r"matrix_(?!B?F\d).*_1", kernel) and arithmetic == "native"
+        # Older cards have no dot product.
+        if counted and any("dot4" in one for one in code):
+            terms, chain = of_chunk(lines)
+            figures = (terms / TERMS + chain / CHAIN, terms, TERMS, chain, CHAIN)
+            print("%50.1f per block and output: %d for %d terms, %d to add %d" % figures, flush=True)
     print(f"{modules} modules compiled for {CARD}")
     if wrong or not modules:
         sys.exit("\n".join(wrong) or "no module")

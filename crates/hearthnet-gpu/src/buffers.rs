@@ -73,14 +73,16 @@ pub enum Input<'a> {
     Quantised(&'a Buffer),
 }
 
-/// Weights on the card, in the packed form of the processor (`hearthnet_engine::kernels::Packed`).
+/// Weights on the card: the panels of the processor (`hearthnet_engine::kernels::Packed`), of quantised
+/// types in the order of `panels.rs`.
 #[derive(Clone, Debug)]
 pub struct Matrix {
     pub(crate) weight_type: WeightType,
     pub(crate) rows: u32,
     pub(crate) cols: u32,
     pub(crate) bytes: u64,
-    /// Chains may have subnormal numbers whatever the activations are: an MXFP4 scale below 2^-24.
+    /// Chains must be computed on the bits whatever the activations are: an MXFP4 scale is below 2^-24,
+    /// or a scale is not finite.
     pub(crate) careful: bool,
     /// Buffers with the panels, each no larger than the driver can bind.
     pub(crate) parts: Vec<(Range<u32>, Buffer)>,

@@ -8,6 +8,8 @@ use std::fmt::{self, Write as _};
 use hearthnet_files::blocks::{Code, Layout, SubScale, WeightType};
 use hearthnet_files::spec::Activation;
 
+use crate::panels::sign_bits;
+
 /// All kernels, each once.
 pub fn all() -> Vec<Kernel> {
     use strum::IntoEnumIterator as _;
@@ -201,7 +203,7 @@ impl Kernel {
             Self::StoreKv => &[W, W, W, R, R],
             Self::Score | Self::Softmax | Self::Mix => &[W, R, R, R, W, R],
             Self::Convolve | Self::Keep | Self::DeltaRule | Self::MambaScan => &[W, R, R, W, W],
-            Self::Matrix { .. } => &[R, W, W, R],
+            Self::Matrix { .. } => &[R, W, W, R, R],
         }
     }
 }
@@ -287,7 +289,7 @@ pub fn text(kernel: Kernel, arithmetic: Arithmetic) -> String {
         } => {
             text += &format!("const ROWS: u32 = {rows}u;\nconst PAIRED: bool = {paired};\n");
             if weight_type.quantised() {
-                text += &constants(weight_type, rows);
+                text += &constants(weight_type);
                 text += &format!("const CAREFUL: bool = {careful};\n");
                 text += include_str!("wgsl/matrix.wgsl");
             } else {
@@ -329,7 +331,7 @@ fn value(formula: Formula) -> &'static str {
 }
 
 /// Constants of `matrix.wgsl` for a quantised type.
-fn constants(weight_type: WeightType, rows: u32) -> String {
+fn constants(weight_type: WeightType) -> String {
     let layout = Layout::of(weight_type);
     let sub = match layout.sub_scale {
         SubScale::None => 0,
@@ -339,30 +341,28 @@ fn constants(weight_type: WeightType, rows: u32) -> String {
         SubScale::ScaleMin16 => 4,
     };
     let bits = layout.bits.bytes() / 4;
-    // Quants of 8 bits are stored as q + 128, which the kernel undoes by itself.
+    // Quants of 8 bits are signed on the card.
     let (offset, table) = match layout.code {
         Code::Offset(128) => (0, None),
         Code::Offset(offset) => (offset, None),
         Code::Table(table) => (0, Some(table)),
     };
-    let minima = if layout.fields == 2 { 256 } else { 1 };
-    let sums = if sub == 4 { rows * 256 } else { 1 };
     let mut text = format!(
         "const BITS: u32 = {bits}u;
 const FIELDS: u32 = {}u;
 const BF16_FIELDS: bool = {};
-const RECORD_BLOCKS: u32 = {}u;
+const SHARED: bool = {};
 const SUB: u32 = {sub}u;
 const SUB_BYTES: u32 = {}u;
 const OFFSET: i32 = {offset};
+const SIGNED: bool = {};
 const HAS_TABLE: bool = {};
-const MINIMA: u32 = {minima}u;
-const SUMS: u32 = {sums}u;
 const TABLE: array<u32, 4> = array<u32, 4>(",
         layout.fields,
         layout.bf16_fields,
-        layout.blocks,
+        layout.blocks > 1,
         layout.sub_scale.bytes(),
+        bits == 4 && sign_bits(&layout) != 0,
         table.is_some(),
     );
     for four in table.unwrap_or(&[0; 16]).as_chunks::<4>().0 {

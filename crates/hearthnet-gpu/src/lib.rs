@@ -28,6 +28,7 @@ mod kernels;
 mod memory;
 mod open;
 mod operations;
+mod panels;
 mod pipelines;
 mod products;
 mod recurrences;

@@ -1,5 +1,6 @@
 //! Memory on the card: allocation, matrices, reading and writing.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,9 +13,10 @@ use hearthnet_files::blocks::WeightType;
 use crate::buffers::{Buffer, Inner, Matrix};
 use crate::device::{Gpu, TIMEOUT};
 use crate::error::GpuError;
+use crate::panels::Order;
 use crate::pipelines::{none, now};
 
-/// Bytes that go to the card at a time: as many again are needed in the machine's memory.
+/// Bytes that go to the card at a time: twice as many are needed in the machine's memory.
 const UPLOAD: usize = 16 << 20;
 
 impl Gpu {
@@ -60,7 +62,8 @@ impl Gpu {
     /// As [`Self::buffer`].
     pub fn upload(&self, words: &[u32]) -> Result<Buffer, GpuError> {
         let buffer = self.buffer(words.len() as u64)?;
-        self.fill(&buffer, 0, cast_slice(words))?;
+        let parts = cast_slice(words).chunks(UPLOAD);
+        self.fill(&buffer, 0, parts.map(Cow::Borrowed))?;
         Ok(buffer)
     }
 
@@ -108,7 +111,9 @@ impl Gpu {
             all.iter().all(|p| shape(p) == shape(first)) && !first.gated(),
             "matrices of several shapes, or a gated pair"
         );
-        let (bytes, own) = (first.panel_bytes(), first.panels());
+        let (weight_type, own) = (first.weight_type(), first.panels());
+        let order = Order::of(first);
+        let bytes = order.panel_bytes();
         let most = self.facts().max_binding_words * 4;
         let together = usize::try_from(most).unwrap_or(usize::MAX) / bytes / whole * whole;
         if together == 0 {
@@ -124,18 +129,21 @@ impl Gpu {
             for (i, packed) in all.iter().enumerate() {
                 let (from, to) = (start.max(i * own), end.min((i + 1) * own));
                 if from < to {
-                    let panels = &packed.data()[(from - i * own) * bytes..(to - i * own) * bytes];
-                    self.fill(&buffer, ((from - start) * bytes) as u64, panels)?;
+                    let panels = from - i * own..to - i * own;
+                    let parts = order.parts(packed, panels, UPLOAD);
+                    self.fill(&buffer, ((from - start) * bytes) as u64, parts)?;
                 }
             }
             parts.push((start as u32..end as u32, buffer));
         }
         Ok(Matrix {
-            weight_type: first.weight_type(),
+            weight_type,
             rows: (total * LANES) as u32,
             cols: first.cols() as u32,
             bytes: (total * bytes) as u64,
-            careful: all.iter().any(|packed| has_small_scales(packed)),
+            careful: all
+                .iter()
+                .any(|packed| packed.not_finite().is_some() || has_small_scales(packed)),
             parts,
         })
     }
@@ -231,16 +239,21 @@ impl Gpu {
     }
 
     /// Copies bytes to a buffer, a part at a time.
-    fn fill(&self, buffer: &Buffer, mut offset: u64, bytes: &[u8]) -> Result<(), GpuError> {
-        for part in bytes.chunks(UPLOAD) {
-            // If the queue finds no room for its copy, the card is lost. A buffer is refused.
-            drop(self.buffer(part.len().div_ceil(4) as u64)?);
-            let queue = &self.shared.queue;
-            queue.write_buffer(&buffer.inner.buffer, offset, part);
-            offset += part.len() as u64;
-            if part.len() == UPLOAD {
+    fn fill<'a>(
+        &self,
+        buffer: &Buffer,
+        start: u64,
+        parts: impl Iterator<Item = Cow<'a, [u8]>>,
+    ) -> Result<(), GpuError> {
+        let (queue, mut offset) = (&self.shared.queue, start);
+        for part in parts {
+            if offset > start {
                 self.finish_writes()?;
             }
+            // If the queue finds no room for its copy, the card is lost. A buffer is refused.
+            drop(self.buffer(part.len().div_ceil(4) as u64)?);
+            queue.write_buffer(&buffer.inner.buffer, offset, &part);
+            offset += part.len() as u64;
         }
         Ok(())
     }

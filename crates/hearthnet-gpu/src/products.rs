@@ -114,7 +114,7 @@ impl Step {
                 assert!(act.words() >= u64::from(rows) * u64::from(cols / 32) * 12);
                 self.dispatch(
                     kernel,
-                    &[part, act, out.buffer, pairs],
+                    &[part, act, out.buffer, pairs, part],
                     &[
                         rows,
                         cols / 32,
@@ -125,7 +125,7 @@ impl Step {
                         out.offset,
                         out.stride,
                     ],
-                    [outputs.div_ceil(16), groups, 1],
+                    [outputs.div_ceil(32), groups, 1],
                 );
             }
             Input::Plain(x) => {
@@ -136,7 +136,7 @@ impl Step {
                 fits(x, rows, cols);
                 self.dispatch(
                     kernel,
-                    &[part, x.buffer, out.buffer, pairs],
+                    &[part, x.buffer, out.buffer, pairs, part],
                     &[
                         rows, cols, outputs, panel, column, panels, out.offset, out.stride,
                         x.offset, x.stride,

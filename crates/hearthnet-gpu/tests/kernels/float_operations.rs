@@ -1,9 +1,10 @@
 //! Each kernel as the driver in software runs it.
 
-use hearthnet_gpu::testing::{Kernel, all};
-use hearthnet_gpu::{Arithmetic, Choice, Gpu};
+use hearthnet_files::blocks::WeightType;
+use hearthnet_gpu::testing::{Draw, INPUTS, Kernel, OUTPUTS, all, weights};
+use hearthnet_gpu::{Arithmetic, Choice, Gpu, Input};
 
-use super::{assert_same, reference, software};
+use super::{assert_same, floats, reference, software, words};
 
 /// Every kernel's case, in an arithmetic at most as fast as `most`.
 fn all_kernels(gpu: &Gpu) {
@@ -50,9 +51,8 @@ fn a_card_that_flushes_subnormal_numbers_gives_the_same_bytes_natively() {
     let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Native, flushing_card).unwrap();
     assert_eq!(gpu.arithmetic(), Arithmetic::Native);
     all_kernels(&gpu);
-    let ty = hearthnet_files::blocks::WeightType::Q4_K;
     let kernel = Kernel::Matrix {
-        weight_type: ty,
+        weight_type: WeightType::Q4_K,
         rows: 4,
         paired: false,
         careful: false,
@@ -65,6 +65,36 @@ fn a_card_that_flushes_subnormal_numbers_gives_the_same_bytes_guarded() {
     let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Guarded, flushing_card).unwrap();
     assert_eq!(gpu.arithmetic(), Arithmetic::Guarded);
     all_kernels(&gpu);
+}
+
+/// Products of one row with the self-test's matrix of other bytes, on a card and on the processor.
+pub(crate) fn products(gpu: &Gpu, ty: WeightType, bytes: &[u8], x: &[u32]) -> [Vec<u32>; 2] {
+    let (rows, cols) = (OUTPUTS as usize, INPUTS as usize);
+    let matrix = gpu.matrix(&reference::packed(ty, bytes, rows, cols));
+    let (input, act) = (gpu.upload(x).unwrap(), gpu.act(1, INPUTS).unwrap());
+    let out = gpu.buffer(OUTPUTS.into()).unwrap();
+    let mut step = gpu.step();
+    step.quantise(input.rows(INPUTS), &act, 1, INPUTS);
+    let (input, to) = (Input::Quantised(&act), out.rows(OUTPUTS));
+    step.matmul(&matrix.unwrap(), input, to, 1);
+    step.submit().unwrap();
+    let wanted = reference::product(ty, bytes, rows, cols, &floats(x));
+    [gpu.read(&out, 0..out.words()).unwrap(), words(&wanted)]
+}
+
+#[test]
+fn scales_that_are_not_finite_give_the_same_bytes_natively() {
+    let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Native, flushing_card).unwrap();
+    let ty = WeightType::Q4_1;
+    let mut bytes = weights(ty);
+    // D of the first row, M of the second one.
+    let row = bytes.len() / OUTPUTS as usize;
+    bytes[..2].copy_from_slice(&0xfc00_u16.to_le_bytes());
+    bytes[row + 2..][..2].copy_from_slice(&0x7e00_u16.to_le_bytes());
+    let x = Draw::new(9).many(INPUTS as usize, Draw::value);
+    let [got, wanted] = products(&gpu, ty, &bytes, &x);
+    assert!(wanted[..2].iter().all(|x| x & 0x7f80_0000 == 0x7f80_0000));
+    assert_same("not finite", &got, &wanted);
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Kernels that are wrong on purpose: the self-test must refuse each.
 
 use hearthnet_files::blocks::WeightType;
-use hearthnet_gpu::testing::Kernel;
+use hearthnet_gpu::testing::{Draw, INPUTS, Kernel, weights};
 use hearthnet_gpu::{Arithmetic, Choice, Gpu, GpuError};
 
-use super::float_operations::flushing_card;
+use super::float_operations::{flushing_card, products};
+use super::{assert_same, differ};
 
 /// Replaces a part of a text that some kernels have; a text without it stays.
 fn change(text: String, what: &str, by: &str) -> String {
@@ -91,13 +92,13 @@ fn a_reassociated_product_is_refused() {
     let alter = |text: String| {
         let text = change(
             text,
-            "integers[r * 256u + l] = f_int(integer);",
-            "integers[r * 256u + l] = soft_mul(f_int(integer), acts[act]);",
+            "let scale = t_mul(w.scale, head.x, careful);",
+            "let scale = w.scale;",
         );
         change(
             text,
-            "scales[r * 256u + l] = t_mul(scale, acts[act], CAREFUL || acts[act + 3u] != 0u);",
-            "scales[r * 256u + l] = scale;",
+            "vec2<u32>(f_int(integer), scale)",
+            "vec2<u32>(soft_mul(f_int(integer), head.x), scale)",
         )
     };
     let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Integers, alter).unwrap();
@@ -199,4 +200,22 @@ fn a_quantisation_that_marks_no_small_scale_is_refused() {
     };
     let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Native, alter).unwrap();
     assert!(gpu.arithmetic_of(Kernel::Quantise).is_err());
+}
+
+#[test]
+fn products_that_forget_marked_blocks_differ() {
+    let right = Gpu::open_altered(Choice::Software, Arithmetic::Native, flushing_card).unwrap();
+    let alter = |text: String| change(flushing_card(text), "seen |= head.w;", "");
+    let wrong = Gpu::open_altered(Choice::Software, Arithmetic::Native, alter).unwrap();
+    // D is the smallest binary16, and d is near 2^-105.
+    let ty = WeightType::Q8_0;
+    let mut bytes = weights(ty);
+    for block in bytes.chunks_mut(ty.file_block()) {
+        block[..2].copy_from_slice(&1_u16.to_le_bytes());
+    }
+    let x = Draw::new(10).many(INPUTS as usize, |draw| draw.float(28, 30));
+    let [got, wanted] = products(&right, ty, &bytes, &x);
+    assert_same("small scales", &got, &wanted);
+    let [got, wanted] = products(&wrong, ty, &bytes, &x);
+    assert!(differ(&got, &wanted) > 0);
 }
