@@ -57,6 +57,8 @@ fn every_family_gives_the_bytes_of_the_processor_or_is_refused_in_one_sentence()
         }
         same.push(name);
     }
+    let (card, arithmetic) = (engines::card().facts(), engines::card().arithmetic());
+    println!("{}, {}: {arithmetic}", card.name, card.driver);
     println!(
         "same bytes: {}\nrefused: {}",
         same.join(" "),

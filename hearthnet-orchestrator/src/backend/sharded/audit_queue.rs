@@ -1,7 +1,9 @@
 //! Queue of the calls whose spans wait for their audit, and the thread that takes them from it.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::OnceLock;
 
+use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_transport::background;
 use tokio::sync::mpsc::{Sender, channel};
@@ -22,7 +24,9 @@ pub(super) fn of_process() -> &'static Sender<Audit> {
         let (queue, mut audits) = channel::<Audit>(WAITING);
         background().spawn_blocking(move || {
             while let Some(audit) = audits.blocking_recv() {
-                chat_loop::block_on(audit());
+                // A panic is a bug. It must not end the audits of this process for good.
+                let audit = async move { audit().await };
+                let _ = chat_loop::block_on(AssertUnwindSafe(audit).catch_unwind());
             }
         });
         queue
@@ -78,5 +82,24 @@ impl Audits {
         while let Some(audit) = self.0.recv().await {
             crate::run_in_task(audit()).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn an_audit_that_panics_does_not_end_those_behind_it() {
+        let (done, ended) = channel();
+        let panics: Audit = Box::new(|| async { panic!("a bug") }.boxed_local());
+        let ends: Audit = Box::new(|| async move { done.send(()).unwrap() }.boxed_local());
+        for audit in [panics, ends] {
+            of_process().blocking_send(audit).ok().unwrap();
+        }
+        ended.recv_timeout(Duration::from_secs(60)).unwrap();
     }
 }

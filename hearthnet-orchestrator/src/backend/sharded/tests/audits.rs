@@ -446,7 +446,7 @@ fn evidence_of(here: Option<RecomputeHere>, ranges: &[(u32, u32)], liars: [bool;
     }
     let mut heard = Heard::default();
     stage.call(&mut backend, &PROMPT, 5, &mut heard).unwrap();
-    let evidence = found.recv().unwrap();
+    let evidence = found.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(evidence.accused.statement.host.to_string(), host);
     evidence
 }
