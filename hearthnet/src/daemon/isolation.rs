@@ -23,7 +23,7 @@ use hearthnet_platform::whole_file::{self, Access};
 use crate::answering::http::{key_file, socket, tls_files};
 use crate::cli::args::HostEngineArgs;
 use crate::config::{Context, default_path};
-use crate::hosting::host_engine::{makes_machine_code, may_use_cards};
+use crate::hosting::host_engine::may_use_cards;
 use crate::models::models_dir;
 
 /// Sandbox of this process, as text.
@@ -53,7 +53,8 @@ pub(crate) fn enter(
     }
     let calls = Calls {
         sockets: &SOCKETS,
-        machine_code: makes_machine_code(engine, &cx.config),
+        // Libtorch does, on any device, and a request may ask for its engine later.
+        machine_code: cfg!(feature = "torch"),
     };
     // The daemon's memory holds keys and prompts.
     let hidden = hide_memory();

@@ -279,11 +279,6 @@ pub(crate) fn may_use_cards(args: &HostEngineArgs, config: &Config) -> bool {
     cfg!(feature = "torch") && asks_for_a_card(args, config)
 }
 
-/// Whether the daemon makes machine code at run time, as libtorch does on any device.
-pub(crate) fn makes_machine_code(args: &HostEngineArgs, config: &Config) -> bool {
-    cfg!(feature = "torch") && asked(args, config) == EngineKind::Torch
-}
-
 fn asks_for_a_card(args: &HostEngineArgs, config: &Config) -> bool {
     let host = &config.research.distributed_inference.host;
     asked(args, config) == EngineKind::Torch
@@ -397,11 +392,6 @@ mod tests {
             may_use_cards(&args(None, None), &torch),
             cfg!(feature = "torch")
         );
-        for device in [None, Some("cpu")] {
-            let args = args(None, device);
-            assert_eq!(makes_machine_code(&args, &torch), cfg!(feature = "torch"));
-            assert!(!makes_machine_code(&args, &config(&[])));
-        }
         assert!(!asks_for_a_card(&args(None, Some("cpu")), &torch));
         assert!(!asks_for_a_card(&args(None, None), &config(&[])));
         let on_processor = config(&[TORCH, "research.distributed_inference.host.device=cpu"]);
