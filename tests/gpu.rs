@@ -30,6 +30,17 @@ fn software(host: &Host) -> &str {
     software.as_str().expect("text")
 }
 
+/// Standard error of a host that is refused, with environment variables.
+fn refusal(home: &Home, device: &str, environment: &[(&str, &str)]) -> String {
+    let serve = ["shard", "serve", "--json", "--model", model(), "--layers"];
+    let what = ["10-19", "--peer-key", &home.node_id(), "--device", device];
+    let mut command = home.hearthnet(&[&ENABLE[..], &serve, &what].concat());
+    let output = command.envs(environment.iter().copied()).output();
+    let output = output.expect("it ran");
+    assert!(!output.status.success());
+    text(&output.stderr)
+}
+
 #[test]
 fn a_host_on_a_card_among_hosts_on_processors_gives_the_same_answer() {
     let home = Home::new();
@@ -172,15 +183,9 @@ fn a_machine_without_a_driver_says_so_in_one_sentence_and_its_processor_computes
         ("VK_DRIVER_FILES", "/nonexistent"),
         ("VK_ICD_FILENAMES", "/nonexistent"),
     ];
-    let serve = ["shard", "serve", "--json", "--model", model(), "--layers"];
-    let id = home.node_id();
-    let what = ["10-19", "--peer-key", &id, "--device", "gpu"];
-    let args = [&ENABLE[..], &serve, &what].concat();
-    let refused = home.hearthnet(&args).envs(none).output();
-    let refused = refused.expect("it ran");
-    assert!(!refused.status.success());
-    assert_complains(&refused, "no driver of a graphics card was found");
-    let auto = ["--device", "auto"];
+    let why = refusal(&home, "gpu", &none);
+    assert_contains(&why, &["no driver of a graphics card was found"]);
+    let (auto, id) = (["--device", "auto"], home.node_id());
     let auto = Host::start_with(&Home::new(), model(), "10-19", &id, &auto, &none);
     assert!(!software(&auto).contains(" card/"), "{}", software(&auto));
 }
@@ -188,16 +193,8 @@ fn a_machine_without_a_driver_says_so_in_one_sentence_and_its_processor_computes
 #[test]
 fn a_missing_card_is_refused_in_one_sentence_and_auto_uses_the_processor() {
     let home = Home::new();
-    let what = ["shard", "serve", "--json", "--model", model(), "--layers"];
-    let id = home.node_id();
-    let args = [&ENABLE[..], &what, &["10-19", "--peer-key", &id]].concat();
-    let refused = home.run(&[&args[..], &["--device", "gpu:99"]].concat());
-    assert!(!refused.status.success());
-    let why = text(&refused.stderr);
-    assert!(
-        why.contains("there is no graphics card 99 on this machine"),
-        "{why}"
-    );
+    let why = refusal(&home, "gpu:99", &[]);
+    assert_contains(&why, &["there is no graphics card 99 on this machine"]);
     // `auto` never takes a driver that computes on the processor.
     let auto = host(&home, "10-19", &["--device", "auto"]);
     assert!(!software(&auto).contains(" card/"), "{}", software(&auto));

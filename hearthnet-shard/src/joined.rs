@@ -23,6 +23,14 @@ impl<A: LayerEngine, B: LayerEngine> Joined<A, B> {
     fn lengths(&self, (first, second): (A::Seq, B::Seq)) -> [u32; 2] {
         [self.first.len(first), self.second.len(second)]
     }
+
+    /// Checks that a sequence has at least `position` positions.
+    fn holds(&self, seq: (A::Seq, B::Seq), position: u32) -> Result<(), StreamFault> {
+        match self.len(seq) {
+            length if length < position => Err(StreamFault::PositionGap { position, length }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Forks a sequence of an engine, if it runs through layers of it.
@@ -44,13 +52,7 @@ impl<A: LayerEngine, B: LayerEngine> LayerEngine for Joined<A, B> {
     }
 
     fn fork(&mut self, seq: Self::Seq, length: u32) -> Result<Self::Seq, StreamFault> {
-        let own = self.len(seq);
-        if own < length {
-            return Err(StreamFault::PositionGap {
-                position: length,
-                length: own,
-            });
-        }
+        self.holds(seq, length)?;
         let first = fork(&mut self.first, seq.0, length)?;
         let second = fork(&mut self.second, seq.1, length);
         let second = second.inspect_err(|_| self.first.close(first))?;
@@ -68,13 +70,7 @@ impl<A: LayerEngine, B: LayerEngine> LayerEngine for Joined<A, B> {
     }
 
     fn truncate(&mut self, seq: Self::Seq, length: u32) -> Result<u32, StreamFault> {
-        let own = self.len(seq);
-        if own < length {
-            return Err(StreamFault::PositionGap {
-                position: length,
-                length: own,
-            });
-        }
+        self.holds(seq, length)?;
         let mut kept = length;
         loop {
             let asked = kept;
@@ -85,7 +81,7 @@ impl<A: LayerEngine, B: LayerEngine> LayerEngine for Joined<A, B> {
             if second > 0 {
                 kept = self.second.truncate(seq.1, kept)?;
             }
-            // One of the two may have gone back further.
+            // An engine with recurrent layers may keep less than was asked. Then the other one, too.
             if kept == asked {
                 return Ok(kept);
             }

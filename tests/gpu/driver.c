@@ -142,25 +142,22 @@ static void release(void *device, uint64_t memory, const void *callbacks) {
   free_below(device, memory, callbacks);
 }
 
-static void sleep_for(uint64_t nanoseconds) {
+/* End of a wait for a card that is gone. */
+static result wait_in_vain(uint64_t nanoseconds) {
   struct timespec time = {(time_t)(nanoseconds / 1000000000u), (long)(nanoseconds % 1000000000u)};
+  if (!fault("stands")) return DEVICE_LOST;
   nanosleep(&time, NULL);
+  return TIMED_OUT;
 }
 
 static result (*wait_semaphores_below)(void *, const void *, uint64_t);
 static result wait_semaphores(void *device, const void *semaphores, uint64_t timeout) {
-  if (!is_gone()) return wait_semaphores_below(device, semaphores, timeout);
-  if (!fault("stands")) return DEVICE_LOST;
-  sleep_for(timeout);
-  return TIMED_OUT;
+  return is_gone() ? wait_in_vain(timeout) : wait_semaphores_below(device, semaphores, timeout);
 }
 
 static result (*wait_fences_below)(void *, uint32_t, const void *, uint32_t, uint64_t);
 static result wait_fences(void *device, uint32_t count, const void *fences, uint32_t all, uint64_t timeout) {
-  if (!is_gone()) return wait_fences_below(device, count, fences, all, timeout);
-  if (!fault("stands")) return DEVICE_LOST;
-  sleep_for(timeout);
-  return TIMED_OUT;
+  return is_gone() ? wait_in_vain(timeout) : wait_fences_below(device, count, fences, all, timeout);
 }
 
 static function replaced(const char *name, function found);

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::{PROMPT, SAMPLING, local, software};
+use super::{PROMPT, SAMPLING, local, refusal, software};
 use crate::support::community::founded_bare;
 use crate::support::*;
 
@@ -83,30 +83,27 @@ impl Driver {
     }
 
     /// Host on a machine with this card, and one without a fault if `both`.
-    fn host(&self, home: &Home, layers: &str, device: &str, both: bool) -> Host {
+    fn host_with(&self, home: &Home, layers: &str, how: &[&str], both: bool) -> Host {
         let environment = self.environment(both);
-        let environment: Vec<_> = environment.iter().map(|(k, v)| (*k, v.as_str())).collect();
-        let device = ["--device", device];
-        Host::start_with(
-            &Home::new(),
-            model(),
-            layers,
-            &home.node_id(),
-            &device,
-            &environment,
-        )
+        let (own, id) = (Home::new(), home.node_id());
+        Host::start_with(&own, model(), layers, &id, how, &borrowed(&environment))
     }
 
-    /// Standard error of a host that is refused.
-    fn refusal(&self, home: &Home, device: &str, both: bool) -> String {
-        let serve = ["shard", "serve", "--json", "--model", model(), "--layers"];
-        let what = ["10-19", "--peer-key", &home.node_id(), "--device", device];
-        let mut command = home.hearthnet(&[&ENABLE[..], &serve, &what].concat());
-        let output = command.envs(self.environment(both)).output();
-        let output = output.expect("it ran");
-        assert!(!output.status.success());
-        text(&output.stderr)
+    /// As [`Self::host_with`], on a device.
+    fn host(&self, home: &Home, layers: &str, device: &str, both: bool) -> Host {
+        self.host_with(home, layers, &["--device", device], both)
     }
+
+    fn refusal(&self, home: &Home, device: &str, both: bool) -> String {
+        refusal(home, device, &borrowed(&self.environment(both)))
+    }
+}
+
+fn borrowed<'a>(environment: &'a [(&'a str, String)]) -> Vec<(&'a str, &'a str)> {
+    let variables = environment.iter();
+    variables
+        .map(|(name, value)| (*name, value.as_str()))
+        .collect()
 }
 
 fn read(path: &Path) -> Value {
@@ -235,13 +232,10 @@ fn a_card_without_room_for_all_layers_computes_some_and_the_processor_the_others
     let expected = local(&home);
     for fault in ["full", "shared"] {
         let driver = Driver::new(fault);
-        let environment = driver.environment(false);
-        let environment: Vec<_> = environment.iter().map(|(k, v)| (*k, v.as_str())).collect();
         // 30 layers take 63 MiB. Keys and values get their share of the card's memory.
         let kv = "research.distributed_inference.host.kv_budget_mb=16";
         let how = ["--device", "gpu", "--set", kv];
-        let id = home.node_id();
-        let all = Host::start_with(&Home::new(), model(), "0-29", &id, &how, &environment);
+        let all = driver.host_with(&home, "0-29", &how, false);
         let both = software(&all).contains(" card/Test-card-(integers)-and-the-processor");
         assert!(both, "{fault}: {}", software(&all));
         let found = answer(&home, &[&all]);

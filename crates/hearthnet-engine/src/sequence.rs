@@ -32,7 +32,7 @@ impl<S> Span<S> {
         }
     }
 
-    /// The same rows of another sequence.
+    /// Names the sequence of these rows in another way, for instance as another engine does.
     pub fn of<T>(&self, seq: T) -> Span<T> {
         Span::new(seq, self.position, self.rows)
     }

@@ -17,7 +17,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// Dispatches of a submission, at most; their parameters are one buffer.
 pub(crate) const DISPATCHES: u32 = 4096;
 
-/// Part of the memory that the driver has for this process that may be used.
+/// Buffers are refused beyond this part of the memory that the driver offers to this process.
 const BUDGET_PERCENT: u8 = 90;
 
 /// Facts about a card, as its driver states them.
@@ -66,7 +66,7 @@ pub(crate) fn all_adapters() -> Vec<wgpu::Adapter> {
         backends,
         // Without the layers that check calls in development builds.
         flags: wgpu::InstanceFlags::empty(),
-        // Drivers that would move memory of the card to that of the machine refuse it instead.
+        // Beyond it, some drivers would take the memory of the machine instead of the card's.
         memory_budget_thresholds: wgpu::MemoryBudgetThresholds {
             for_resource_creation: Some(BUDGET_PERCENT),
             for_device_loss: None,

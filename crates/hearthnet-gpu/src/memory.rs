@@ -129,6 +129,9 @@ impl Gpu {
             for (i, packed) in all.iter().enumerate() {
                 let (from, to) = (start.max(i * own), end.min((i + 1) * own));
                 if from < to {
+                    // If the queue finds no room for its copy, the card is lost. A buffer is refused.
+                    let copy = UPLOAD.min((to - from) * bytes);
+                    drop(self.buffer(copy as u64 / 4)?);
                     let panels = from - i * own..to - i * own;
                     let parts = order.parts(packed, panels, UPLOAD);
                     self.fill(&buffer, ((from - start) * bytes) as u64, parts)?;
@@ -250,8 +253,6 @@ impl Gpu {
             if offset > start {
                 self.finish_writes()?;
             }
-            // If the queue finds no room for its copy, the card is lost. A buffer is refused.
-            drop(self.buffer(part.len().div_ceil(4) as u64)?);
             queue.write_buffer(&buffer.inner.buffer, offset, &part);
             offset += part.len() as u64;
         }

@@ -19,7 +19,7 @@ pub(crate) fn sign_bits(layout: &Layout) -> u8 {
 pub(crate) struct Order {
     /// Bytes of a panel of the processor.
     panel: usize,
-    /// None for types that are not quantised: their panels stay as they are.
+    /// `None` if the type is not quantised: the card stores the panels of the processor then.
     records: Option<Records>,
 }
 

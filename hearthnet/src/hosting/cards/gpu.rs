@@ -172,11 +172,15 @@ macro_rules! each {
     };
 }
 
+/// Id of a sequence of a single engine.
+fn one(seq: SeqId) -> (SeqId, SeqId) {
+    (seq, seq)
+}
+
 impl LayerEngine for Layers {
     type Seq = (SeqId, SeqId);
 
     fn open(&mut self) -> Result<Self::Seq, StreamFault> {
-        let one = |seq| (seq, seq);
         match self {
             Self::Processor(engine) => LayerEngine::open(engine).map(one),
             Self::Card(engine) => LayerEngine::open(engine).map(one),
@@ -185,7 +189,6 @@ impl LayerEngine for Layers {
     }
 
     fn fork(&mut self, seq: Self::Seq, length: u32) -> Result<Self::Seq, StreamFault> {
-        let one = |seq| (seq, seq);
         match self {
             Self::Processor(engine) => LayerEngine::fork(engine, seq.0, length).map(one),
             Self::Card(engine) => LayerEngine::fork(engine, seq.0, length).map(one),
@@ -211,10 +214,10 @@ impl LayerEngine for Layers {
         spans: &[Span<Self::Seq>],
         x: &mut [f32],
     ) -> Result<(), StreamFault> {
-        let first: Vec<_> = spans.iter().map(|span| span.of(span.seq.0)).collect();
+        let first = || -> Vec<_> { spans.iter().map(|span| span.of(span.seq.0)).collect() };
         match self {
-            Self::Processor(engine) => LayerEngine::forward(engine, layers, &first, x),
-            Self::Card(engine) => LayerEngine::forward(engine, layers, &first, x),
+            Self::Processor(engine) => LayerEngine::forward(engine, layers, &first(), x),
+            Self::Card(engine) => LayerEngine::forward(engine, layers, &first(), x),
             Self::Both(engine) => engine.forward(layers, spans, x),
         }
     }
