@@ -6,12 +6,13 @@
 //! takes the blocks of its row in ascending order, so neither the tiling nor the split between
 //! threads can change a bit of it.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::blocks::{BLOCK, WeightType};
 
-use super::act::{Act, BlockMeta};
+use super::act::{Act, BlockMeta, grow};
 use super::lanes::{LANES, Lanes};
 use super::math::silu;
 use super::pack::Packed;
@@ -36,6 +37,16 @@ pub enum Output {
 const STREAM_AHEAD: usize = 4096;
 /// Prefetch distance for several rows, whose weights go to a larger cache.
 const SHARED_STREAM_AHEAD: usize = 2 * STREAM_AHEAD;
+
+/// Rows from which the quants of a panel are unpacked once, instead of by each group of rows.
+const UNPACK_FROM: usize = 16;
+/// Bytes of an unpacked block: 32 quants of 16 rows.
+pub(super) const UNPACKED_BLOCK: usize = BLOCK * LANES;
+
+thread_local! {
+    /// Unpacked quants of the panels that a thread multiplies.
+    static UNPACKED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Pointers to the forms of an activation row.
 #[derive(Clone, Copy)]
@@ -66,33 +77,64 @@ pub(super) trait PanelDot {
     /// one after the other, in memory order.
     const TOGETHER_FROM: usize;
 
+    /// Whether quants can be unpacked.
+    const UNPACKS: bool;
+
     /// Writes the products of `NP` panels of `records` records with `NT` rows to
     /// `sums[panel][row][lane]`. It may prefetch the data `ahead` bytes further on; 0 disables
-    /// that.
+    /// that. With `U`, it reads the quants from `unpacked` instead of the panels.
     ///
     /// # Safety
-    /// The CPU has the instruction set; `panels` point to whole panels; `rows` point to rows of
-    /// the form that the weight type reads, `records` records long; `sums` has room for
-    /// `NP * NT * 16` values.
-    unsafe fn dot<const NP: usize, const NT: usize>(
+    /// The CPU has the instruction set; `panels` point to whole panels; with `U`, `unpacked` points
+    /// to what [`Self::unpack`] has written for each of them; `rows` point to rows of the form that
+    /// the weight type reads, `records` records long; `sums` has room for `NP * NT * 16` values.
+    unsafe fn dot<const NP: usize, const NT: usize, const U: bool>(
         panels: [*const u8; NP],
+        unpacked: [*const u8; NP],
         records: usize,
         rows: [ActRow; NT],
         ahead: usize,
         sums: *mut f32,
     );
+
+    /// Writes the quants of a panel as bytes, in the form that [`Self::dot`] multiplies:
+    /// `to[block][group][row][input of the group]`. Called only if [`Self::UNPACKS`].
+    ///
+    /// # Safety
+    /// The CPU has the instruction set; `panel` points to a whole panel; `to` has room for
+    /// [`UNPACKED_BLOCK`] bytes per block.
+    unsafe fn unpack(panel: *const u8, records: usize, to: *mut u8);
 }
 
-/// [`PanelDot::dot`] as a function pointer. Arguments: first panel, distance of panels in bytes,
-/// records, rows, ahead, sums. The position in [`PanelDots`] gives the number of panels and rows.
-type Dot = unsafe fn(*const u8, usize, usize, *const ActRow, usize, *mut f32);
+/// Weight panels that are next to each other.
+#[derive(Clone, Copy)]
+struct Panels {
+    first: *const u8,
+    /// Bytes of a panel.
+    bytes: usize,
+    /// Unpacked quants of the first panel, and bytes per panel of these.
+    unpacked: *const u8,
+    unpacked_bytes: usize,
+    /// Records of a panel.
+    records: usize,
+}
+
+/// [`PanelDot::dot`] as a function pointer. Arguments: panels, rows, ahead, sums. The position in
+/// [`PanelDots`] gives the number of panels and rows.
+type Dot = unsafe fn(&Panels, *const ActRow, usize, *mut f32);
 
 /// Function pointers of a [`PanelDot`], `dots[panels - 1][rows - 1]`.
 pub(super) struct PanelDots {
     together_from: usize,
     rows: usize,
     dots: [[Dot; MAX_ROWS]; MAX_PANELS],
+    /// `dots` of `rows` rows with unpacked quants, by number of panels, and the function that
+    /// unpacks.
+    unpacked: Option<([Dot; MAX_PANELS], Unpack)>,
 }
+
+/// [`PanelDot::unpack`].
+type Unpack = unsafe fn(*const u8, usize, *mut u8);
 
 impl PanelDots {
     /// Dispatch table for `K`. Entries beyond `K::PANELS` and `K::ROWS` are never called.
@@ -118,27 +160,44 @@ impl PanelDots {
             },
             rows: K::ROWS,
             dots: [one, two],
+            unpacked: if !K::UNPACKS {
+                None
+            } else if K::PANELS < 2 {
+                let one = all_rows::<K, 1>();
+                Some(([one, one], K::unpack))
+            } else {
+                Some(([all_rows::<K, 1>(), all_rows::<K, 2>()], K::unpack))
+            },
         }
+    }
+}
+
+/// The function for [`PanelDot::ROWS`] rows with unpacked quants.
+const fn all_rows<K: PanelDot, const NP: usize>() -> Dot {
+    if K::ROWS > 4 {
+        apart::<K, NP, 6, true>
+    } else {
+        apart::<K, NP, 4, true>
     }
 }
 
 const fn many_rows<K: PanelDot, const NP: usize>() -> [Dot; MAX_ROWS] {
     [
-        apart::<K, NP, 1>,
-        apart::<K, NP, 2>,
-        apart::<K, NP, 3>,
-        apart::<K, NP, 4>,
-        apart::<K, NP, 5>,
-        apart::<K, NP, 6>,
+        apart::<K, NP, 1, false>,
+        apart::<K, NP, 2, false>,
+        apart::<K, NP, 3, false>,
+        apart::<K, NP, 4, false>,
+        apart::<K, NP, 5, false>,
+        apart::<K, NP, 6, false>,
     ]
 }
 
 const fn few_rows<K: PanelDot, const NP: usize>() -> [Dot; MAX_ROWS] {
-    let four: Dot = apart::<K, NP, 4>;
+    let four: Dot = apart::<K, NP, 4, false>;
     [
-        apart::<K, NP, 1>,
-        apart::<K, NP, 2>,
-        apart::<K, NP, 3>,
+        apart::<K, NP, 1, false>,
+        apart::<K, NP, 2, false>,
+        apart::<K, NP, 3, false>,
         four,
         four,
         four,
@@ -149,20 +208,20 @@ const fn few_rows<K: PanelDot, const NP: usize>() -> [Dot; MAX_ROWS] {
 ///
 /// # Safety
 /// As [`PanelDot::dot`]; `rows` points to `NT` rows.
-unsafe fn apart<K: PanelDot, const NP: usize, const NT: usize>(
-    panels: *const u8,
-    stride: usize,
-    records: usize,
+unsafe fn apart<K: PanelDot, const NP: usize, const NT: usize, const U: bool>(
+    panels: &Panels,
     rows: *const ActRow,
     ahead: usize,
     sums: *mut f32,
 ) {
-    let mut each = [panels; NP];
+    let mut each = [panels.first; NP];
+    let mut unpacked = [panels.unpacked; NP];
     for p in 1..NP {
-        each[p] = panels.wrapping_add(p * stride);
+        each[p] = panels.first.wrapping_add(p * panels.bytes);
+        unpacked[p] = panels.unpacked.wrapping_add(p * panels.unpacked_bytes);
     }
     // SAFETY: the caller ensures the contract of `dot`, and that there are `NT` rows.
-    unsafe { K::dot::<NP, NT>(each, records, *rows.cast(), ahead, sums) };
+    unsafe { K::dot::<NP, NT, U>(each, unpacked, panels.records, *rows.cast(), ahead, sums) };
 }
 
 /// Arguments of a matrix product, checked by [`super::Kernels::matmul`].
@@ -186,6 +245,11 @@ pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernels: &[PanelDots; TYPE
     let rows = job.act.rows;
     let gated = job.packed.gated();
     let together = rows >= kernel.together_from;
+    let unpack = kernel.unpacked.filter(|_| rows >= UNPACK_FROM);
+    let mut buffer = UNPACKED.take();
+    if unpack.is_some() {
+        grow(&mut buffer, MAX_PANELS * job.packed.cols() * LANES);
+    }
     let mut sums = Sums([0.0; MAX_PANELS * MAX_ROWS * LANES]);
     let mut panel = job.panels.start;
     while panel < job.panels.end {
@@ -197,6 +261,19 @@ pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernels: &[PanelDots; TYPE
         };
         let weights = if gated { 2 } else { outputs };
         let first = panel * job.packed.streams();
+        if let Some((_, unpack)) = unpack {
+            let panels = panels_of(job, first..first + weights, &buffer);
+            let to = buffer.as_mut_ptr();
+            for i in 0..weights {
+                // SAFETY: `panels_of` has checked the panels, and the room of their quants. The
+                // caller ensures the instruction set.
+                unsafe {
+                    let panel = panels.first.add(i * panels.bytes);
+                    unpack(panel, panels.records, to.add(i * panels.unpacked_bytes));
+                }
+            }
+        }
+        let quants: &[u8] = if unpack.is_some() { &buffer } else { &[] };
         for row in (0..rows).step_by(kernel.rows) {
             let count = kernel.rows.min(rows - row);
             // The first rows load the panels into the cache and prefetch the next ones.
@@ -214,18 +291,14 @@ pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernels: &[PanelDots; TYPE
             // panels exist.
             unsafe {
                 if weights == 2 && together {
-                    dot_rows(
-                        kernel,
-                        job,
-                        first..first + 2,
-                        row,
-                        count,
-                        ahead,
-                        &mut sums.0,
-                    );
+                    let panels = first..first + 2;
+                    let panels = (panels_of(job, panels, quants), 2);
+                    dot_rows(kernel, job, panels, row, count, ahead, &mut sums.0);
                 } else {
                     for i in 0..weights {
                         let panel = first + i..first + i + 1;
+                        let quants = quants.get(i * job.packed.cols() * LANES..);
+                        let panel = (panels_of(job, panel, quants.unwrap_or_default()), 1);
                         let sums = &mut sums.0[i * count * LANES..];
                         dot_rows(kernel, job, panel, row, count, ahead, sums);
                     }
@@ -241,9 +314,28 @@ pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernels: &[PanelDots; TYPE
         }
         panel += outputs;
     }
+    UNPACKED.set(buffer);
 }
 
-/// Calls the kernel for one or two panels and `count` rows starting at `row`.
+/// Pointers to panels, whose unpacked quants begin `unpacked`.
+#[inline(always)]
+fn panels_of(job: &Job<'_>, panels: Range<usize>, unpacked: &[u8]) -> Panels {
+    let bytes = job.packed.panel_bytes();
+    let data = job.packed.data();
+    assert!(panels.end * bytes <= data.len());
+    let unpacked_bytes = job.packed.cols() * LANES;
+    assert!(unpacked.is_empty() || panels.len() * unpacked_bytes <= unpacked.len());
+    Panels {
+        first: data[panels.start * bytes..].as_ptr(),
+        bytes,
+        unpacked: unpacked.as_ptr(),
+        unpacked_bytes,
+        records: bytes / record_bytes(job.packed.weight_type()),
+    }
+}
+
+/// Calls the kernel for `count` rows starting at `row`, and for as many panels as `panels` says. If
+/// there are enough rows, their quants are unpacked.
 ///
 /// # Safety
 /// As [`run`].
@@ -251,31 +343,20 @@ pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernels: &[PanelDots; TYPE
 unsafe fn dot_rows(
     kernel: &PanelDots,
     job: &Job<'_>,
-    panels: Range<usize>,
+    (panels, number): (Panels, usize),
     row: usize,
     count: usize,
     ahead: usize,
     sums: &mut [f32],
 ) {
-    assert!(sums.len() >= panels.len() * count * LANES);
-    let bytes = job.packed.panel_bytes();
-    let data = job.packed.data();
-    assert!(panels.end * bytes <= data.len());
-    let records = bytes / record_bytes(job.packed.weight_type());
-    let dot = kernel.dots[panels.len() - 1][count - 1];
+    assert!(sums.len() >= number * count * LANES);
+    let dot = match &kernel.unpacked {
+        Some((dots, _)) if job.act.rows >= UNPACK_FROM && count == kernel.rows => dots[number - 1],
+        _ => kernel.dots[number - 1][count - 1],
+    };
     let rows = act_rows(job.act, row, count);
-    // SAFETY: bounds checked above; the rest is the caller's contract.
-    unsafe {
-        let first = data.as_ptr().add(panels.start * bytes);
-        dot(
-            first,
-            bytes,
-            records,
-            rows.as_ptr(),
-            ahead,
-            sums.as_mut_ptr(),
-        );
-    }
+    // SAFETY: bounds are checked above and by `panels_of`; the rest is the caller's contract.
+    unsafe { dot(&panels, rows.as_ptr(), ahead, sums.as_mut_ptr()) };
 }
 
 /// Pointers to `count` rows of activations starting at `first`. Unused entries repeat the last

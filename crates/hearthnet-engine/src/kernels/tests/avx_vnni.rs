@@ -25,8 +25,8 @@ fn avx_vnni_kernels_agree_with_the_specification() {
     let kernels = Kernels { isa: Isa::AvxVnni };
     let mut values = Values(42);
     for ty in WeightType::ALL.into_iter().filter(|ty| ty.quantised()) {
-        // Several groups of rows, and a panel that is not full.
-        for (rows, tokens) in [(40, 1), (24, 2), (16, 3), (40, 6)] {
+        // Several groups of rows, a panel that is not full, and quants that are unpacked once.
+        for (rows, tokens) in [(40, 1), (24, 2), (16, 3), (40, 6), (40, 17)] {
             let before = EMULATED.load(Ordering::Relaxed);
             let cols = 2 * ty.inputs();
             let bytes = values.weights(ty, rows, cols, Kind::Extreme);

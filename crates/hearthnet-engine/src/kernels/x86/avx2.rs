@@ -6,9 +6,9 @@ use hearthnet_files::blocks::{Bits, Layout, SubScale, WeightType};
 
 use super::super::act::BlockMeta;
 use super::super::lanes::LANES;
-use super::super::matmul::{ActRow, PanelDot, fetch_weights, float};
+use super::super::matmul::{ActRow, PanelDot, UNPACKED_BLOCK, fetch_weights, float};
 use super::super::record::{block_bytes, head_bytes, quantised_bytes, record_bytes};
-use super::avx2_dots::{Factors, dots, dots_vnni};
+use super::avx2_dots::{Factors, dots, dots_vnni, unpack_block};
 use super::lanes;
 
 /// Defines the kernels of one instruction set.
@@ -21,10 +21,12 @@ macro_rules! panel_dot {
             const PANELS: usize = 1;
             const ROWS: usize = $rows;
             const TOGETHER_FROM: usize = usize::MAX;
+            const UNPACKS: bool = unpacks::<TYPE>();
 
             #[inline(always)]
-            unsafe fn dot<const NP: usize, const NT: usize>(
+            unsafe fn dot<const NP: usize, const NT: usize, const U: bool>(
                 panels: [*const u8; NP],
+                unpacked: [*const u8; NP],
                 records: usize,
                 rows: [ActRow; NT],
                 ahead: usize,
@@ -36,12 +38,13 @@ macro_rules! panel_dot {
                     for p in 0..NP {
                         let sums = sums.add(p * NT * LANES);
                         if const { WeightType::ALL[TYPE].quantised() } {
+                            let panel = (panels[p], unpacked[p], records);
                             if const { one_pass::<TYPE>(NT, $vnni) } {
-                                $half_panels::<TYPE, NT, 2>(panels[p], 0, records, &rows, ahead, sums);
+                                $half_panels::<TYPE, NT, 2, U>(panel, 0, &rows, ahead, sums);
                             } else {
                                 let ahead = ahead_of::<TYPE>(records, ahead);
-                                $half_panels::<TYPE, NT, 1>(panels[p], 0, records, &rows, ahead, sums);
-                                $half_panels::<TYPE, NT, 1>(panels[p], 1, records, &rows, ahead, sums.add(8));
+                                $half_panels::<TYPE, NT, 1, U>(panel, 0, &rows, ahead, sums);
+                                $half_panels::<TYPE, NT, 1, U>(panel, 1, &rows, ahead, sums.add(8));
                             }
                         } else {
                             plain::<TYPE, NT>(panels[p], records, rows, ahead, sums);
@@ -49,21 +52,25 @@ macro_rules! panel_dot {
                     }
                 }
             }
+
+            unsafe fn unpack(panel: *const u8, records: usize, to: *mut u8) {
+                // SAFETY: the callee has the same contract.
+                unsafe { unpack::<TYPE, $vnni>(panel, records, to) }
+            }
         }
 
         /// Not inlined: within the driver, the compiler would spill the accumulators.
         #[inline(never)]
         #[target_feature(enable = $features)]
-        unsafe fn $half_panels<const TYPE: usize, const NT: usize, const H: usize>(
-            panel: *const u8,
+        unsafe fn $half_panels<const TYPE: usize, const NT: usize, const H: usize, const U: bool>(
+            panel: (*const u8, *const u8, usize),
             first: usize,
-            records: usize,
             rows: &[ActRow; NT],
             ahead: usize,
             sums: *mut f32,
         ) {
             // SAFETY: the only caller is `dot`, which has the same contract.
-            unsafe { half_panels::<TYPE, NT, H, $vnni>(panel, first, records, rows, ahead, sums) }
+            unsafe { half_panels::<TYPE, NT, H, $vnni, U>(panel, first, rows, ahead, sums) }
         }
     };
 }
@@ -76,6 +83,35 @@ panel_dot!(
     /// As [`Avx2`], with the dot products of AVX-VNNI.
     AvxVnni, half_panels_vnni, 4, true, "avx2,fma,f16c,avxvnni"
 );
+
+/// Whether quants can be unpacked: all but those that are bytes already.
+const fn unpacks<const TYPE: usize>() -> bool {
+    let ty = WeightType::ALL[TYPE];
+    ty.quantised() && !matches!(Layout::of(ty).bits, Bits::Eight)
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unpack<const TYPE: usize, const VNNI: bool>(
+    panel: *const u8,
+    records: usize,
+    to: *mut u8,
+) {
+    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
+    for r in 0..records {
+        for s in 0..layout.blocks {
+            // SAFETY: the panel has the record, and a record has its parts where `pack` puts them;
+            // there is room for all blocks.
+            unsafe {
+                let record = panel.add(r * quantised_bytes(layout));
+                let block = record.add(head_bytes(layout) + s * block_bytes(layout));
+                let quants = block.add(LANES * layout.sub_scale.bytes());
+                let to = to.add((r * layout.blocks + s) * UNPACKED_BLOCK);
+                unpack_block::<TYPE, VNNI>(quants, to);
+            }
+        }
+    }
+}
 
 /// Prefetch distance for panels read in two passes: one panel. Each pass prefetches every other
 /// cache line of the next panel, so that memory stays busy during the second pass, which reads its
@@ -113,15 +149,21 @@ const fn one_pass<const TYPE: usize>(rows: usize, vnni: bool) -> bool {
     rows <= 2 || (!vnni && !layout.sub_scale.per_16() && matches!(layout.bits, Bits::Eight))
 }
 
-/// Multiplies `H` halves (eight rows each) of a panel, starting with half `first`.
+/// Multiplies `H` halves (eight rows each) of a panel, starting with half `first`. The panel has its
+/// records, unpacked quants and number of records.
 ///
 /// # Safety
 /// As [`PanelDot::dot`]; each half needs room for eight of every sixteen sums.
 #[inline(always)]
-unsafe fn half_panels<const TYPE: usize, const NT: usize, const H: usize, const VNNI: bool>(
-    panel: *const u8,
+unsafe fn half_panels<
+    const TYPE: usize,
+    const NT: usize,
+    const H: usize,
+    const VNNI: bool,
+    const U: bool,
+>(
+    (panel, unpacked, records): (*const u8, *const u8, usize),
     first: usize,
-    records: usize,
     rows: &[ActRow; NT],
     ahead: usize,
     sums: *mut f32,
@@ -152,8 +194,12 @@ unsafe fn half_panels<const TYPE: usize, const NT: usize, const H: usize, const 
                         fetch_weights::<NT>(start.wrapping_add(ahead + line));
                     }
                 }
-                let quants = block.add(LANES * layout.sub_scale.bytes() + 32 * first);
                 let b = r * layout.blocks + s;
+                let quants = if U {
+                    unpacked.add(b * UNPACKED_BLOCK + 32 * first)
+                } else {
+                    block.add(LANES * layout.sub_scale.bytes() + 32 * first)
+                };
                 let mut factors = [Factors::of(d[0], m[0]); H];
                 for h in 0..H {
                     let sub_scales = block.add(8 * layout.sub_scale.bytes() * (first + h));
@@ -162,11 +208,12 @@ unsafe fn half_panels<const TYPE: usize, const NT: usize, const H: usize, const 
                 let dots = if VNNI {
                     let mut dots = [[_mm256_setzero_si256(); NT]; H];
                     for h in 0..H {
-                        dots[h] = dots_vnni::<TYPE, NT>(quants.add(32 * h), rows, b, &factors[h]);
+                        dots[h] =
+                            dots_vnni::<TYPE, NT, U>(quants.add(32 * h), rows, b, &factors[h]);
                     }
                     dots
                 } else {
-                    dots::<TYPE, NT, H>(quants, rows, b, &factors)
+                    dots::<TYPE, NT, H, U>(quants, rows, b, &factors)
                 };
                 for t in 0..NT {
                     let meta: &BlockMeta = &*rows[t].meta.add(b);

@@ -87,7 +87,7 @@ impl Factors {
 /// Integer dot products of a block's weights with `NT` rows, including factors per 16 weights.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn dots<const TYPE: usize, const NT: usize, const H: usize>(
+pub(super) unsafe fn dots<const TYPE: usize, const NT: usize, const H: usize, const U: bool>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
@@ -98,20 +98,20 @@ pub(super) unsafe fn dots<const TYPE: usize, const NT: usize, const H: usize>(
     unsafe {
         if const { together(Layout::of(WeightType::ALL[TYPE])) } {
             return if const { signed_bytes(Layout::of(WeightType::ALL[TYPE])) } {
-                dots_by_magnitude::<TYPE, NT, H>(quants, rows, block)
+                dots_by_magnitude::<TYPE, NT, H, U>(quants, rows, block)
             } else {
-                dots_unsigned::<TYPE, NT, H>(quants, rows, block)
+                dots_unsigned::<TYPE, NT, H, U>(quants, rows, block)
             };
         }
         let mut dots = [[_mm256_setzero_si256(); NT]; H];
         for h in 0..H {
             let quants = quants.add(32 * h);
             if const { Layout::of(WeightType::ALL[TYPE]).sub_scale.per_16() } {
-                dots[h] = dots_per_16::<TYPE, NT>(quants, rows, block, factors[h].pair);
+                dots[h] = dots_per_16::<TYPE, NT, U>(quants, rows, block, factors[h].pair);
             } else if const { signed_bytes(Layout::of(WeightType::ALL[TYPE])) } {
-                [dots[h]] = dots_by_magnitude::<TYPE, NT, 1>(quants, rows, block);
+                [dots[h]] = dots_by_magnitude::<TYPE, NT, 1, U>(quants, rows, block);
             } else {
-                [dots[h]] = dots_unsigned::<TYPE, NT, 1>(quants, rows, block);
+                [dots[h]] = dots_unsigned::<TYPE, NT, 1, U>(quants, rows, block);
             }
         }
         dots
@@ -133,7 +133,7 @@ const fn together(layout: Layout) -> bool {
 /// accumulators start with the correction for their offset.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(super) unsafe fn dots_vnni<const TYPE: usize, const NT: usize>(
+pub(super) unsafe fn dots_vnni<const TYPE: usize, const NT: usize, const U: bool>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
@@ -156,14 +156,7 @@ pub(super) unsafe fn dots_vnni<const TYPE: usize, const NT: usize>(
             });
         }
         for g in 0..GROUPS {
-            let weights = match layout.code {
-                Code::Table(table) => {
-                    let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-                    let table = _mm256_xor_si256(table, _mm256_set1_epi8(-128));
-                    _mm256_shuffle_epi8(table, fours(quants, g))
-                }
-                Code::Offset(_) => unsigned_group::<TYPE>(quants, g),
-            };
+            let weights = group::<TYPE, true, U>(quants, g);
             for t in 0..NT {
                 let a = four(&rows[t], block, g);
                 if layout.sub_scale.per_16() && g >= GROUPS / 2 {
@@ -201,7 +194,7 @@ const fn signed_bytes(layout: Layout) -> bool {
 /// Dot products of unsigned 4-bit or 5-bit weights; the offset is subtracted at the end.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots_unsigned<const TYPE: usize, const NT: usize, const H: usize>(
+unsafe fn dots_unsigned<const TYPE: usize, const NT: usize, const H: usize, const U: bool>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
@@ -217,7 +210,7 @@ unsafe fn dots_unsigned<const TYPE: usize, const NT: usize, const H: usize>(
         for g in 0..GROUPS {
             let mut weights = [ones; H];
             for h in 0..H {
-                weights[h] = unsigned_group::<TYPE>(quants.add(32 * h), g);
+                weights[h] = group::<TYPE, false, U>(quants.add(32 * h), g);
             }
             for t in 0..NT {
                 let a = four(&rows[t], block, g);
@@ -252,7 +245,7 @@ unsafe fn dots_unsigned<const TYPE: usize, const NT: usize, const H: usize>(
 /// Dot products of 2-bit, 3-bit or 6-bit weights, which have factors per 16 weights.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots_per_16<const TYPE: usize, const NT: usize>(
+unsafe fn dots_per_16<const TYPE: usize, const NT: usize, const U: bool>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
@@ -261,7 +254,10 @@ unsafe fn dots_per_16<const TYPE: usize, const NT: usize>(
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
     // SAFETY: the caller ensures the quants of eight rows, and block `block` of the rows.
     unsafe {
-        let weights = unsigned::<TYPE>(quants);
+        let mut weights = [pair; GROUPS];
+        for g in 0..GROUPS {
+            weights[g] = group::<TYPE, false, U>(quants, g);
+        }
         // A row's factor in both 16-bit halves of its 32 bits.
         let first = _mm256_blend_epi16::<0b1010_1010>(pair, _mm256_slli_epi32::<16>(pair));
         let second = _mm256_blend_epi16::<0b0101_0101>(pair, _mm256_srli_epi32::<16>(pair));
@@ -296,7 +292,7 @@ unsafe fn dots_per_16<const TYPE: usize, const NT: usize>(
 /// Dot products of 8-bit weights and of table weights.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots_by_magnitude<const TYPE: usize, const NT: usize, const H: usize>(
+unsafe fn dots_by_magnitude<const TYPE: usize, const NT: usize, const H: usize, const U: bool>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
@@ -310,18 +306,10 @@ unsafe fn dots_by_magnitude<const TYPE: usize, const NT: usize, const H: usize>(
             let mut signed = [ones; H];
             let mut magnitude = signed;
             for h in 0..H {
-                let quants = quants.add(32 * h);
-                signed[h] = match layout.code {
-                    Code::Table(table) => {
-                        let table = _mm_loadu_si128(table.as_ptr().cast());
-                        let table = _mm256_broadcastsi128_si256(table);
-                        _mm256_shuffle_epi8(table, fours(quants, g))
-                    }
-                    Code::Offset(_) => {
-                        let bytes = _mm256_loadu_si256(quants.add(64 * g).cast());
-                        _mm256_xor_si256(bytes, _mm256_set1_epi8(-128))
-                    }
-                };
+                signed[h] = group::<TYPE, false, U>(quants.add(32 * h), g);
+                if matches!(layout.bits, Bits::Eight) {
+                    signed[h] = _mm256_xor_si256(signed[h], _mm256_set1_epi8(-128));
+                }
                 magnitude[h] = _mm256_abs_epi8(signed[h]);
             }
             for t in 0..NT {
@@ -337,17 +325,48 @@ unsafe fn dots_by_magnitude<const TYPE: usize, const NT: usize, const H: usize>(
     }
 }
 
-/// Quants of all groups of a block, as unsigned bytes.
+/// Writes the bytes of all groups of a block, of both halves of a panel.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unsigned<const TYPE: usize>(quants: *const u8) -> [__m256i; GROUPS] {
+pub(super) unsafe fn unpack_block<const TYPE: usize, const VNNI: bool>(
+    quants: *const u8,
+    to: *mut u8,
+) {
+    for g in 0..GROUPS {
+        for half in [0, 32] {
+            // SAFETY: the caller ensures the quants of 16 rows, and room for those of a block.
+            unsafe {
+                let bytes = group::<TYPE, VNNI, false>(quants.add(half), g);
+                _mm256_storeu_si256(to.add(64 * g + half).cast(), bytes);
+            }
+        }
+    }
+}
+
+/// Bytes of group `g` that are multiplied: quants, or values of a table; for `VNNI` the values plus
+/// 128. With `U`, the quants are unpacked.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn group<const TYPE: usize, const VNNI: bool, const U: bool>(
+    quants: *const u8,
+    g: usize,
+) -> __m256i {
     // SAFETY: the caller ensures the quants of eight rows.
     unsafe {
-        let mut weights = [_mm256_setzero_si256(); GROUPS];
-        for g in 0..GROUPS {
-            weights[g] = unsigned_group::<TYPE>(quants, g);
+        if U {
+            return _mm256_loadu_si256(quants.add(64 * g).cast());
         }
-        weights
+        match const { Layout::of(WeightType::ALL[TYPE]).code } {
+            Code::Table(table) => {
+                let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+                let values = _mm256_shuffle_epi8(table, fours(quants, g));
+                match VNNI {
+                    true => _mm256_xor_si256(values, _mm256_set1_epi8(-128)),
+                    false => values,
+                }
+            }
+            Code::Offset(_) => unsigned_group::<TYPE>(quants, g),
+        }
     }
 }
 
