@@ -59,28 +59,29 @@ impl Attention<'_> {
 pub struct AttentionScratch {
     /// `[query][position]`, positions padded to whole pages.
     scores: Vec<f32>,
-    /// Query vectors of a group that is scored together, `[head_dim / STRIP][query][STRIP]`, so
+    /// Query vectors of each group that is scored together, `[head_dim / STRIP][query][STRIP]`, so
     /// that the kernel needs one pointer for all of them.
     vectors: Vec<f32>,
+    /// Weighted sums of values, `[query][component]`, components padded to whole registers.
+    sums: Vec<f32>,
 }
 
 const CACHE_LINE: usize = 64;
 /// Adjacent components of a query in [`AttentionScratch::vectors`]; every `head_dim` is a multiple
 /// of it.
 const STRIP: usize = 8;
-/// Maximum of [`Inner::TILE`]. A query is a pair of row and head.
+/// Queries that share a pass over the keys, and one over the values. A query is a pair of row and
+/// head.
 const MAX_QUERIES: usize = 12;
-/// Maximum number of accumulator registers in [`Inner::mix`].
-const MAX_SUMS: usize = 24;
+/// Positions whose values stay in the L1 cache while all queries and components use them.
+const CHUNK: usize = 2 * PAGE;
 
 /// Inner loops for one instruction set. They are not inlined: within the rest of the code, the
 /// compiler would spill their accumulators.
 pub(super) trait Inner {
     type V: Lanes;
-    /// Queries that share a pass over the keys: 6, or 12 with 32 registers.
-    const TILE: usize;
-    /// Registers of value components per pass over the values: 1 or 4.
-    const CHUNKS: usize;
+    /// Whether the CPU has 32 registers of 16 values rather than 16 registers of 8.
+    const WIDE: bool;
 
     /// [`score`] for this instruction set.
     ///
@@ -88,6 +89,7 @@ pub(super) trait Inner {
     /// The CPU has the instruction set, and the contract of that function holds.
     unsafe fn score<const N: usize, const B: usize>(
         page: *const u16,
+        next: Option<*const u16>,
         a: &Attention<'_>,
         vectors: *const f32,
         to: *mut f32,
@@ -102,6 +104,7 @@ pub(super) trait Inner {
         a: &Attention<'_>,
         column: usize,
         positions: Range<usize>,
+        ahead: bool,
         weights: *const f32,
         stride: usize,
         sums: *mut f32,
@@ -134,8 +137,8 @@ pub(super) unsafe fn attend<K: Inner>(
     out: &mut TileMut<'_>,
 ) {
     let (d, total) = (a.head_dim, out.rows() * a.heads);
-    for first in (0..total).step_by(K::TILE) {
-        let count = K::TILE.min(total - first);
+    for first in (0..total).step_by(MAX_QUERIES) {
+        let count = MAX_QUERIES.min(total - first);
         let mut queries = Queries {
             first,
             count,
@@ -156,46 +159,39 @@ pub(super) unsafe fn attend<K: Inner>(
         grow(&mut scratch.scores, count * stride);
         grow(&mut scratch.vectors, count * d);
         let scores = scratch.scores.as_mut_ptr();
-        // SAFETY: `scores` has `count` rows of `stride` values, pages `0..pages`
-        // exist, and each group of `n` queries has `d * n` values in `vectors`.
+        for (i, n) in groups::<K>(count) {
+            for j in 0..n {
+                let (row, head) = ((first + i + j) / a.heads, (first + i + j) % a.heads);
+                let vector = &q[row * q_stride + head * d..][..d];
+                let strips = scratch.vectors[i * d..].chunks_exact_mut(n * STRIP);
+                for (from, to) in vector.chunks_exact(STRIP).zip(strips) {
+                    to[j * STRIP..][..STRIP].copy_from_slice(from);
+                }
+            }
+        }
+        // SAFETY: `scores` has `count` rows of `stride` values, pages `0..pages` exist, and each
+        // group of `n` queries has `d * n` values in `vectors`.
         unsafe {
-            let mut i = 0;
-            while i < count {
-                let n = match count - i {
-                    12.. if K::TILE >= 12 => 12,
-                    6.. => 6,
-                    4.. => 4,
-                    n => n,
-                };
-                for j in 0..n {
-                    let (row, head) = ((first + i + j) / a.heads, (first + i + j) % a.heads);
-                    let vector = &q[row * q_stride + head * d..][..d];
-                    let strips = scratch.vectors.chunks_exact_mut(n * STRIP);
-                    for (from, to) in vector.chunks_exact(STRIP).zip(strips) {
-                        to[j * STRIP..][..STRIP].copy_from_slice(from);
-                    }
-                }
-                let vectors = scratch.vectors.as_ptr();
-                for (p, page) in a.pages[..pages].iter().enumerate().skip(before) {
-                    // Prefetch for the first tile only: later tiles find the pages in the cache.
-                    if first + i == 0
-                        && let Some(next) = a.pages.get(p + 1)
-                    {
-                        fetch(next);
-                    }
+            for (p, page) in a.pages[..pages].iter().enumerate().skip(before) {
+                for (i, n) in groups::<K>(count) {
+                    let vectors = scratch.vectors.as_ptr().add(i * d);
                     let (page, to) = (page.as_ptr(), scores.add(i * stride + p * PAGE));
+                    // Prefetch once: later groups and tiles find the pages in the cache.
+                    let next = match a.pages.get(p + 1) {
+                        Some(next) if first + i == 0 => Some(next.as_ptr()),
+                        _ => None,
+                    };
                     match n {
-                        12 => K::score::<12, 2>(page, a, vectors, to, stride),
-                        6 if K::TILE >= 12 => K::score::<6, 2>(page, a, vectors, to, stride),
-                        6 => K::score::<6, 1>(page, a, vectors, to, stride),
-                        4 if K::TILE >= 12 => K::score::<4, 2>(page, a, vectors, to, stride),
-                        4 => K::score::<4, 1>(page, a, vectors, to, stride),
-                        3 => K::score::<3, 2>(page, a, vectors, to, stride),
-                        2 => K::score::<2, 2>(page, a, vectors, to, stride),
-                        _ => K::score::<1, 2>(page, a, vectors, to, stride),
+                        12 => K::score::<12, 2>(page, next, a, vectors, to, stride),
+                        6 if K::WIDE => K::score::<6, 2>(page, next, a, vectors, to, stride),
+                        6 => K::score::<6, 1>(page, next, a, vectors, to, stride),
+                        4 if K::WIDE => K::score::<4, 2>(page, next, a, vectors, to, stride),
+                        4 => K::score::<4, 1>(page, next, a, vectors, to, stride),
+                        3 => K::score::<3, 2>(page, next, a, vectors, to, stride),
+                        2 => K::score::<2, 2>(page, next, a, vectors, to, stride),
+                        _ => K::score::<1, 2>(page, next, a, vectors, to, stride),
                     }
                 }
-                i += n;
             }
             for i in 0..count {
                 let row = scores.add(i * stride);
@@ -207,20 +203,35 @@ pub(super) unsafe fn attend<K: Inner>(
                 let sink = a.sinks.map(|sinks| sinks[(first + i) % a.heads]);
                 queries.inverse[i] = 1.0 / soften::<K::V>(row, start, limit, sink);
             }
-            mix_all::<K>(a, &queries, scores, stride, out);
+            mix_all::<K>(a, &queries, scores, stride, &mut scratch.sums, out);
         }
     }
 }
 
+/// Groups of queries that are scored together: the first query of each, and the number.
 #[inline(always)]
-fn fetch(page: &[u16]) {
-    for line in page.chunks(CACHE_LINE / size_of::<u16>()) {
-        prefetch(line.as_ptr().cast());
-    }
+fn groups<K: Inner>(count: usize) -> impl Iterator<Item = (usize, usize)> {
+    split(count, |left| match left {
+        12.. if K::WIDE => 12,
+        6.. => 6,
+        4.. => 4,
+        left => left,
+    })
+}
+
+/// Splits `count` items into parts whose sizes `size` takes from the number of items left.
+#[inline(always)]
+fn split(count: usize, size: impl Fn(usize) -> usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let n = (done < count).then(|| size(count - done))?;
+        done += n;
+        Some((done - n, n))
+    })
 }
 
 /// Writes the scaled scores of `N` queries with the positions of a page, `B` blocks of 16 at a
-/// time.
+/// time. Prefetches the keys of the page `next`.
 ///
 /// # Safety
 /// As [`Lanes`]; `vectors` has `d * N` values, `to` has `N` rows of [`PAGE`]
@@ -228,6 +239,7 @@ fn fetch(page: &[u16]) {
 #[inline(always)]
 pub(super) unsafe fn score<V: Lanes, const N: usize, const B: usize>(
     page: *const u16,
+    next: Option<*const u16>,
     a: &Attention<'_>,
     vectors: *const f32,
     to: *mut f32,
@@ -238,10 +250,17 @@ pub(super) unsafe fn score<V: Lanes, const N: usize, const B: usize>(
     // below `d`; the contract covers `vectors` and `to`.
     unsafe {
         for block in (0..PAGE / LANES).step_by(B) {
-            let keys = page.add(key_cell(d, block * LANES, 0));
+            let first = key_cell(d, block * LANES, 0);
+            let keys = page.add(first);
             let mut acc = [[V::splat(0.0); B]; N];
             for strip in (0..d).step_by(STRIP) {
                 let vectors = vectors.add(strip * N);
+                if let Some(next) = next {
+                    for b in 0..B {
+                        let keys = next.wrapping_add(first + (b * d + strip) * LANES);
+                        fetch(keys, STRIP * LANES);
+                    }
+                }
                 for i in 0..STRIP {
                     let mut k = [V::splat(0.0); B];
                     for b in 0..B {
@@ -264,6 +283,14 @@ pub(super) unsafe fn score<V: Lanes, const N: usize, const B: usize>(
                 }
             }
         }
+    }
+}
+
+/// Prefetches `len` cells.
+#[inline(always)]
+fn fetch(cells: *const u16, len: usize) {
+    for line in (0..len).step_by(CACHE_LINE / size_of::<u16>()) {
+        prefetch(cells.wrapping_add(line).cast());
     }
 }
 
@@ -313,63 +340,66 @@ unsafe fn soften<V: Lanes>(row: *mut f32, start: usize, limit: usize, sink: Opti
     }
 }
 
-/// Adds the values of `positions` times the weights of `N` queries to
-/// `sums[query][register][lane]`, for `C` registers of components starting at `column`.
+/// Adds the values of `positions` times the weights of `N` queries to their sums, for `C` registers
+/// of components starting at `column`. With `ahead`, prefetches the values [`CHUNK`] positions
+/// further on.
 ///
 /// # Safety
 /// As [`Lanes`]. The pages cover the positions; heads have the components; `weights` has `N` rows,
-/// `stride` apart, that cover the positions; `sums` has room for all sums.
+/// `stride` apart, that cover the positions; `sums` has `N` rows of `C` registers, as far apart as
+/// heads are wide in whole registers.
 #[inline(always)]
 pub(super) unsafe fn mix<V: Lanes, const N: usize, const C: usize>(
     a: &Attention<'_>,
     column: usize,
     positions: Range<usize>,
+    ahead: bool,
     weights: *const f32,
     stride: usize,
     sums: *mut f32,
 ) {
     let d = a.head_dim;
+    let row = d.next_multiple_of(LANES);
     // SAFETY: by the contract.
     unsafe {
         let mut acc = [[V::splat(0.0); C]; N];
         for n in 0..N {
             for c in 0..C {
-                acc[n][c] = V::load(sums.add((n * C + c) * LANES));
+                acc[n][c] = V::load(sums.add(n * row + c * LANES));
             }
         }
-        let before = positions.start / PAGE;
-        let mut start = before * PAGE;
-        for page in &a.pages[before..] {
-            if start >= positions.end {
-                break;
-            }
-            let values = page.as_ptr().add(value_cell(d, 0, column));
-            let slots = positions.start.saturating_sub(start)..PAGE.min(positions.end - start);
+        let mut position = positions.start;
+        while position < positions.end {
+            let page = position / PAGE;
+            let slots = position % PAGE..PAGE.min(positions.end - page * PAGE);
+            let first = value_cell(d, 0, column);
+            let values = a.pages[page].as_ptr().add(first);
+            let next = match a.pages.get(page + CHUNK / PAGE) {
+                Some(next) if ahead => Some(next.as_ptr().wrapping_add(first)),
+                _ => None,
+            };
+            let weights = weights.add(page * PAGE);
             for slot in slots {
-                let mut v = [V::splat(0.0); C];
-                for c in 0..C {
-                    v[c] = V::load_f16(values.add(slot * d + c * LANES));
+                if let Some(next) = next {
+                    fetch(next.wrapping_add(slot * d), C * LANES);
                 }
-                for n in 0..N {
-                    let w = V::splat(*weights.add(n * stride + start + slot));
-                    for c in 0..C {
-                        acc[n][c] = v[c].fma(w, acc[n][c]);
+                for c in 0..C {
+                    let v = V::load_f16(values.add(slot * d + c * LANES));
+                    for n in 0..N {
+                        let w = V::splat(*weights.add(n * stride + slot));
+                        acc[n][c] = v.fma(w, acc[n][c]);
                     }
                 }
             }
-            start += PAGE;
+            position = (page + 1) * PAGE;
         }
         for n in 0..N {
             for c in 0..C {
-                acc[n][c].store(sums.add((n * C + c) * LANES));
+                acc[n][c].store(sums.add(n * row + c * LANES));
             }
         }
     }
 }
-
-/// Accumulators of [`Inner::mix`].
-#[repr(align(64))]
-struct Sums([f32; MAX_SUMS * LANES]);
 
 /// Writes the weighted means of the values for all queries of a tile to `out`.
 ///
@@ -381,87 +411,121 @@ unsafe fn mix_all<K: Inner>(
     queries: &Queries,
     weights: *const f32,
     stride: usize,
+    sums: &mut Vec<f32>,
     out: &mut TileMut<'_>,
 ) {
     let d = a.head_dim;
-    let mut sums = Sums([0.0; MAX_SUMS * LANES]);
-    let mut done = 0;
-    while done < d {
-        // If `d` is not a multiple of 16, the last register overlaps the one before. Both write
-        // the same values, since a component does not depend on its neighbours.
-        let wide = K::CHUNKS == 4 && d - done >= 4 * LANES;
-        let column = if wide {
-            done
-        } else {
-            done.min(d.saturating_sub(LANES))
+    let row = d.next_multiple_of(LANES);
+    grow(sums, queries.count * row);
+    sums[..queries.count * row].fill(0.0);
+    let groups = || {
+        split(queries.count, |left| match left {
+            6.. => 6,
+            4.. => 4,
+            left => left,
+        })
+    };
+    // Positions that all queries of a group attend to. Empty if the last query's window starts
+    // after the first query's limit, and for heads that do not fill a register.
+    let common = |i: usize, n: usize| {
+        let limit = queries.limits[i];
+        let start = match d < LANES {
+            true => limit,
+            false => queries.starts[i + n - 1].min(limit),
         };
-        let columns = if wide { 4 * LANES } else { LANES.min(d) };
-        let mut i = 0;
-        while i < queries.count {
-            let n = match queries.count - i {
-                6.. => 6,
-                left => left.min(3),
-            };
-            // Positions that all `n` queries attend to. Empty if the last query's window starts
-            // after the first query's limit, and for heads that do not fill a register.
-            let limit = queries.limits[i];
-            let start = match d < LANES {
-                true => limit,
-                false => queries.starts[i + n - 1].min(limit),
-            };
-            let common = start..limit;
-            for j in 0..n {
-                let sums = &mut sums.0[j * columns..][..columns];
-                sums.fill(0.0);
-                // SAFETY: `weights` has the query's positions.
-                unsafe {
-                    let weights = weights.add((i + j) * stride);
-                    mix_some::<K::V>(
-                        a,
-                        queries.starts[i + j]..common.start,
-                        column,
-                        weights,
-                        sums,
-                    );
-                }
+        start..limit
+    };
+    // Every query adds its positions in ascending order: those before, within and after the common
+    // ones.
+    for (i, n) in groups() {
+        for j in i..i + n {
+            let before = queries.starts[j]..common(i, n).start;
+            // SAFETY: `weights` has the query's positions.
+            unsafe { mix_some::<K::V>(a, before, weights.add(j * stride), &mut sums[j * row..]) };
+        }
+    }
+    let (start, end) = (queries.starts[0], queries.limits[queries.count - 1]);
+    for start in (start / CHUNK * CHUNK..end).step_by(CHUNK) {
+        for (i, n) in groups() {
+            let common = common(i, n);
+            let range = common.start.max(start)..common.end.min(start + CHUNK);
+            if range.is_empty() {
+                continue;
             }
-            // SAFETY: each kernel takes the `n` queries starting at `i`, and components
-            // that a head has.
-            unsafe {
-                let weights = weights.add(i * stride);
-                let (range, to) = (common.clone(), sums.0.as_mut_ptr());
-                match (n, wide) {
-                    _ if d < LANES => {}
-                    (6, true) => K::mix::<6, 4>(a, column, range, weights, stride, to),
-                    (3, true) => K::mix::<3, 4>(a, column, range, weights, stride, to),
-                    (2, true) => K::mix::<2, 4>(a, column, range, weights, stride, to),
-                    (_, true) => K::mix::<1, 4>(a, column, range, weights, stride, to),
-                    (6, false) => K::mix::<6, 1>(a, column, range, weights, stride, to),
-                    (3, false) => K::mix::<3, 1>(a, column, range, weights, stride, to),
-                    (2, false) => K::mix::<2, 1>(a, column, range, weights, stride, to),
-                    (_, false) => K::mix::<1, 1>(a, column, range, weights, stride, to),
-                }
-                for j in 0..n {
-                    let (query, limit) = (queries.first + i + j, queries.limits[i + j]);
-                    let sums = &mut sums.0[j * columns..][..columns];
-                    // Positions that this query attends to and the first query does not.
-                    let weights = weights.add(j * stride);
-                    let after = common.end.max(queries.starts[i + j])..limit;
-                    mix_some::<K::V>(a, after, column, weights, sums);
-                    let at = query % a.heads * d + column;
-                    let target = &mut out.row_mut(query / a.heads)[at..at + columns];
-                    for (x, sum) in target.iter_mut().zip(sums) {
-                        *x = *sum * queries.inverse[i + j];
+            // As many accumulators as registers allow.
+            let most = match n {
+                6 | 4 if K::WIDE => 4,
+                6 | 4 => 1,
+                1 if !K::WIDE => 4,
+                _ if K::WIDE => 8,
+                _ => 2,
+            };
+            // If `d` is not a multiple of 16, the last register overlaps the one before, and is taken
+            // alone. Both get the same values, since a component does not depend on its neighbours.
+            let partial = usize::from(d != row);
+            let passes = split(row / LANES, |left| match left - partial {
+                left if left >= most => most,
+                4.. if K::WIDE => 4,
+                _ => 1,
+            });
+            for (register, registers) in passes {
+                let done = register * LANES;
+                let column = done.min(d - registers * LANES);
+                let ahead = queries.first + i == 0;
+                let range = range.clone();
+                // SAFETY: each kernel takes the `n` queries starting at `i`, and components that a
+                // head has.
+                unsafe {
+                    let weights = weights.add(i * stride);
+                    let to = sums.as_mut_ptr().add(i * row + done);
+                    match (n, registers) {
+                        (6, 4) => K::mix::<6, 4>(a, column, range, ahead, weights, stride, to),
+                        (6, _) => K::mix::<6, 1>(a, column, range, ahead, weights, stride, to),
+                        (4, 4) => K::mix::<4, 4>(a, column, range, ahead, weights, stride, to),
+                        (4, _) => K::mix::<4, 1>(a, column, range, ahead, weights, stride, to),
+                        (3, 8) => K::mix::<3, 8>(a, column, range, ahead, weights, stride, to),
+                        (3, 4) => K::mix::<3, 4>(a, column, range, ahead, weights, stride, to),
+                        (3, 2) => K::mix::<3, 2>(a, column, range, ahead, weights, stride, to),
+                        (3, _) => K::mix::<3, 1>(a, column, range, ahead, weights, stride, to),
+                        (2, 8) => K::mix::<2, 8>(a, column, range, ahead, weights, stride, to),
+                        (2, 4) => K::mix::<2, 4>(a, column, range, ahead, weights, stride, to),
+                        (2, 2) => K::mix::<2, 2>(a, column, range, ahead, weights, stride, to),
+                        (2, _) => K::mix::<2, 1>(a, column, range, ahead, weights, stride, to),
+                        (_, 8) => K::mix::<1, 8>(a, column, range, ahead, weights, stride, to),
+                        (_, 4) => K::mix::<1, 4>(a, column, range, ahead, weights, stride, to),
+                        (_, _) => K::mix::<1, 1>(a, column, range, ahead, weights, stride, to),
                     }
                 }
             }
-            i += n;
         }
-        done = column + columns;
+    }
+    for (i, n) in groups() {
+        for j in i..i + n {
+            let after = common(i, n).end.max(queries.starts[j])..queries.limits[j];
+            let sums = &mut sums[j * row..][..row];
+            // SAFETY: `weights` has the query's positions.
+            unsafe { mix_some::<K::V>(a, after, weights.add(j * stride), sums) };
+            let query = queries.first + j;
+            let at = query % a.heads * d;
+            let target = &mut out.row_mut(query / a.heads)[at..at + d];
+            for (from, column) in registers(d) {
+                let target = &mut target[column..][..LANES.min(d)];
+                for (x, sum) in target.iter_mut().zip(&sums[from..]) {
+                    *x = *sum * queries.inverse[j];
+                }
+            }
+        }
     }
 }
 
-/// Adds the values of `positions`, starting at component `column`, times a query's weights.
+/// First sum and first component of each register of a head.
+#[inline(always)]
+fn registers(d: usize) -> impl Iterator<Item = (usize, usize)> {
+    let firsts = (0..d).step_by(LANES);
+    firsts.map(move |first| (first, first.min(d.saturating_sub(LANES))))
+}
+
+/// Adds the values of `positions` times a query's weights.
 ///
 /// # Safety
 /// As [`Lanes`]; `weights` and the pages cover the positions.
@@ -469,37 +533,36 @@ unsafe fn mix_all<K: Inner>(
 unsafe fn mix_some<V: Lanes>(
     a: &Attention<'_>,
     positions: Range<usize>,
-    column: usize,
     weights: *const f32,
     sums: &mut [f32],
 ) {
     for position in positions {
-        let start = value_cell(a.head_dim, position % PAGE, column);
-        let values = &a.pages[position / PAGE][start..start + sums.len()];
-        // SAFETY: by the contract.
-        unsafe { mix_one::<V>(values, *weights.add(position), sums) };
+        for (sum, column) in registers(a.head_dim) {
+            let len = LANES.min(a.head_dim);
+            let start = value_cell(a.head_dim, position % PAGE, column);
+            let values = &a.pages[position / PAGE][start..start + len];
+            // SAFETY: by the contract.
+            unsafe { mix_one::<V>(values, *weights.add(position), &mut sums[sum..sum + len]) };
+        }
     }
 }
 
-/// Adds the values of one position times a weight.
+/// Adds at most sixteen values of one position times a weight.
 ///
 /// # Safety
 /// See [`Lanes`].
 #[inline(always)]
 unsafe fn mix_one<V: Lanes>(values: &[u16], weight: f32, sums: &mut [f32]) {
-    let values = values.chunks(LANES);
-    for (sums, values) in sums.chunks_mut(LANES).zip(values) {
-        if sums.len() == LANES && values.len() == LANES {
-            // SAFETY: both have sixteen values; the caller ensures the ISA.
-            unsafe {
-                let sum = V::load(sums.as_ptr());
-                let v = V::load_f16(values.as_ptr());
-                v.fma(V::splat(weight), sum).store(sums.as_mut_ptr());
-            }
-        } else {
-            for (sum, v) in sums.iter_mut().zip(values) {
-                *sum = f16_to_f32(*v).mul_add(weight, *sum);
-            }
+    if sums.len() == LANES && values.len() == LANES {
+        // SAFETY: both have sixteen values; the caller ensures the ISA.
+        unsafe {
+            let sum = V::load(sums.as_ptr());
+            let v = V::load_f16(values.as_ptr());
+            v.fma(V::splat(weight), sum).store(sums.as_mut_ptr());
+        }
+    } else {
+        for (sum, v) in sums.iter_mut().zip(values) {
+            *sum = f16_to_f32(*v).mul_add(weight, *sum);
         }
     }
 }

@@ -45,7 +45,7 @@ macro_rules! functions {
 
 /// Instantiates the kernels for one instruction set: the module `$name`.
 macro_rules! kernels {
-    (#[$features:meta] mod $name:ident, $lanes:ty, $tile:literal, $chunks:literal, $dot:ident) => {
+    (#[$features:meta] mod $name:ident, $lanes:ty, $wide:literal, $dot:ident) => {
         pub(super) mod $name {
             use crate::kernels::instantiate::*;
 
@@ -96,13 +96,13 @@ macro_rules! kernels {
 
             impl attention::Inner for Loops {
                 type V = $lanes;
-                const TILE: usize = $tile;
-                const CHUNKS: usize = $chunks;
+                const WIDE: bool = $wide;
 
                 #[$features]
                 #[inline(never)]
                 unsafe fn score<const N: usize, const B: usize>(
                     page: *const u16,
+                    next: Option<*const u16>,
                     a: &Attention<'_>,
                     vectors: *const f32,
                     to: *mut f32,
@@ -110,7 +110,7 @@ macro_rules! kernels {
                 ) {
                     // SAFETY: the caller ensures the instruction set, and the room that `Inner`
                     // requires.
-                    unsafe { attention::score::<$lanes, N, B>(page, a, vectors, to, stride) };
+                    unsafe { attention::score::<$lanes, N, B>(page, next, a, vectors, to, stride) };
                 }
 
                 #[$features]
@@ -119,6 +119,7 @@ macro_rules! kernels {
                     a: &Attention<'_>,
                     column: usize,
                     positions: Range<usize>,
+                    ahead: bool,
                     weights: *const f32,
                     stride: usize,
                     sums: *mut f32,
@@ -126,7 +127,9 @@ macro_rules! kernels {
                     // SAFETY: the caller ensures the instruction set, and the room that `Inner`
                     // requires.
                     unsafe {
-                        attention::mix::<$lanes, N, C>(a, column, positions, weights, stride, sums);
+                        attention::mix::<$lanes, N, C>(
+                            a, column, positions, ahead, weights, stride, sums,
+                        );
                     };
                 }
             }
@@ -136,17 +139,17 @@ macro_rules! kernels {
 
 kernels!(
     /// Needs no target feature.
-    mod portable, Array, 6, 1, Portable
+    mod portable, Array, false, Portable
 );
 #[cfg(target_arch = "x86_64")]
 kernels!(
     #[target_feature(enable = "avx2,fma,f16c")]
-    mod avx2, lanes::Avx2, 6, 1, Avx2
+    mod avx2, lanes::Avx2, false, Avx2
 );
 #[cfg(target_arch = "x86_64")]
 kernels!(
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    mod avx512, lanes::Avx512, 12, 4, Avx512
+    mod avx512, lanes::Avx512, true, Avx512
 );
 
 /// As `avx2::matmul`, with the dot products of AVX-VNNI.
