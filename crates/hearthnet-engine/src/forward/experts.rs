@@ -21,8 +21,27 @@ pub(super) struct ExpertScratch {
 /// With the safety contract of all steps (see `stages`).
 #[allow(unsafe_code)]
 impl LayerRun<'_> {
-    /// Reads `act`; writes the routes, the experts' input and the weight of the shared expert of
-    /// each row of a tile.
+    /// Reads `act`, writes the columns of `panels` in the scores of the experts.
+    pub(super) unsafe fn score_experts(
+        &self,
+        router: &Router,
+        panels: Range<usize>,
+        tile: Tile<'_>,
+    ) {
+        let Tile { rows, buffers } = tile;
+        let columns = router.matrix.columns(&panels);
+        // SAFETY: no unit writes `act`; the columns of `panels` are the unit's.
+        unsafe {
+            let act = buffers.read_act();
+            let scores = buffers.scores;
+            let out = scores.tile_mut(rows.count, self.widths.experts, columns);
+            let kernels = self.context.kernels;
+            kernels.matmul(&router.matrix, panels, act, Output::Store, out);
+        }
+    }
+
+    /// Reads `act` and the scores; writes the routes, the experts' input and the weight of the
+    /// shared expert of each row of a tile.
     pub(super) unsafe fn route(
         &self,
         router: &Router,
@@ -54,15 +73,14 @@ impl LayerRun<'_> {
         unsafe { self.choose(router, tile) };
     }
 
-    /// As [`Self::route`] where router and experts have norms of their own: reads `x`, overwrites
-    /// `act`.
+    /// As [`Self::route`] where router and experts have norms of their own: reads `x` and the
+    /// scores.
     pub(super) unsafe fn route_normed(&self, router: &Router, norms: &ExpertNorms, tile: Tile<'_>) {
         let EngineContext { spec, kernels, .. } = *self.context;
         let (rows, x) = (tile.rows, self.widths.x);
         let all = rows.first * x..(rows.first + rows.count) * x;
         // SAFETY: no unit of the phase writes `x`; the unit owns the tile's rows and buffers.
         unsafe {
-            self.norm(Some(&norms.router), ActForm::of([&router.matrix]), tile);
             self.choose(router, tile);
             let normed = self.pairs.normed.slice_mut(all);
             normed.copy_from_slice(rows.x.slice(0..rows.count * x));
@@ -70,7 +88,7 @@ impl LayerRun<'_> {
         }
     }
 
-    /// Reads `act`, writes the routes of each row of a tile.
+    /// Reads the scores, writes the routes of each row of a tile.
     unsafe fn choose(&self, router: &Router, tile: Tile<'_>) {
         let (kernels, widths, pairs) = (self.context.kernels, &self.widths, self.pairs);
         let Some(spec) = &self.context.spec.experts else {
@@ -78,17 +96,14 @@ impl LayerRun<'_> {
         };
         let Tile { rows, buffers } = tile;
         let (count, experts, used) = (rows.count, widths.experts, widths.used);
-        // SAFETY: no unit writes `act`; the unit owns the tile's rows and their routes.
+        let Router {
+            bias,
+            correction,
+            scale,
+            ..
+        } = router;
+        // SAFETY: all scores are written; the unit owns the tile's rows and their routes.
         unsafe {
-            let act = buffers.read_act();
-            let out = buffers.scores.tile_mut(count, experts, 0..experts);
-            let Router {
-                matrix,
-                bias,
-                correction,
-                scale,
-            } = router;
-            kernels.matmul(matrix, 0..matrix.panels(), act, Output::Store, out);
             let scores = buffers.scores.slice_mut(0..count * experts);
             let routes = rows.first * used..(rows.first + count) * used;
             let routes = pairs.routes.slice_mut(routes);

@@ -273,9 +273,7 @@ fn decode_pass(
                     let begin = |tile: usize| unsafe {
                         pass.begin_feed_forward(layer, tiles[tile]);
                     };
-                    // SAFETY: all rows have their routes, and one thread concludes the phase.
-                    let plan = || unsafe { pass.conclude(index, Stage::Output) };
-                    thread.phase_then(tiles.len(), begin, plan);
+                    thread.phase(tiles.len(), begin);
                 }
             }
             run(thread, index, Stage::after_attention(layer));
@@ -367,7 +365,7 @@ fn prefill_pass(
                         pass.through(index, stages, nth(unit));
                     };
                     // SAFETY: all rows have their routes, and one thread concludes the phase.
-                    let plan = || unsafe { pass.conclude(index, Stage::Output) };
+                    let plan = || unsafe { pass.conclude(index, Stage::Router) };
                     thread.phase_then(rows.len(), attend, plan);
                     let units = pass.pairs.units();
                     // SAFETY: the plan is complete; units have separate places or panels.

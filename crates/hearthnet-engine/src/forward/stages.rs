@@ -50,6 +50,8 @@ pub(super) enum Stage {
     /// Use of the per-layer input.
     PerLayerGate,
     PerLayerOutput,
+    /// Scores of the experts of a mixture.
+    Router,
     /// Shared expert.
     SharedGateUp,
     SharedDown,
@@ -85,12 +87,14 @@ impl Stage {
                 Self::PerLayerOutput,
             ],
             FeedForward::Dense { .. } => &[Self::Values, Self::Output, Self::GateUp, Self::Down],
-            FeedForward::Experts { shared: None, .. } | FeedForward::None => {
-                &[Self::Values, Self::Output]
+            FeedForward::None => &[Self::Values, Self::Output],
+            FeedForward::Experts { shared: None, .. } => {
+                &[Self::Values, Self::Output, Self::Router]
             }
             FeedForward::Experts { .. } => &[
                 Self::Values,
                 Self::Output,
+                Self::Router,
                 Self::SharedGateUp,
                 Self::SharedDown,
             ],
@@ -137,6 +141,7 @@ impl LayerRun<'_> {
             }
             (Stage::GateUp, FeedForward::Dense { ffn, .. }) => ffn.panels(),
             (Stage::Down, FeedForward::Dense { down, .. }) => down.panels(),
+            (Stage::Router, FeedForward::Experts { router, .. }) => router.matrix.panels(),
             (stage, FeedForward::Experts { shared, .. }) => match (stage, shared) {
                 (Stage::SharedGateUp, Some(shared)) => shared.ffn.panels(),
                 (Stage::SharedDown, Some(shared)) => shared.down.panels(),
@@ -178,6 +183,9 @@ impl LayerRun<'_> {
                 }
                 (Stage::Down, FeedForward::Dense { down, .. }) => {
                     self.add(down, panels, self.context.spec.boundary, tile);
+                }
+                (Stage::Router, FeedForward::Experts { router, .. }) => {
+                    self.score_experts(router, panels, tile);
                 }
                 (stage, FeedForward::Experts { shared, .. }) => match (stage, shared) {
                     (Stage::SharedGateUp, Some(shared)) => {
@@ -222,18 +230,38 @@ impl LayerRun<'_> {
                     }
                     self.end_block(index, tile);
                 }
+                (Stage::Router, FeedForward::Experts { .. }) => self.end_router(layer, tile),
                 (Stage::SharedGateUp, FeedForward::Experts { shared, .. }) => {
                     if let Some(shared) = shared {
                         self.quantise_h(&shared.down, self.widths.shared, tile);
                     }
                 }
-                (Stage::GateUp | Stage::SharedGateUp | Stage::SharedDown, _) => {}
+                (Stage::GateUp | Stage::Router | Stage::SharedGateUp | Stage::SharedDown, _) => {}
             }
         }
     }
 
-    /// Reads `x`, prepares the feed-forward layer: writes `act`, and the routes to experts.
+    /// Reads `x`, writes `act`: the input of the feed-forward layer, or of the router.
     pub(super) unsafe fn begin_feed_forward(&self, layer: &Layer, tile: Tile<'_>) {
+        // SAFETY: by the contract of all steps.
+        unsafe {
+            match &layer.feed_forward {
+                FeedForward::Experts {
+                    router,
+                    norms: Some(norms),
+                    ..
+                } => self.norm(Some(&norms.router), ActForm::of([&router.matrix]), tile),
+                FeedForward::Dense { .. } | FeedForward::Experts { .. } => {
+                    self.ffn_norm(layer, tile);
+                }
+                FeedForward::None => {}
+            }
+        }
+    }
+
+    /// Reads the scores of the experts and `act`; writes the routes and the input of the experts. If
+    /// router and experts have norms of their own, reads `x` instead of `act`, and writes `act`.
+    unsafe fn end_router(&self, layer: &Layer, tile: Tile<'_>) {
         // SAFETY: by the contract of all steps.
         unsafe {
             match &layer.feed_forward {
@@ -246,18 +274,16 @@ impl LayerRun<'_> {
                     self.ffn_norm(layer, tile);
                 }
                 FeedForward::Experts { router, shared, .. } => {
-                    self.ffn_norm(layer, tile);
                     self.route(router, shared.as_deref(), tile);
                 }
-                FeedForward::Dense { .. } => self.ffn_norm(layer, tile),
-                FeedForward::None => {}
+                FeedForward::Dense { .. } | FeedForward::None => {}
             }
         }
     }
 
     /// Ends a stage, after all tiles are finished: plans the experts of all rows.
     pub(super) unsafe fn conclude(&self, index: usize, stage: Stage) {
-        if let (Stage::Output, FeedForward::Experts { .. }) =
+        if let (Stage::Router, FeedForward::Experts { .. }) =
             (stage, &self.context.layers[index].feed_forward)
         {
             // SAFETY: all rows have their routes, and one unit concludes a stage.
