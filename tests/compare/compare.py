@@ -5,6 +5,9 @@ Standard library only. llama.cpp is built once, into the user's cache, from the 
 distribution of the PyPI package llama-cpp-python; `--llama-bench` takes a program that is there already. The two
 engines take turns, so that whatever else the machine does hits both; medians are compared.
 
+`--all` prints the whole table: AVX2 and the best instruction set of this machine, all weight types, and each shape
+that fits into memory, at depths 0 and 4,096. It takes hours, and fetches or makes whatever is missing.
+
 Timings are never asserted: a ratio below its bar is printed as such, and the exit status only says whether
 everything could be run.
 """
@@ -33,13 +36,20 @@ BARS = {
     "q8_0": {"prefill": 2.0, "decode": 1.6},
     "f16": {"prefill": 1.0, "decode": 1.0},
 }
-# Shapes of published models with random weights, made by the test kit: Q4_K_M.
+# The same with AVX2. Eight-bit weights are bounded by their number of instructions.
+AVX2_BARS = {
+    name: {"prefill": 1.7 if name == "q8_0" else 2.0, "decode": 1.8} for name in BARS if name != "f16"
+} | {"f16": BARS["f16"]}
+# Shapes of published models with random weights, made by the test kit: Q4_K_M. Decoding them waits for memory, so
+# a share of the memory's bandwidth is a goal as well (at depth 0).
 SHAPES = {
-    "llama-3.2-3b": {"prefill": 2.5, "decode": 1.6},
-    "qwen2.5-7b": {"prefill": 2.5, "decode": 1.6},
-    "qwen3-30b-a3b": {"prefill": 1.3, "decode": 1.3},
-    "qwen3.6-35b-a3b": {"prefill": 1.3, "decode": 1.3},
+    "llama-3.2-3b": {"gigabytes": 2.0, "prefill": 1.0, "decode": 1.0, "memory": 0.85},
+    "qwen2.5-7b": {"gigabytes": 4.7, "prefill": 1.0, "decode": 1.0, "memory": 0.85},
+    "qwen3-30b-a3b": {"gigabytes": 18.6, "prefill": 1.3, "decode": 1.3, "memory": 0.75},
+    "qwen3.6-35b-a3b": {"gigabytes": 21.2, "prefill": 1.3, "decode": 1.3, "memory": 0.75},
 }
+# Share of the speed at depth 0 that is the goal at other depths.
+AT_DEPTH = 0.85
 # Build flags with which llama.cpp uses the same instructions as HearthNet.
 AVX2 = ["-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON"]
 ISAS = {
@@ -131,6 +141,9 @@ def build_hearthnet():
 
 def model_files(hearthnet, model, types):
     """The file for each weight type: the model itself, and conversions of it, kept in the cache."""
+    if not model.exists() and model == cache() / "models" / MODEL:
+        say("hearthnet: fetching the model")
+        run([hearthnet, "model", "pull", model.parent.name])
     if not model.exists():
         raise Failed(f"{model} is missing: run `hearthnet model pull smollm2-135m-instruct`, or name a file with --model")
     files = {}
@@ -144,6 +157,16 @@ def model_files(hearthnet, model, types):
             files[name].parent.mkdir(parents=True, exist_ok=True)
             run([hearthnet, "model", "convert", model, "--to", name, "--output", files[name]])
     return files
+
+
+def fits(shape):
+    """Whether an engine's copy of the weights, and its other memory, fit into what is available now."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return True
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return 1.2e9 * SHAPES[shape]["gigabytes"] < available
 
 
 def shape_files(shapes):
@@ -168,7 +191,7 @@ def shape_files(shapes):
 # Measuring
 
 
-def measure_llama_cpp(program, file, threads, args):
+def measure_llama_cpp(program, file, threads, isa, args):
     """Tokens per second by test, after llama-bench's own warm-up, at its defaults."""
     numbers = lambda values: ",".join(map(str, values))
     command = [program, "-m", file, "-t", threads, "-r", 1, "-o", "json"]
@@ -181,49 +204,60 @@ def measure_llama_cpp(program, file, threads, args):
     return speeds
 
 
-def measure_hearthnet(program, file, threads, args):
+def measure_hearthnet(program, file, threads, isa, args):
     numbers = lambda values: ",".join(map(str, values))
     command = [program, "bench", "engine", "--model", file, "--threads", threads, "--prefill", numbers(args.prefill)]
     command += ["--decode", args.decode, "--depth", numbers(args.depth), "--repetitions", 1, "--json"]
-    if args.isa != "native":
-        command += ["--isa", args.isa]
+    if isa != "native":
+        command += ["--isa", isa]
     report = json.loads(run(command))
     speeds = {}
     for row in report["results"]:
         at = f" at {row['depth']}" if row["test"] == "decode" else ""
         speeds[f"{row['test']} {row['tokens']}{at}"] = row["tokens_per_second"]
     (bandwidth,) = report["memory_bandwidth"]
-    args.memory[str(file), threads] = report["token_bytes"], bandwidth
+    args.memory.setdefault((str(file), threads, isa), []).append((report["token_bytes"], bandwidth, report["isa"]))
     return speeds
 
 
-def compare(engines, files, args):
+def compare(engines, files, isa, args):
     """Yields rows of results; the engines run alternately."""
+    bars = SHAPES | (AVX2_BARS if isa == "avx2" else BARS)
     for name, file in files.items():
         for threads in args.threads:
             samples = {engine: {} for engine in engines}
             for repetition in range(args.repetitions):
-                say(f"{name}, threads {threads}: {repetition + 1} of {args.repetitions}")
+                say(f"{name}, {isa}, threads {threads}: {repetition + 1} of {args.repetitions}")
                 for engine, measure in engines.items():
                     for test, speed in measure(file, threads).items():
                         samples[engine].setdefault(test, []).append(speed)
-            token_bytes, bandwidth = args.memory[str(file), threads]
+            memory = args.memory[str(file), threads, isa]
+            token_bytes, _, used = memory[0]
+            bandwidth = statistics.median(bandwidth for _, bandwidth, _ in memory)
+            at_zero = None
             for test in samples["hearthnet"]:
                 speeds = {engine: samples[engine][test] for engine in engines}
                 medians = {engine: statistics.median(values) for engine, values in speeds.items()}
-                phase, tokens = test.split()[:2]
+                phase, tokens, *depth = test.split()
+                deep = phase == "decode" and depth[-1] != "0"
+                if phase == "decode" and not deep:
+                    at_zero = medians["hearthnet"]
                 # With fewer rows than a prompt chunk, HearthNet must only not be slower.
-                bar = (BARS | SHAPES).get(name, {}).get(phase) if phase == "decode" or int(tokens) >= 512 else 1.0
+                bar = bars.get(name, {}).get(phase) if phase == "decode" or int(tokens) >= 512 else 1.0
                 yield {
                     "model": name,
                     "file": str(file),
+                    "isa": used,
                     "threads": threads,
                     "test": test,
                     "tokens_per_second": medians,
                     "samples": speeds,
                     "ratio": medians["hearthnet"] / medians["llama.cpp"],
                     "bar": bar,
+                    "bandwidth": bandwidth,
                     "of_memory": medians["hearthnet"] * token_bytes / bandwidth if phase == "decode" else None,
+                    "memory_bar": bars.get(name, {}).get("memory") if phase == "decode" and not deep else None,
+                    "of_depth_0": medians["hearthnet"] / at_zero if deep and at_zero else None,
                 }
 
 
@@ -235,21 +269,25 @@ def cpu():
         return "unknown"
 
 
+def verdict(value, bar):
+    return f"{'reached' if value >= bar else 'MISSED'} {bar:.2f}" if bar else ""
+
+
 def print_table(rows, args):
-    print(f"{cpu()}, {os.cpu_count()} cores, {args.isa}; tokens per second, medians of {args.repetitions} runs in turns")
-    header = f"{'model':<14} {'threads':>7}  {'test':<20} {'HearthNet':>10} {'llama.cpp':>10} {'ratio':>6}  bar"
-    print(header + "           of memory's speed", flush=True)
+    print(f"{cpu()}, {os.cpu_count()} cores; tokens per second, medians of {args.repetitions} runs in turns")
+    header = f"{'model':<16} {'isa':<8} {'threads':>7}  {'test':<20} {'HearthNet':>10} {'llama.cpp':>10} {'ratio':>6}"
+    print(f"{header}  {'goal':<13} {'GB/s':>5} {'used':>5}  {'goal':<13} {'of depth 0':>10}  goal", flush=True)
     for row in rows:
         ours, theirs = (row["tokens_per_second"][engine] for engine in ("hearthnet", "llama.cpp"))
-        verdict = ""
-        if row["bar"]:
-            verdict = f"{row['bar']:.1f}  {'reached' if row['ratio'] >= row['bar'] else 'MISSED'}"
-        memory = f"{100 * row['of_memory']:.0f}%" if row["of_memory"] else ""
-        print(
-            f"{row['model']:<14} {row['threads']:>7}  {row['test']:<20} {ours:>10.1f} {theirs:>10.1f}"
-            f" {row['ratio']:>5.2f}x  {verdict:<13} {memory:>5}",
-            flush=True,
-        )
+        line = f"{row['model']:<16} {row['isa']:<8} {row['threads']:>7}  {row['test']:<20} {ours:>10.1f} {theirs:>10.1f}"
+        line += f" {row['ratio']:>5.2f}x  {verdict(row['ratio'], row['bar']):<13}"
+        if row["of_memory"]:
+            # "used": weights read per second, as a share of a streaming read. Small models stay in caches.
+            line += f" {row['bandwidth'] / 1e9:>5.1f} {row['of_memory']:>5.0%}"
+            line += f"  {verdict(row['of_memory'], row['memory_bar']):<13}"
+        if row["of_depth_0"]:
+            line += f" {row['of_depth_0']:>10.0%}  {verdict(row['of_depth_0'], AT_DEPTH)}"
+        print(line.rstrip(), flush=True)
 
 
 def main():
@@ -261,7 +299,7 @@ def main():
     names = lambda text: text.split(",") if text else []
     parser.add_argument("--types", type=names, default=["q4_1", "q4_0", "q8_0"], help=f"of {', '.join(BARS)}")
     parser.add_argument("--shapes", type=names, default=[], help=f"of {', '.join(SHAPES)}; made once, with random weights")
-    parser.add_argument("--isa", choices=ISAS, default="native", help="instruction set of both engines")
+    parser.add_argument("--isa", type=names, default=["native"], help=f"instruction sets of both engines, of {', '.join(ISAS)}")
     parser.add_argument("--threads", type=numbers, default=[1, 2])
     parser.add_argument("--prefill", type=numbers, default=[512], help="tokens of prompt (default 512)")
     parser.add_argument("--depth", type=numbers, default=[0], help="tokens before the decoded ones (default 0)")
@@ -269,22 +307,37 @@ def main():
     parser.add_argument("--repetitions", type=int, default=5, help="runs of each engine (default 5)")
     parser.add_argument("--build", nargs="+", metavar="PROGRAM", help="only build these programs of llama.cpp, and say where")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument("--all", action="store_true", help="print the whole table; overrides types, shapes, isa and depth")
     args = parser.parse_args()
+    if args.all:
+        args.types, args.isa, args.depth = list(BARS), ["avx2", "native"], [0, 4096]
+        args.shapes = [shape for shape in SHAPES if fits(shape)]
+        if left_out := set(SHAPES) - set(args.shapes):
+            say(f"left out, because too little memory is available: {', '.join(sorted(left_out))}")
+    for given, known in ((args.types, BARS), (args.shapes, SHAPES), (args.isa, ISAS)):
+        if unknown := set(given) - set(known):
+            parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}")
     args.memory = {}
+
+    def rows(hearthnet, files):
+        for isa in args.isa:
+            llama_bench = args.llama_bench or build_llama_cpp(["llama-bench"], isa) / "llama-bench"
+            engines = {
+                "llama.cpp": lambda file, threads: measure_llama_cpp(llama_bench, file, threads, isa, args),
+                "hearthnet": lambda file, threads: measure_hearthnet(hearthnet, file, threads, isa, args),
+            }
+            yield from compare(engines, files, isa, args)
+
     try:
         if args.build:
-            print(build_llama_cpp(args.build, args.isa))
+            for isa in args.isa:
+                print(build_llama_cpp(args.build, isa))
             return 0
-        llama_bench = args.llama_bench or build_llama_cpp(["llama-bench"], args.isa) / "llama-bench"
         hearthnet = args.hearthnet or build_hearthnet()
         files = model_files(hearthnet, args.model, args.types) | shape_files(args.shapes)
-        engines = {
-            "llama.cpp": lambda file, threads: measure_llama_cpp(llama_bench, file, threads, args),
-            "hearthnet": lambda file, threads: measure_hearthnet(hearthnet, file, threads, args),
-        }
-        rows = compare(engines, files, args)
+        rows = rows(hearthnet, files)
         if args.json:
-            about = {"cpu": cpu(), "cores": os.cpu_count(), "isa": args.isa, "llama.cpp": f"{PACKAGE} {VERSION}"}
+            about = {"cpu": cpu(), "cores": os.cpu_count(), "llama.cpp": f"{PACKAGE} {VERSION}"}
             print(json.dumps(about | {"rows": list(rows)}))
         else:
             print_table(rows, args)

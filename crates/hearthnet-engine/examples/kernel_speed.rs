@@ -4,6 +4,8 @@
 //! first figure is the repacking speed of a type, in GB/s of the file.
 //!
 //! `cargo run --release -p hearthnet-engine --example kernel_speed [-- avx2|avx512|portable [TYPE...]]`
+//!
+//! The type `attention` stands for attention.
 
 #![allow(clippy::print_stdout, clippy::expect_used)]
 
@@ -26,6 +28,9 @@ const SHAPES: [(&str, usize, usize); 5] = [
 /// Rows of a piece of a prompt; with fewer rows, weights come from memory.
 const PREFILL: usize = 24;
 
+/// Width of a head, and query heads that share keys and values.
+const GROUPS: [(usize, usize); 4] = [(64, 3), (128, 3), (128, 7), (128, 8)];
+
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let wanted = arguments.next();
@@ -46,9 +51,11 @@ fn main() {
         for weight_type in WeightType::ALL.into_iter().filter(named) {
             matrices(kernels, weight_type);
         }
-        if types.is_empty() {
-            for depth in [0, 512, 2048] {
-                attention(kernels, depth);
+        if types.is_empty() || types.iter().any(|wanted| wanted == "attention") {
+            for depth in [0, 512, 4096] {
+                for (head_dim, heads) in GROUPS {
+                    attention(kernels, depth, head_dim, heads);
+                }
             }
         }
     }
@@ -151,39 +158,46 @@ fn matrices(kernels: Kernels, weight_type: WeightType) {
     }
 }
 
-fn attention(kernels: Kernels, depth: usize) {
-    const HEAD_DIM: usize = 64;
-    const HEADS: usize = 3;
+fn attention(kernels: Kernels, depth: usize, head_dim: usize, heads: usize) {
     for rows in [1, 64] {
-        let pages: Vec<Vec<u16>> =
-            vec![vec![0x2c00; page_len(HEAD_DIM)]; (depth + rows).div_ceil(PAGE)];
-        let pages: Vec<&[u16]> = pages.iter().map(Vec::as_slice).collect();
-        let q = vec![0.01; rows * HEADS * HEAD_DIM];
+        let count = (depth + rows).div_ceil(PAGE);
+        // With one row, keys and values come from memory, as in decoding.
+        let bytes = count * page_len(head_dim) * size_of::<u16>();
+        let copies = if rows == 1 {
+            (100_000_000 / bytes).min(1000)
+        } else {
+            1
+        };
+        let pages = vec![0x2c00; copies * count * page_len(head_dim)];
+        let pages: Vec<&[u16]> = pages.chunks_exact(page_len(head_dim)).collect();
+        let q = vec![0.01; rows * heads * head_dim];
         let mut out = q.clone();
         let mut scratch = AttentionScratch::default();
-        let a = Attention {
-            head_dim: HEAD_DIM,
-            heads: HEADS,
-            scale: 0.125,
-            softcap: None,
-            sinks: None,
-            position: depth,
-            window: None,
-            both_sides: None,
-            pages: &pages,
-        };
-        let time = fastest(|_| {
-            let width = HEADS * HEAD_DIM;
+        let time = fastest(|call| {
+            let a = Attention {
+                head_dim,
+                heads,
+                scale: 0.125,
+                softcap: None,
+                sinks: None,
+                position: depth,
+                window: None,
+                both_sides: None,
+                pages: &pages[call % copies * count..][..count],
+            };
+            let width = heads * head_dim;
             let out = TileMut::new(&mut out, rows, width, width);
             kernels.attention(&a, &q, width, &mut scratch, out);
         });
         let positions: usize = (0..rows).map(|r| depth + r + 1).sum();
-        let macs = (2 * positions * HEADS * HEAD_DIM) as f64;
+        let macs = (2 * positions * heads * head_dim) as f64;
+        let ns = time.as_nanos() as f64;
         println!(
-            "{:9} attention, {rows} rows at depth {depth}: {:.1} us, {:.1} GMAC/s",
+            "{:9} attention, {rows:2} rows at depth {depth:4}, {heads} heads of {head_dim:3}: {:7.1} us, {:5.1} GMAC/s, {:5.1} GB/s",
             kernels.isa().name(),
-            time.as_nanos() as f64 / 1e3,
-            macs / time.as_nanos() as f64
+            ns / 1e3,
+            macs / ns,
+            bytes as f64 / ns
         );
     }
 }
