@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use hearthnet_engine::{ARITHMETIC, Backend, Engine, EngineOn, EngineOptions, SeqId};
 use hearthnet_files::manifest::Manifest;
 use hearthnet_files::part::open_model;
-use hearthnet_files::{BoundaryDtype, ModelFile, ModelSpec, TextId, WeightsId};
+use hearthnet_files::spec::Formats;
+use hearthnet_files::{ModelFile, ModelSpec, TextId, WeightsId};
 use hearthnet_transport::run_blocking;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -29,8 +30,9 @@ pub struct ShardConfig {
     pub model_id: Option<String>,
     /// First and last layer to serve, both inclusive.
     pub layers: (u32, u32),
-    /// Boundary dtype between layers, if it shall differ from that of the file.
-    pub boundary: Option<BoundaryDtype>,
+    /// Formats of the rows between layers, and of keys and values, if they shall differ from those of
+    /// the file.
+    pub formats: Option<Formats>,
     /// Refuse to start with any other weights. Default: accept any.
     pub expected_weights: Option<WeightsId>,
     /// Threads and instruction set. The limits of memory, sequences and context in it are
@@ -49,7 +51,7 @@ impl ShardConfig {
             model: model.into(),
             model_id: None,
             layers,
-            boundary: None,
+            formats: None,
             expected_weights: None,
             engine: EngineOptions::default(),
             device: Device::default(),
@@ -158,7 +160,7 @@ impl Known {
             model,
             model_id,
             layers,
-            boundary,
+            formats,
             expected_weights,
             engine: options,
             device: _,
@@ -172,7 +174,7 @@ impl Known {
                 // A start that reads slowly misses some reports.
                 let _ = report.try_send(step);
             });
-            open(&path, layers, boundary, expected_weights, progress)
+            open(&path, layers, formats, expected_weights, progress)
         });
         while let Some(step) = reports.recv().await {
             progress(step);
@@ -221,13 +223,13 @@ impl Known {
 fn open(
     path: &Path,
     (lo, hi): (u32, u32),
-    boundary: Option<BoundaryDtype>,
+    formats: Option<Formats>,
     expected: Option<WeightsId>,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<(Manifest, WeightsId, Option<TextId>), StartError> {
     let mut file = open_model(path)?;
-    if let Some(boundary) = boundary {
-        file = file.with_boundary(boundary);
+    if let Some(formats) = formats {
+        file = file.with_formats(formats);
     }
     let total = file.spec().layers;
     if lo > hi || hi >= total {
@@ -277,7 +279,7 @@ where
     /// Opens the file anew each time: while the weights are unloaded the file is not held open, and
     /// a reload verifies that it is unchanged.
     fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<E, LoadFault> {
-        let file = open_model(&self.path)?.with_boundary(self.manifest.spec().boundary);
+        let file = open_model(&self.path)?.with_formats(self.manifest.spec().formats());
         self.manifest
             .verify(
                 &file,

@@ -16,6 +16,7 @@ use hearthnet_engine::kernels::{
     TileMut, page_len,
 };
 use hearthnet_files::blocks::WeightType;
+use hearthnet_files::spec::CacheDtype;
 
 /// Name, outputs, inputs; a quarter of the output matrix.
 const SHAPES: [(&str, usize, usize); 5] = [
@@ -54,7 +55,9 @@ fn main() {
         if types.is_empty() || types.iter().any(|wanted| wanted == "attention") {
             for depth in [0, 512, 4096] {
                 for (head_dim, heads) in GROUPS {
-                    attention(kernels, depth, head_dim, heads);
+                    for cache in CacheDtype::ALL {
+                        attention(kernels, depth, head_dim, heads, cache);
+                    }
                 }
             }
         }
@@ -158,24 +161,26 @@ fn matrices(kernels: Kernels, weight_type: WeightType) {
     }
 }
 
-fn attention(kernels: Kernels, depth: usize, head_dim: usize, heads: usize) {
+fn attention(kernels: Kernels, depth: usize, head_dim: usize, heads: usize, cache: CacheDtype) {
     for rows in [1, 64] {
         let count = (depth + rows).div_ceil(PAGE);
         // With one row, keys and values come from memory, as in decoding.
-        let bytes = count * page_len(head_dim) * size_of::<u16>();
+        let cells = page_len(head_dim, cache);
+        let bytes = count * cells * size_of::<u16>();
         let copies = if rows == 1 {
             (100_000_000 / bytes).min(1000)
         } else {
             1
         };
-        let pages = vec![0x2c00; copies * count * page_len(head_dim)];
-        let pages: Vec<&[u16]> = pages.chunks_exact(page_len(head_dim)).collect();
+        let pages = vec![0x2c00; copies * count * cells];
+        let pages: Vec<&[u16]> = pages.chunks_exact(cells).collect();
         let q = vec![0.01; rows * heads * head_dim];
         let mut out = q.clone();
         let mut scratch = AttentionScratch::default();
         let time = fastest(|call| {
             let a = Attention {
                 head_dim,
+                cache,
                 heads,
                 scale: 0.125,
                 softcap: None,
@@ -193,7 +198,7 @@ fn attention(kernels: Kernels, depth: usize, head_dim: usize, heads: usize) {
         let macs = (2 * positions * heads * head_dim) as f64;
         let ns = time.as_nanos() as f64;
         println!(
-            "{:9} attention, {rows:2} rows at depth {depth:4}, {heads} heads of {head_dim:3}: {:7.1} us, {:5.1} GMAC/s, {:5.1} GB/s",
+            "{:9} attention, {rows:2} rows at depth {depth:4}, {heads} heads of {head_dim:3}, {cache:4}: {:7.1} us, {:5.1} GMAC/s, {:5.1} GB/s",
             kernels.isa().name(),
             ns / 1e3,
             macs / ns,

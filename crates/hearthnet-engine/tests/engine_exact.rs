@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use hearthnet_engine::kernels::Isa;
-use hearthnet_engine::{Engine, EngineOptions, Span};
+use hearthnet_engine::{Engine, EngineOptions, Span, footprint};
 use hearthnet_files::ModelFile;
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_testkit::FullModel;
 
 use crate::engine_common::{
@@ -15,6 +16,11 @@ fn model() -> ModelFile {
     ModelFile::open(&hearthnet_testkit::smollm2()).unwrap()
 }
 
+/// The model with each format of keys and values.
+fn models() -> [ModelFile; 2] {
+    CacheDtype::ALL.map(|cache| model().with_cache(cache).unwrap())
+}
+
 /// Logits of the last rows.
 fn last_logits(whole: &FullModel, rows: &[f32], count: usize) -> Vec<f32> {
     let width = whole.engine().spec().width as usize;
@@ -23,16 +29,17 @@ fn last_logits(whole: &FullModel, rows: &[f32], count: usize) -> Vec<f32> {
 
 #[test]
 fn logits_do_not_depend_on_how_a_prompt_is_cut() {
-    let file = model();
-    let (width, vocab) = (file.spec().width as usize, file.spec().vocab as usize);
-    let prompt = ids(&file, 530, 1);
-    let mut whole = whole(&file, &options(2, Isa::detect()));
-    let (_, expected) = run(&mut whole, &prompt);
-    for chunk in [1, 7, 64, 512] {
-        let rows = in_chunks(&mut whole, &prompt, chunk);
-        assert_same_bits(&rows, &expected, width, &format!("chunks of {chunk}"));
-        let [found, expected] = [&rows, &expected].map(|rows| last_logits(&whole, rows, 20));
-        assert_same_bits(&found, &expected, vocab, "logits");
+    for file in models() {
+        let (width, vocab) = (file.spec().width as usize, file.spec().vocab as usize);
+        let prompt = ids(&file, 530, 1);
+        let mut whole = whole(&file, &options(2, Isa::detect()));
+        let (_, expected) = run(&mut whole, &prompt);
+        for chunk in [1, 7, 64, 512] {
+            let rows = in_chunks(&mut whole, &prompt, chunk);
+            assert_same_bits(&rows, &expected, width, &format!("chunks of {chunk}"));
+            let [found, expected] = [&rows, &expected].map(|rows| last_logits(&whole, rows, 20));
+            assert_same_bits(&found, &expected, vocab, "logits");
+        }
     }
 }
 
@@ -60,14 +67,18 @@ fn check_same(file: &ModelFile, all: impl IntoIterator<Item = EngineOptions>, co
 
 #[test]
 fn logits_do_not_depend_on_the_number_of_threads() {
-    let all = [1, 2, 3].map(|threads| options(threads, Isa::detect()));
-    check_same(&model(), all, [200, 20, 10]);
+    for file in models() {
+        let all = [1, 2, 3].map(|threads| options(threads, Isa::detect()));
+        check_same(&file, all, [200, 20, 10]);
+    }
 }
 
 #[test]
 fn logits_do_not_depend_on_the_instruction_set() {
-    let all = Isa::available().into_iter().map(|isa| options(2, isa));
-    check_same(&model(), all, [20, 0, 4]);
+    for file in models() {
+        let all = Isa::available().into_iter().map(|isa| options(2, isa));
+        check_same(&file, all, [20, 0, 4]);
+    }
 }
 
 #[test]
@@ -122,75 +133,77 @@ fn a_row_does_not_depend_on_what_shares_its_batch() {
 
 #[test]
 fn truncating_and_replaying_gives_the_same_rows() {
-    let file = model();
-    let width = file.spec().width as usize;
-    let mut whole = whole(&file, &options(2, Isa::detect()));
-    let prompt = ids(&file, 100, 4);
-    let (seq, expected) = run(&mut whole, &prompt);
-    let other = ids(&file, 50, 5);
-    for keep in [99, 64, 33, 32, 31, 1, 0] {
-        // Other rows in between, so that old cache cells cannot help.
-        whole.engine_mut().truncate(seq, keep).unwrap();
-        append(&mut whole, seq, &other, 50);
-        whole.engine_mut().truncate(seq, keep).unwrap();
-        let rows = append(&mut whole, seq, &prompt[keep as usize..], 23);
-        let expected = &expected[keep as usize * width..];
-        assert_same_bits(&rows, expected, width, &format!("replay from {keep}"));
+    for file in models() {
+        let width = file.spec().width as usize;
+        let mut whole = whole(&file, &options(2, Isa::detect()));
+        let prompt = ids(&file, 100, 4);
+        let (seq, expected) = run(&mut whole, &prompt);
+        let other = ids(&file, 50, 5);
+        for keep in [99, 64, 33, 32, 31, 1, 0] {
+            // Other rows in between, so that old cache cells cannot help.
+            whole.engine_mut().truncate(seq, keep).unwrap();
+            append(&mut whole, seq, &other, 50);
+            whole.engine_mut().truncate(seq, keep).unwrap();
+            let rows = append(&mut whole, seq, &prompt[keep as usize..], 23);
+            let expected = &expected[keep as usize * width..];
+            assert_same_bits(&rows, expected, width, &format!("replay from {keep}"));
+        }
     }
 }
 
 #[test]
 fn a_fork_does_not_change_the_original() {
-    let file = model();
-    let width = file.spec().width as usize;
-    let mut whole = whole(&file, &options(2, Isa::detect()));
-    let trunk = ids(&file, 70, 6);
-    let branches = [ids(&file, 40, 7), ids(&file, 40, 8), ids(&file, 40, 9)];
-    let expected: Vec<Vec<f32>> = branches
-        .iter()
-        .map(|branch| run(&mut whole, &[&trunk[..], branch].concat()).1)
-        .collect();
-    let (seq, _) = run(&mut whole, &trunk);
-    let shared = whole.engine().kv_bytes_in_use();
-    let seqs = [
-        seq,
-        whole.engine_mut().fork(seq).unwrap(),
-        whole.engine_mut().fork(seq).unwrap(),
-    ];
-    assert_eq!(
-        whole.engine().kv_bytes_in_use(),
-        shared,
-        "a fork takes no memory"
-    );
-    let mut done = 0;
-    for count in [1, 1, 30, 8] {
-        let mut rows = Vec::new();
-        let mut spans = Vec::new();
-        for (seq, branch) in seqs.iter().zip(&branches) {
-            rows.extend(embed(whole.head(), &branch[done..done + count]));
-            let position = (trunk.len() + done) as u32;
-            spans.push(Span::new(*seq, position, count as u32));
+    for file in models() {
+        let width = file.spec().width as usize;
+        let mut whole = whole(&file, &options(2, Isa::detect()));
+        let trunk = ids(&file, 70, 6);
+        let branches = [ids(&file, 40, 7), ids(&file, 40, 8), ids(&file, 40, 9)];
+        let expected: Vec<Vec<f32>> = branches
+            .iter()
+            .map(|branch| run(&mut whole, &[&trunk[..], branch].concat()).1)
+            .collect();
+        let (seq, _) = run(&mut whole, &trunk);
+        let shared = whole.engine().kv_bytes_in_use();
+        let seqs = [
+            seq,
+            whole.engine_mut().fork(seq).unwrap(),
+            whole.engine_mut().fork(seq).unwrap(),
+        ];
+        assert_eq!(
+            whole.engine().kv_bytes_in_use(),
+            shared,
+            "a fork takes no memory"
+        );
+        let mut done = 0;
+        for count in [1, 1, 30, 8] {
+            let mut rows = Vec::new();
+            let mut spans = Vec::new();
+            for (seq, branch) in seqs.iter().zip(&branches) {
+                rows.extend(embed(whole.head(), &branch[done..done + count]));
+                let position = (trunk.len() + done) as u32;
+                spans.push(Span::new(*seq, position, count as u32));
+            }
+            whole.engine_mut().forward(&spans, &mut rows).unwrap();
+            for ((own, expected), i) in rows.chunks(count * width).zip(&expected).zip(0..) {
+                let expected = &expected[(trunk.len() + done) * width..][..own.len()];
+                assert_same_bits(own, expected, width, &format!("branch {i}"));
+            }
+            done += count;
         }
-        whole.engine_mut().forward(&spans, &mut rows).unwrap();
-        for ((own, expected), i) in rows.chunks(count * width).zip(&expected).zip(0..) {
-            let expected = &expected[(trunk.len() + done) * width..][..own.len()];
-            assert_same_bits(own, expected, width, &format!("branch {i}"));
-        }
-        done += count;
+        // Closing one leaves the others intact.
+        whole.engine_mut().close(seqs[0]);
+        whole
+            .engine_mut()
+            .truncate(seqs[1], trunk.len() as u32)
+            .unwrap();
+        let rows = append(&mut whole, seqs[1], &branches[0], 40);
+        assert_same_bits(
+            &rows,
+            &expected[0][trunk.len() * width..],
+            width,
+            "after closing",
+        );
     }
-    // Closing one leaves the others intact.
-    whole.engine_mut().close(seqs[0]);
-    whole
-        .engine_mut()
-        .truncate(seqs[1], trunk.len() as u32)
-        .unwrap();
-    let rows = append(&mut whole, seqs[1], &branches[0], 40);
-    assert_same_bits(
-        &rows,
-        &expected[0][trunk.len() * width..],
-        width,
-        "after closing",
-    );
 }
 
 #[test]
@@ -240,6 +253,10 @@ fn memory_is_reported_as_it_is() {
     assert_eq!(whole.head().weight_bytes(), file.head_bytes());
     assert_eq!(whole.engine().footprint().per_position, 30 * 3 * 64 * 2 * 2);
     assert_eq!(whole.engine().kv_bytes_in_use(), 0);
+    // A byte per value, and two for each block of 32.
+    let q8 = model().with_cache(CacheDtype::Q8_0).unwrap();
+    let per_position = footprint(q8.spec(), 0..30).per_position;
+    assert_eq!(per_position, 30 * 3 * 2 * (64 + 2 * 2));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use hearthnet_engine::kernels::Isa;
 use hearthnet_engine::{Engine, EngineError, EngineOptions, LoadError, SeqId, Span, footprint};
 use hearthnet_files::floats::{f16_to_f32, f32_to_f16};
 use hearthnet_files::gguf::{TensorInfo, TensorType};
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_files::{Gguf, ModelFile, quantize};
 use hearthnet_testkit::{FullModel, TinyLlama, encoded, rewritten, with_nan};
 use proptest::prelude::*;
@@ -56,6 +57,10 @@ fn a_nan_in_any_tensor_is_refused_at_load_by_its_name() {
             "{name}: {error}"
         );
     }
+}
+
+fn with_q8_cache(file: ModelFile) -> ModelFile {
+    file.with_cache(CacheDtype::Q8_0).unwrap()
 }
 
 /// Shapes and types with different code paths: partial panels, partial vectors, several sizes of
@@ -124,6 +129,13 @@ fn models() -> Vec<(&'static str, ModelFile)> {
         },
     );
     models.push(("mixed types", mixed));
+    for (name, tiny) in [
+        ("q8_0 cache, grouped by 3", shape(6, 2, 32)),
+        ("q8_0 cache, wide heads", shape(3, 1, 96)),
+        ("q8_0 cache, one head for 8", shape(8, 1, 128)),
+    ] {
+        models.push((name, with_q8_cache(model(tiny.bytes()))));
+    }
     models
 }
 
@@ -520,11 +532,15 @@ proptest! {
     fn any_sequence_of_operations_gives_the_rows_of_a_plain_replay(
         ops in prop::collection::vec(op(), 1..40),
         recurrent in any::<bool>(),
+        q8 in any::<bool>(),
         seed in any::<u64>(),
         threads in 1..4usize,
         isa in prop::sample::select(Isa::available()),
     ) {
-        let file = TinyLlama { recurrent, ..TinyLlama::default() }.file();
+        let mut file = TinyLlama { recurrent, head_dim: 32, ..TinyLlama::default() }.file();
+        if q8 {
+            file = with_q8_cache(file);
+        }
         let width = file.spec().width as usize;
         let mut oracle = Oracle {
             whole: whole(&file, &options(1, Isa::Portable)),

@@ -16,6 +16,7 @@ use std::ops::Range;
 use hearthnet_engine::kernels::Isa;
 use hearthnet_engine::{Engine, Head, Span};
 use hearthnet_files::ModelFile;
+use hearthnet_files::spec::CacheDtype;
 
 use crate::engine_common::{
     assert_same_bits, differing, embed, engine, ids, logits, options, run, whole,
@@ -34,8 +35,9 @@ struct Reference {
 }
 
 /// The unsplit model.
-fn reference() -> Reference {
+fn reference(cache: CacheDtype) -> Reference {
     let file = ModelFile::open(&hearthnet_testkit::smollm2()).unwrap();
+    let file = file.with_cache(cache).unwrap();
     let options = options(2, Isa::detect());
     let mut whole = whole(&file, &options);
     let ids = ids(&file, POSITIONS, 77);
@@ -100,7 +102,16 @@ impl Reference {
 
 #[test]
 fn every_cut_in_two_or_three() {
-    let reference = reference();
+    check_every_cut(CacheDtype::F16);
+}
+
+#[test]
+fn every_cut_in_two_or_three_with_a_cache_of_8_bits() {
+    check_every_cut(CacheDtype::Q8_0);
+}
+
+fn check_every_cut(cache: CacheDtype) {
+    let reference = reference(cache);
     let layers = reference.file.spec().layers;
     let load = || engine(&reference.file, 0..layers, &reference.options());
     let [mut first, mut second, mut third] = [load(), load(), load()];
@@ -124,7 +135,7 @@ fn every_cut_in_two_or_three() {
 
 #[test]
 fn thirty_engines_of_one_layer_each_are_the_whole_model() {
-    let reference = reference();
+    let reference = reference(CacheDtype::F16);
     let layers = reference.file.spec().layers;
     let mut rows = reference.inputs.clone();
     let mut bytes = 0;
@@ -144,7 +155,7 @@ fn thirty_engines_of_one_layer_each_are_the_whole_model() {
 
 #[test]
 fn engines_that_load_only_their_range_agree_with_sub_ranges() {
-    let reference = reference();
+    let reference = reference(CacheDtype::F16);
     let cuts: [&[u32]; 5] = [
         &[0, 15, 30],
         &[0, 1, 29, 30],
@@ -166,7 +177,7 @@ fn engines_that_load_only_their_range_agree_with_sub_ranges() {
 
 #[test]
 fn a_cut_that_rounds_differently_would_be_noticed() {
-    let reference = reference();
+    let reference = reference(CacheDtype::F16);
     let layers = reference.file.spec().layers;
     let mut engine = engine(&reference.file, 0..layers, &reference.options());
     let mut rows = reference.part(&mut engine, 0..11, &reference.inputs);

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use hearthnet_engine::{Engine, EngineOptions, Head, Span};
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_files::{Gguf, ModelFile};
 use hearthnet_testkit::float64::{Prediction, Predictions, log_softmax};
 use hearthnet_tokens::{Special, Tokenizer};
@@ -167,6 +168,40 @@ fn as_close_as_llama_cpp(path: &Path, data: &Predictions, windows: &[Vec<u32>]) 
 fn the_quantised_engine_is_as_close_to_the_float64_model_as_llama_cpp() {
     let path = hearthnet_testkit::smollm2();
     as_close_as_llama_cpp(&path, &Predictions::smollm2(), &perplexity_data().ids);
+}
+
+/// KL divergence from the float64 model, and perplexity, with each format of keys and values.
+#[test]
+fn a_cache_of_8_bits_loses_little() {
+    let (data, predictions) = (perplexity_data(), Predictions::smollm2());
+    let wanted: HashMap<(usize, usize), &Prediction> = predictions
+        .positions
+        .iter()
+        .map(|p| ((p.window, p.position), p))
+        .collect();
+    let losses = CacheDtype::ALL.map(|cache| {
+        let file = ModelFile::open(&hearthnet_testkit::smollm2()).unwrap();
+        let (mut divergences, mut nll, mut count) = (Vec::new(), 0.0, 0);
+        score(
+            &file.with_cache(cache).unwrap(),
+            &data.ids,
+            |window, position, log_q| {
+                nll -= log_q[data.ids[window][position + 1] as usize];
+                count += 1;
+                let expected = wanted.get(&(window, position));
+                divergences.extend(expected.map(|expected| expected.divergence(log_q)));
+            },
+        );
+        let perplexity = f64::exp(nll / f64::from(count));
+        let (divergence, _) = mean_and_error(&divergences);
+        println!("{cache}: KL divergence {divergence:.6}, perplexity {perplexity:.4}");
+        (divergence, perplexity)
+    });
+    let [(divergence, perplexity), small] = losses;
+    assert!(small.0 <= 1.25 * divergence, "{} of {divergence}", small.0);
+    assert!((small.1 / perplexity - 1.0).abs() <= 0.005, "{}", small.1);
+    // The formats are not the same.
+    assert_ne!(small, losses[0]);
 }
 
 /// A file that llama.cpp's own program quantised: Q4_K_M, with Q5_0 where rows do not divide by 256.

@@ -18,7 +18,7 @@ use crate::families::{
 };
 use crate::gguf::{Gguf, SPLIT_COUNT, TensorInfo, TensorType};
 use crate::pooling::Pooling;
-use crate::spec::{LayerTensor, ModelSpec};
+use crate::spec::{CacheDtype, Formats, LayerTensor, ModelSpec, SpecError};
 use crate::stamp::{Stamp, stamp};
 use crate::tokenizer_parts::TOKENS;
 
@@ -143,9 +143,14 @@ impl ModelFile {
         Self::open_mapped(path)
     }
 
-    /// Maps and checks the file of a part.
-    pub(crate) fn open_part(path: &Path, holdings: Arc<dyn Holdings>) -> Result<Self, ModelError> {
+    /// Maps and checks the file of a part. `cache` is the format that the checked manifest states.
+    pub(crate) fn open_part(
+        path: &Path,
+        holdings: Arc<dyn Holdings>,
+        cache: CacheDtype,
+    ) -> Result<Self, ModelError> {
         let mut model = Self::open_mapped(path)?;
+        model.spec.attention.cache = cache;
         model.part = Some(PartOf {
             holdings,
             genuine: Mutex::default(),
@@ -287,12 +292,33 @@ impl ModelFile {
         self
     }
 
+    /// The same model with another format of keys and values. Its weights id is another one. A part
+    /// keeps the format of its adoption.
+    ///
+    /// # Errors
+    /// [`SpecError`] if the widths of heads do not fit the format.
+    pub fn with_cache(mut self, cache: CacheDtype) -> Result<Self, SpecError> {
+        if self.part.is_none() {
+            self.spec.attention.cache = cache;
+            self.spec.check()?;
+        }
+        Ok(self)
+    }
+
+    /// The same model with the formats of another spec, for example of a checked manifest.
+    #[must_use]
+    pub fn with_formats(mut self, formats: Formats) -> Self {
+        self.spec.boundary = formats.boundary;
+        self.spec.attention.cache = formats.cache;
+        self
+    }
+
     /// Hyperparameters as the file has them.
     pub(crate) fn stored_spec(&self) -> ModelSpec {
-        ModelSpec {
-            boundary: self.boundary,
-            ..self.spec.clone()
-        }
+        let mut spec = self.spec.clone();
+        spec.boundary = self.boundary;
+        spec.attention.cache = CacheDtype::F16;
+        spec
     }
 
     /// Path of the file, if it was opened from one.

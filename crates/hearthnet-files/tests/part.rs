@@ -13,6 +13,7 @@ use hearthnet_files::part::{
     Identity, MAX_HEAD_BYTES, PIECE_BYTES, Part, PartError, identity_of, objects_of, open_model,
     piece_count, stored_identity,
 };
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_files::{Digest, Manifest, ModelError, ModelFile, WeightsId};
 use hearthnet_testkit::{TinyLlama, assert_matches};
 
@@ -41,7 +42,10 @@ struct Adopted {
 
 impl Adopted {
     fn new(tiny: &TinyLlama) -> Self {
-        let model = tiny.file();
+        Self::of(tiny, tiny.file())
+    }
+
+    fn of(tiny: &TinyLlama, model: ModelFile) -> Self {
         let manifest = Manifest::of(&model, &mut |_, _| {});
         let (identity, list) = identity_of(&model, &manifest, &mut |_, _| {}).unwrap();
         Self {
@@ -134,6 +138,31 @@ fn pieces_are_cut_from_each_tensor_in_the_order_of_names() {
         assert_eq!(two.contains(&index), in_two, "{name}");
     }
     assert!(table.of_layers(4, 9).is_empty() && table.of_layers(2, 1).is_empty());
+}
+
+#[test]
+fn an_adoption_decides_the_cache_of_its_parts() {
+    let tiny = TinyLlama {
+        head_dim: 32,
+        ..large()
+    };
+    let plain = Adopted::new(&tiny);
+    let cached = Adopted::of(&tiny, tiny.file().with_cache(CacheDtype::Q8_0).unwrap());
+    assert_ne!(plain.identity.weights, cached.identity.weights);
+    assert_eq!(plain.identity.head, cached.identity.head);
+    for (adopted, cache) in [(&plain, CacheDtype::F16), (&cached, CacheDtype::Q8_0)] {
+        let part = Arc::new(adopted.create().unwrap());
+        adopted.fetch(&part, &[part.table().all()]);
+        let model = part.model_file().unwrap();
+        assert_eq!(model.spec().attention.cache, cache);
+        let manifest = Manifest::of(&model, &mut |_, _| {});
+        assert_eq!(manifest.weights_id(), adopted.identity.weights);
+        let sound = manifest.verify(&model, 0..4, true, &mut |_, _| {});
+        assert_eq!(sound, Ok(()));
+        // A setting of this machine does not change it.
+        let model = model.with_cache(CacheDtype::Q8_0).unwrap();
+        assert_eq!(model.spec().attention.cache, cache);
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ use ciborium::Value;
 use hearthnet_files::manifest::{
     FileState, MAX_MANIFEST_BYTES, ManifestError, VerifyError, file_state, record_path,
 };
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_files::{BoundaryDtype, Gguf, Manifest, ModelFile, WeightsId};
 use hearthnet_testkit::{TinyLlama, assert_matches};
 use proptest::prelude::*;
@@ -18,6 +19,13 @@ type Map = Vec<(Value, Value)>;
 
 fn model(tiny: &TinyLlama) -> ModelFile {
     ModelFile::from_gguf(Gguf::from_bytes(tiny.bytes()).unwrap()).unwrap()
+}
+
+fn with_heads(head_dim: u32) -> TinyLlama {
+    TinyLlama {
+        head_dim,
+        ..TinyLlama::default()
+    }
 }
 
 fn manifest(tiny: &TinyLlama) -> Manifest {
@@ -315,6 +323,31 @@ fn another_boundary_is_another_model_of_the_same_file() {
 }
 
 #[test]
+fn another_cache_is_another_model_of_the_same_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = with_heads(32).write(directory.path());
+    let open = || ModelFile::open(&path).unwrap();
+    let small = || open().with_cache(CacheDtype::Q8_0).unwrap();
+    let own = open().check(None, &mut |_, _| {}).unwrap();
+    let mut hashed = false;
+    let other = small().check(None, &mut |_, _| hashed = true).unwrap();
+    assert!(!hashed, "the record of the file serves both");
+    assert_eq!(other.tensors(), own.tensors());
+    assert_ne!(other.weights_id(), own.weights_id());
+    assert_eq!(small().stored_weights(&other), own.weights_id());
+    assert_eq!(Manifest::decode(&other.encode()), Ok(other.clone()));
+    let sound = other.verify(&open(), 0..2, true, &mut |_, _| {});
+    assert_eq!(sound, Err(VerifyError::Spec));
+    let formats = other.spec().formats();
+    let sound = other.verify(&open().with_formats(formats), 0..2, true, &mut |_, _| {});
+    assert_eq!(sound, Ok(()));
+    // Without a choice, the manifest does not mention the cache.
+    let same = open().with_cache(CacheDtype::F16).unwrap();
+    let same = same.check(None, &mut |_, _| {}).unwrap();
+    assert_eq!(same.weights_id(), own.weights_id());
+}
+
+#[test]
 fn a_record_of_another_model_or_a_damaged_record_is_ignored() {
     let directory = tempfile::tempdir().unwrap();
     let tiny = TinyLlama::default();
@@ -457,6 +490,25 @@ fn a_manifest_with_another_meaning_or_encoding_is_refused() {
         assert_matches!(wrong, Err(ManifestError::Model(_)), "{name} = {value:?}");
     }
 
+    // Heads of 16 values do not fit a cache of 8 bits; other formats do not exist; f16 is not written.
+    let cached = |name: &str| {
+        with(&|map| {
+            let cache = (Value::from("cache"), Value::from(name));
+            let attention = (Value::from("attention"), Value::Map(vec![cache]));
+            field(map, "spec").as_map_mut().unwrap().push(attention);
+        })
+    };
+    let narrow = cached("q8_0").unwrap_err();
+    assert_matches!(&narrow, ManifestError::Model(_));
+    let said = narrow.to_string();
+    assert!(
+        said.contains("head_dim") && said.contains("attention.cache"),
+        "{said}"
+    );
+    let unknown = cached("q4_0").unwrap_err();
+    assert_matches!(&unknown, ManifestError::Structure(what) if what.contains("q4_0"));
+    assert_eq!(cached("f16"), Err(ManifestError::NotCanonical));
+
     let mut trailing = good.clone();
     trailing.push(0);
     assert_eq!(
@@ -516,6 +568,12 @@ fn the_fuzzer_begins_with_a_manifest_of_every_family() {
         ("keys".into(), changed(0, 0xa2), false),
         ("behind".into(), [&good[..], &[0]].concat(), false),
     ];
+    let cached = model(&with_heads(32)).with_cache(CacheDtype::Q8_0).unwrap();
+    seeds.push((
+        "cache".into(),
+        Manifest::of(&cached, &mut |_, _| {}).encode(),
+        true,
+    ));
     for entry in fs::read_dir(root.join("tests/data/families")).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|end| end == "gguf")

@@ -14,6 +14,7 @@ use engines::{difference, on_card, on_processor, options, through};
 use hearthnet_engine::LoadError;
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::gguf::TensorType;
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_gpu::GpuLoadError;
 use hearthnet_testkit::{
     TinyLlama, assert_none_differ, embeddings as rows, every_weight_as, families, family,
@@ -21,6 +22,23 @@ use hearthnet_testkit::{
 
 /// Families that the card leaves to the processor.
 const REFUSED: [&str; 0] = [];
+
+#[test]
+fn a_cache_of_8_bits_is_left_to_the_processor() {
+    let model = TinyLlama {
+        head_dim: 32,
+        ..TinyLlama::default()
+    };
+    let file = model.file();
+    assert!(hearthnet_gpu::check(file.spec()).is_ok());
+    let file = file.with_cache(CacheDtype::Q8_0).unwrap();
+    let error = hearthnet_gpu::check(file.spec()).unwrap_err().to_string();
+    assert!(error.contains("attention.cache"), "{error}");
+    assert!(
+        error.contains("the processor computes this model"),
+        "{error}"
+    );
+}
 
 #[test]
 fn every_family_gives_the_bytes_of_the_processor_or_is_refused_in_one_sentence() {

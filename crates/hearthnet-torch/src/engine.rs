@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use hearthnet_engine::{Backend, Batch, EngineError, EngineOn, LoadError, Table};
 use hearthnet_files::ModelFile;
-use hearthnet_files::spec::ModelSpec;
+use hearthnet_files::spec::{CacheDtype, ModelSpec};
 use tch::Tensor;
 
 use crate::error::TorchLoadError;
@@ -91,6 +91,10 @@ fn check(spec: &ModelSpec) -> Result<(), LoadError> {
         (spec.block_scale, "factors of layers"),
         (spec.per_layer.is_some(), "per-layer embeddings"),
         (spec.encoder.is_some(), "vectors of whole texts"),
+        (
+            spec.attention.cache != CacheDtype::F16,
+            "keys and values of 8 bits",
+        ),
     ];
     match missing.iter().find(|(present, _)| *present) {
         None => Ok(()),

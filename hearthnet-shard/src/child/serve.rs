@@ -91,7 +91,7 @@ fn load_engine<E>(
     let manifest = Manifest::decode(&load.manifest).map_err(|error| error.to_string())?;
     let gguf = Gguf::map(files, Path::new("the model"));
     let model = ModelFile::from_gguf(gguf.map_err(ModelError::from)?)?
-        .with_boundary(manifest.spec().boundary);
+        .with_formats(manifest.spec().formats());
     let mut progress = |step| {
         if report(step).is_err() {
             // The host has ended: so does this process, whose only work is this load.

@@ -51,7 +51,7 @@ pub(crate) fn shard_config(
     let most = config.host_threads(cores);
     ShardConfig {
         model_id: Some(model.id.clone()),
-        boundary: Some(model.file.spec().boundary),
+        formats: Some(model.file.spec().formats()),
         expected_weights: Some(model.weights),
         engine: config.engine_options(threads.filter(|&n| n > 0).or(Some(most))),
         serve: ServeConfig {

@@ -103,6 +103,7 @@ impl LayerRun<'_> {
                     unsafe {
                         kernels.store_kv(
                             page.part(slab),
+                            place.cache,
                             position % PAGE,
                             &keys[cells.clone()],
                             &values[cells],
@@ -181,6 +182,7 @@ impl LayerRun<'_> {
         let sinks = layers[layer].sinks.as_ref();
         let attention = Attention {
             head_dim: d,
+            cache: place.cache,
             heads: heads.len(),
             scale: match spec.attention.scale {
                 Some(scale) => scale,

@@ -61,7 +61,7 @@ impl Arena {
         }
     }
 
-    /// Allocates `len` zeroed binary16 values, aligned to a cache line.
+    /// Allocates `len` zeroed 16-bit cells, aligned to a cache line.
     ///
     /// # Errors
     /// [`PackError::OutOfMemory`] when the system refuses it.
@@ -144,7 +144,7 @@ impl Region {
     }
 }
 
-/// Buffer of binary16 values (bit patterns) in an [`Arena`].
+/// Buffer of 16-bit cells in an [`Arena`]: binary16 values, or bytes of a cache of 8 bits.
 #[derive(Debug)]
 pub struct F16Buffer(Region);
 

@@ -3,19 +3,22 @@
 use std::ops::Range;
 
 use hearthnet_files::floats::f16_to_f32;
+use hearthnet_files::spec::CacheDtype;
 
 use super::act::grow;
-use super::kv::{PAGE, key_cell, value_cell};
+use super::kv::{Cells, F16, PAGE, Q8, fetch, fetch_scale, key_cell, value_cell};
 use super::lanes::{LANES, Lanes};
 use super::math::exp;
+use super::rows;
 use super::shared::TileMut;
-use super::{prefetch, rows};
 
 /// Parameters of [`super::Kernels::attention`].
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a> {
-    /// Values in a head; a multiple of 8.
+    /// Values in a head; a multiple of 8, with [`CacheDtype::Q8_0`] of 32.
     pub head_dim: usize,
+    /// Number format of the pages.
+    pub cache: CacheDtype,
     /// Query heads of the call, which share the key/value head.
     pub heads: usize,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
@@ -66,7 +69,6 @@ pub struct AttentionScratch {
     sums: Vec<f32>,
 }
 
-const CACHE_LINE: usize = 64;
 /// Adjacent components of a query in [`AttentionScratch::vectors`]; every `head_dim` is a multiple
 /// of it.
 const STRIP: usize = 8;
@@ -87,7 +89,7 @@ pub(super) trait Inner {
     ///
     /// # Safety
     /// The CPU has the instruction set, and the contract of that function holds.
-    unsafe fn score<const N: usize, const B: usize>(
+    unsafe fn score<E: Cells, const N: usize, const B: usize>(
         page: *const u16,
         next: Option<*const u16>,
         a: &Attention<'_>,
@@ -100,7 +102,7 @@ pub(super) trait Inner {
     ///
     /// # Safety
     /// The CPU has the instruction set, and the contract of that function holds.
-    unsafe fn mix<const N: usize, const C: usize>(
+    unsafe fn mix<E: Cells, const N: usize, const C: usize>(
         a: &Attention<'_>,
         column: usize,
         positions: Range<usize>,
@@ -122,6 +124,27 @@ struct Queries {
     inverse: [f32; MAX_QUERIES],
 }
 
+/// [`attend_cells`] for the format of the pages.
+///
+/// # Safety
+/// As that function.
+#[inline(always)]
+pub(super) unsafe fn attend<K: Inner>(
+    a: &Attention<'_>,
+    q: &[f32],
+    q_stride: usize,
+    scratch: &mut AttentionScratch,
+    out: &mut TileMut<'_>,
+) {
+    // SAFETY: all have the same contract.
+    unsafe {
+        match a.cache {
+            CacheDtype::F16 => attend_cells::<K, F16>(a, q, q_stride, scratch, out),
+            CacheDtype::Q8_0 => attend_cells::<K, Q8>(a, q, q_stride, scratch, out),
+        }
+    }
+}
+
 /// Computes attention for a tile of queries at a time.
 ///
 /// # Safety
@@ -129,7 +152,7 @@ struct Queries {
 /// values apart, and `heads * head_dim` columns. All pages have the right length and cover the last
 /// position.
 #[inline(always)]
-pub(super) unsafe fn attend<K: Inner>(
+unsafe fn attend_cells<K: Inner, E: Cells>(
     a: &Attention<'_>,
     q: &[f32],
     q_stride: usize,
@@ -182,14 +205,14 @@ pub(super) unsafe fn attend<K: Inner>(
                         _ => None,
                     };
                     match n {
-                        12 => K::score::<12, 2>(page, next, a, vectors, to, stride),
-                        6 if K::WIDE => K::score::<6, 2>(page, next, a, vectors, to, stride),
-                        6 => K::score::<6, 1>(page, next, a, vectors, to, stride),
-                        4 if K::WIDE => K::score::<4, 2>(page, next, a, vectors, to, stride),
-                        4 => K::score::<4, 1>(page, next, a, vectors, to, stride),
-                        3 => K::score::<3, 2>(page, next, a, vectors, to, stride),
-                        2 => K::score::<2, 2>(page, next, a, vectors, to, stride),
-                        _ => K::score::<1, 2>(page, next, a, vectors, to, stride),
+                        12 => K::score::<E, 12, 2>(page, next, a, vectors, to, stride),
+                        6 if K::WIDE => K::score::<E, 6, 2>(page, next, a, vectors, to, stride),
+                        6 => K::score::<E, 6, 1>(page, next, a, vectors, to, stride),
+                        4 if K::WIDE => K::score::<E, 4, 2>(page, next, a, vectors, to, stride),
+                        4 => K::score::<E, 4, 1>(page, next, a, vectors, to, stride),
+                        3 => K::score::<E, 3, 2>(page, next, a, vectors, to, stride),
+                        2 => K::score::<E, 2, 2>(page, next, a, vectors, to, stride),
+                        _ => K::score::<E, 1, 2>(page, next, a, vectors, to, stride),
                     }
                 }
             }
@@ -203,7 +226,7 @@ pub(super) unsafe fn attend<K: Inner>(
                 let sink = a.sinks.map(|sinks| sinks[(first + i) % a.heads]);
                 queries.inverse[i] = 1.0 / soften::<K::V>(row, start, limit, sink);
             }
-            mix_all::<K>(a, &queries, scores, stride, &mut scratch.sums, out);
+            mix_all::<K, E>(a, &queries, scores, stride, &mut scratch.sums, out);
         }
     }
 }
@@ -237,7 +260,7 @@ fn split(count: usize, size: impl Fn(usize) -> usize) -> impl Iterator<Item = (u
 /// As [`Lanes`]; `vectors` has `d * N` values, `to` has `N` rows of [`PAGE`]
 /// values, `stride` apart.
 #[inline(always)]
-pub(super) unsafe fn score<V: Lanes, const N: usize, const B: usize>(
+pub(super) unsafe fn score<V: Lanes, E: Cells, const N: usize, const B: usize>(
     page: *const u16,
     next: Option<*const u16>,
     a: &Attention<'_>,
@@ -251,20 +274,28 @@ pub(super) unsafe fn score<V: Lanes, const N: usize, const B: usize>(
     unsafe {
         for block in (0..PAGE / LANES).step_by(B) {
             let first = key_cell(d, block * LANES, 0);
-            let keys = page.add(first);
             let mut acc = [[V::splat(0.0); B]; N];
+            let mut scales = [V::splat(1.0); B];
             for strip in (0..d).step_by(STRIP) {
                 let vectors = vectors.add(strip * N);
-                if let Some(next) = next {
-                    for b in 0..B {
-                        let keys = next.wrapping_add(first + (b * d + strip) * LANES);
-                        fetch(keys, STRIP * LANES);
+                for b in 0..B {
+                    let slot = (block + b) * LANES;
+                    if strip.is_multiple_of(CacheDtype::BLOCK) {
+                        scales[b] = E::key_scales(page, d, slot, strip);
+                    }
+                    if let Some(next) = next {
+                        fetch::<E>(next, first + (b * d + strip) * LANES, STRIP * LANES);
+                        fetch_scale::<E>(
+                            next,
+                            d,
+                            key_cell(d / CacheDtype::BLOCK, slot, strip / CacheDtype::BLOCK),
+                        );
                     }
                 }
                 for i in 0..STRIP {
                     let mut k = [V::splat(0.0); B];
                     for b in 0..B {
-                        k[b] = V::load_f16(keys.add((b * d + strip + i) * LANES));
+                        k[b] = E::load(page, first + (b * d + strip + i) * LANES, scales[b]);
                     }
                     for n in 0..N {
                         let x = V::splat(*vectors.add(n * STRIP + i));
@@ -283,14 +314,6 @@ pub(super) unsafe fn score<V: Lanes, const N: usize, const B: usize>(
                 }
             }
         }
-    }
-}
-
-/// Prefetches `len` cells.
-#[inline(always)]
-fn fetch(cells: *const u16, len: usize) {
-    for line in (0..len).step_by(CACHE_LINE / size_of::<u16>()) {
-        prefetch(cells.wrapping_add(line).cast());
     }
 }
 
@@ -349,7 +372,7 @@ unsafe fn soften<V: Lanes>(row: *mut f32, start: usize, limit: usize, sink: Opti
 /// `stride` apart, that cover the positions; `sums` has `N` rows of `C` registers, as far apart as
 /// heads are wide in whole registers.
 #[inline(always)]
-pub(super) unsafe fn mix<V: Lanes, const N: usize, const C: usize>(
+pub(super) unsafe fn mix<V: Lanes, E: Cells, const N: usize, const C: usize>(
     a: &Attention<'_>,
     column: usize,
     positions: Range<usize>,
@@ -372,19 +395,22 @@ pub(super) unsafe fn mix<V: Lanes, const N: usize, const C: usize>(
         while position < positions.end {
             let page = position / PAGE;
             let slots = position % PAGE..PAGE.min(positions.end - page * PAGE);
-            let first = value_cell(d, 0, column);
-            let values = a.pages[page].as_ptr().add(first);
-            let next = match a.pages.get(page + CHUNK / PAGE) {
-                Some(next) if ahead => Some(next.as_ptr().wrapping_add(first)),
-                _ => None,
-            };
+            let values = a.pages[page].as_ptr();
+            let next = a.pages.get(page + CHUNK / PAGE).filter(|_| ahead);
             let weights = weights.add(page * PAGE);
             for slot in slots {
+                let first = value_cell(d, slot, column);
                 if let Some(next) = next {
-                    fetch(next.wrapping_add(slot * d), C * LANES);
+                    fetch::<E>(next.as_ptr(), first, C * LANES);
+                    fetch_scale::<E>(next.as_ptr(), d, first / CacheDtype::BLOCK);
                 }
+                let mut scale = V::splat(1.0);
                 for c in 0..C {
-                    let v = V::load_f16(values.add(slot * d + c * LANES));
+                    // With more registers than one, `column` is the first of a block.
+                    if (c * LANES).is_multiple_of(CacheDtype::BLOCK) {
+                        scale = E::value_scale(values, d, slot, column + c * LANES);
+                    }
+                    let v = E::load(values, first + c * LANES, scale);
                     for n in 0..N {
                         let w = V::splat(*weights.add(n * stride + slot));
                         acc[n][c] = v.fma(w, acc[n][c]);
@@ -406,7 +432,7 @@ pub(super) unsafe fn mix<V: Lanes, const N: usize, const C: usize>(
 /// # Safety
 /// As [`attend`]; `weights` has `queries.count` rows, `stride` apart.
 #[inline(always)]
-unsafe fn mix_all<K: Inner>(
+unsafe fn mix_all<K: Inner, E: Cells>(
     a: &Attention<'_>,
     queries: &Queries,
     weights: *const f32,
@@ -441,7 +467,9 @@ unsafe fn mix_all<K: Inner>(
         for j in i..i + n {
             let before = queries.starts[j]..common(i, n).start;
             // SAFETY: `weights` has the query's positions.
-            unsafe { mix_some::<K::V>(a, before, weights.add(j * stride), &mut sums[j * row..]) };
+            unsafe {
+                mix_some::<K::V, E>(a, before, weights.add(j * stride), &mut sums[j * row..]);
+            }
         }
     }
     let (start, end) = (queries.starts[0], queries.limits[queries.count - 1]);
@@ -479,21 +507,21 @@ unsafe fn mix_all<K: Inner>(
                     let weights = weights.add(i * stride);
                     let to = sums.as_mut_ptr().add(i * row + done);
                     match (n, registers) {
-                        (6, 4) => K::mix::<6, 4>(a, column, range, ahead, weights, stride, to),
-                        (6, _) => K::mix::<6, 1>(a, column, range, ahead, weights, stride, to),
-                        (4, 4) => K::mix::<4, 4>(a, column, range, ahead, weights, stride, to),
-                        (4, _) => K::mix::<4, 1>(a, column, range, ahead, weights, stride, to),
-                        (3, 8) => K::mix::<3, 8>(a, column, range, ahead, weights, stride, to),
-                        (3, 4) => K::mix::<3, 4>(a, column, range, ahead, weights, stride, to),
-                        (3, 2) => K::mix::<3, 2>(a, column, range, ahead, weights, stride, to),
-                        (3, _) => K::mix::<3, 1>(a, column, range, ahead, weights, stride, to),
-                        (2, 8) => K::mix::<2, 8>(a, column, range, ahead, weights, stride, to),
-                        (2, 4) => K::mix::<2, 4>(a, column, range, ahead, weights, stride, to),
-                        (2, 2) => K::mix::<2, 2>(a, column, range, ahead, weights, stride, to),
-                        (2, _) => K::mix::<2, 1>(a, column, range, ahead, weights, stride, to),
-                        (_, 8) => K::mix::<1, 8>(a, column, range, ahead, weights, stride, to),
-                        (_, 4) => K::mix::<1, 4>(a, column, range, ahead, weights, stride, to),
-                        (_, _) => K::mix::<1, 1>(a, column, range, ahead, weights, stride, to),
+                        (6, 4) => K::mix::<E, 6, 4>(a, column, range, ahead, weights, stride, to),
+                        (6, _) => K::mix::<E, 6, 1>(a, column, range, ahead, weights, stride, to),
+                        (4, 4) => K::mix::<E, 4, 4>(a, column, range, ahead, weights, stride, to),
+                        (4, _) => K::mix::<E, 4, 1>(a, column, range, ahead, weights, stride, to),
+                        (3, 8) => K::mix::<E, 3, 8>(a, column, range, ahead, weights, stride, to),
+                        (3, 4) => K::mix::<E, 3, 4>(a, column, range, ahead, weights, stride, to),
+                        (3, 2) => K::mix::<E, 3, 2>(a, column, range, ahead, weights, stride, to),
+                        (3, _) => K::mix::<E, 3, 1>(a, column, range, ahead, weights, stride, to),
+                        (2, 8) => K::mix::<E, 2, 8>(a, column, range, ahead, weights, stride, to),
+                        (2, 4) => K::mix::<E, 2, 4>(a, column, range, ahead, weights, stride, to),
+                        (2, 2) => K::mix::<E, 2, 2>(a, column, range, ahead, weights, stride, to),
+                        (2, _) => K::mix::<E, 2, 1>(a, column, range, ahead, weights, stride, to),
+                        (_, 8) => K::mix::<E, 1, 8>(a, column, range, ahead, weights, stride, to),
+                        (_, 4) => K::mix::<E, 1, 4>(a, column, range, ahead, weights, stride, to),
+                        (_, _) => K::mix::<E, 1, 1>(a, column, range, ahead, weights, stride, to),
                     }
                 }
             }
@@ -504,7 +532,7 @@ unsafe fn mix_all<K: Inner>(
             let after = common(i, n).end.max(queries.starts[j])..queries.limits[j];
             let sums = &mut sums[j * row..][..row];
             // SAFETY: `weights` has the query's positions.
-            unsafe { mix_some::<K::V>(a, after, weights.add(j * stride), sums) };
+            unsafe { mix_some::<K::V, E>(a, after, weights.add(j * stride), sums) };
             let query = queries.first + j;
             let at = query % a.heads * d;
             let target = &mut out.row_mut(query / a.heads)[at..at + d];
@@ -530,39 +558,34 @@ fn registers(d: usize) -> impl Iterator<Item = (usize, usize)> {
 /// # Safety
 /// As [`Lanes`]; `weights` and the pages cover the positions.
 #[inline(always)]
-unsafe fn mix_some<V: Lanes>(
+unsafe fn mix_some<V: Lanes, E: Cells>(
     a: &Attention<'_>,
     positions: Range<usize>,
     weights: *const f32,
     sums: &mut [f32],
 ) {
+    let d = a.head_dim;
     for position in positions {
-        for (sum, column) in registers(a.head_dim) {
-            let len = LANES.min(a.head_dim);
-            let start = value_cell(a.head_dim, position % PAGE, column);
-            let values = &a.pages[position / PAGE][start..start + len];
-            // SAFETY: by the contract.
-            unsafe { mix_one::<V>(values, *weights.add(position), &mut sums[sum..sum + len]) };
-        }
-    }
-}
-
-/// Adds at most sixteen values of one position times a weight.
-///
-/// # Safety
-/// See [`Lanes`].
-#[inline(always)]
-unsafe fn mix_one<V: Lanes>(values: &[u16], weight: f32, sums: &mut [f32]) {
-    if sums.len() == LANES && values.len() == LANES {
-        // SAFETY: both have sixteen values; the caller ensures the ISA.
-        unsafe {
-            let sum = V::load(sums.as_ptr());
-            let v = V::load_f16(values.as_ptr());
-            v.fma(V::splat(weight), sum).store(sums.as_mut_ptr());
-        }
-    } else {
-        for (sum, v) in sums.iter_mut().zip(values) {
-            *sum = f16_to_f32(*v).mul_add(weight, *sum);
+        let (page, slot) = (a.pages[position / PAGE], position % PAGE);
+        for (first, column) in registers(d) {
+            let sums = &mut sums[first..first + LANES.min(d)];
+            let cell = value_cell(d, slot, column);
+            // SAFETY: the page has the cells of the slot; `sums` has sixteen values unless the head
+            // has fewer.
+            unsafe {
+                let weight = *weights.add(position);
+                if d >= LANES {
+                    let scale = E::value_scale(page.as_ptr(), d, slot, column);
+                    let v: V = E::load(page.as_ptr(), cell, scale);
+                    v.fma(V::splat(weight), V::load(sums.as_ptr()))
+                        .store(sums.as_mut_ptr());
+                } else {
+                    // Only heads of 8 values, which no other format has.
+                    for (sum, v) in sums.iter_mut().zip(&page[cell..]) {
+                        *sum = f16_to_f32(*v).mul_add(weight, *sum);
+                    }
+                }
+            }
         }
     }
 }

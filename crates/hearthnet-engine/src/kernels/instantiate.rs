@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use hearthnet_files::BoundaryDtype;
-use hearthnet_files::spec::Activation;
+use hearthnet_files::spec::{Activation, CacheDtype};
 
 use super::act::Act;
 use super::attention::{self, Attention, AttentionScratch};
@@ -74,8 +74,13 @@ macro_rules! kernels {
                 squared_relu(x: &mut [f32]) = rows::squared_relu::<$lanes>;
                 add_round(x: &mut [f32], y: &[f32], dtype: BoundaryDtype) = rows::add_round;
                 rope(row: &rope::RopeRow<'_>, x: &mut [f32], head_dim: usize) = rows::rope;
-                store_kv(page: SharedMut<'_, u16>, slot: usize, key: &[f32], value: &[f32])
-                    = kv::store::<$lanes>;
+                store_kv(
+                    page: SharedMut<'_, u16>,
+                    cache: CacheDtype,
+                    slot: usize,
+                    key: &[f32],
+                    value: &[f32]
+                ) = kv::store::<$lanes>;
                 all_finite(x: &[f32]) -> bool = rows::all_finite;
                 attention(
                     a: &Attention<'_>,
@@ -100,7 +105,7 @@ macro_rules! kernels {
 
                 #[$features]
                 #[inline(never)]
-                unsafe fn score<const N: usize, const B: usize>(
+                unsafe fn score<E: kv::Cells, const N: usize, const B: usize>(
                     page: *const u16,
                     next: Option<*const u16>,
                     a: &Attention<'_>,
@@ -110,12 +115,14 @@ macro_rules! kernels {
                 ) {
                     // SAFETY: the caller ensures the instruction set, and the room that `Inner`
                     // requires.
-                    unsafe { attention::score::<$lanes, N, B>(page, next, a, vectors, to, stride) };
+                    unsafe {
+                        attention::score::<$lanes, E, N, B>(page, next, a, vectors, to, stride)
+                    };
                 }
 
                 #[$features]
                 #[inline(never)]
-                unsafe fn mix<const N: usize, const C: usize>(
+                unsafe fn mix<E: kv::Cells, const N: usize, const C: usize>(
                     a: &Attention<'_>,
                     column: usize,
                     positions: Range<usize>,
@@ -127,7 +134,7 @@ macro_rules! kernels {
                     // SAFETY: the caller ensures the instruction set, and the room that `Inner`
                     // requires.
                     unsafe {
-                        attention::mix::<$lanes, N, C>(
+                        attention::mix::<$lanes, E, N, C>(
                             a, column, positions, ahead, weights, stride, sums,
                         );
                     };

@@ -39,6 +39,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn load_f16(p: *const u16) -> Self;
     /// Sixteen bfloat16 values, widened (exact).
     unsafe fn load_bf16(p: *const u16) -> Self;
+    /// Sixteen integers, widened (exact).
+    unsafe fn load_i8(p: *const i8) -> Self;
     /// Stores sixteen values rounded to binary16, ties to even.
     unsafe fn store_f16(self, p: *mut u16);
     unsafe fn add(self, b: Self) -> Self;

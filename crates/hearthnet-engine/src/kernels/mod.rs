@@ -71,7 +71,7 @@ mod x86;
 use std::ops::Range;
 
 use hearthnet_files::BoundaryDtype;
-use hearthnet_files::spec::Activation;
+use hearthnet_files::spec::{Activation, CacheDtype};
 
 use matmul::Job;
 #[cfg(not(target_arch = "x86_64"))]
@@ -374,7 +374,7 @@ impl Kernels {
         dispatch!(self, rope(&table.row(position), x, head_dim));
     }
 
-    /// Writes one position's key and value, rounded to binary16 (nearest even).
+    /// Writes one position's key and value in the format of the cache.
     ///
     /// # Safety
     /// No other thread reads or writes the cells of this slot during the call. Other
@@ -382,16 +382,17 @@ impl Kernels {
     ///
     /// # Panics
     /// When `page` is not [`page_len`] long for `key.len()`, `value` has another
-    /// length than `key`, or the slot is not below [`PAGE`].
+    /// length than `key`, the format cannot hold it, or the slot is not below [`PAGE`].
     pub unsafe fn store_kv(
         self,
         page: SharedMut<'_, u16>,
+        cache: CacheDtype,
         slot: usize,
         key: &[f32],
         value: &[f32],
     ) {
-        kv::check(page.len(), slot, key.len(), value.len());
-        dispatch!(self, store_kv(page, slot, key, value));
+        kv::check(page.len(), cache, slot, key.len(), value.len());
+        dispatch!(self, store_kv(page, cache, slot, key, value));
     }
 
     /// Attention of consecutive positions of one sequence over the cache of one key/value head.
@@ -412,6 +413,10 @@ impl Kernels {
         assert!(
             a.head_dim > 0 && a.head_dim.is_multiple_of(8),
             "a head width that is not 8 n"
+        );
+        assert!(
+            kv::fits(a.head_dim, a.cache),
+            "a head width that is not whole blocks"
         );
         assert!(
             a.heads > 0 && out.cols() == a.heads * a.head_dim,
@@ -436,7 +441,9 @@ impl Kernels {
             "missing pages"
         );
         assert!(
-            a.pages.iter().all(|p| p.len() == page_len(a.head_dim)),
+            a.pages
+                .iter()
+                .all(|p| p.len() == page_len(a.head_dim, a.cache)),
             "pages of another width"
         );
         dispatch!(self, attention(a, q, stride, scratch, &mut out));

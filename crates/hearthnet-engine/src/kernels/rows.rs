@@ -12,7 +12,7 @@ use hearthnet_files::floats::{f16_to_f32, f32_to_f16, round_to_bf16};
 use hearthnet_files::spec::{Activation, RopeKind};
 
 /// A block of activations whose largest magnitude is below this is quantised to zeros.
-const QUANT_FLOOR: f32 = 1e-30;
+pub(super) const QUANT_FLOOR: f32 = 1e-30;
 
 #[inline(always)]
 pub(super) fn round_one(x: f32, dtype: BoundaryDtype) -> f32 {

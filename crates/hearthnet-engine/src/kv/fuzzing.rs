@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use hearthnet_files::spec::CacheDtype;
+
 use super::{Geometry, KvPlace, Pages};
 use crate::error::EngineError;
 use crate::kernels::{PAGE, key_cell, value_cell};
@@ -14,6 +16,7 @@ use crate::sequences::{Limits, Storage as _, Table};
 const PLACE: KvPlace = KvPlace {
     kv_heads: 1,
     head_dim: 8,
+    cache: CacheDtype::F16,
     first: 0,
 };
 const LAYERS: Range<u32> = 3..4;
@@ -42,7 +45,7 @@ type Model = Vec<(SeqId, Vec<u16>)>;
 /// or a refused operation changed something.
 pub fn pages(input: &[u8]) {
     let geometry = Geometry {
-        page_values: PLACE.values(),
+        page_cells: PLACE.cells(),
     };
     let limits = Limits {
         bytes: BUDGET * geometry.footprint().page_bytes(),

@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use hearthnet_files::spec::ModelSpec;
+use hearthnet_files::spec::{CacheDtype, ModelSpec};
 use zeroize::Zeroize;
 
 use crate::error::EngineError;
@@ -32,20 +32,21 @@ pub(crate) struct KvPlace {
     pub(crate) kv_heads: usize,
     /// Width of a key, and of a value.
     pub(crate) head_dim: usize,
-    /// First value in the page.
+    pub(crate) cache: CacheDtype,
+    /// First cell in the page.
     first: usize,
 }
 
 impl KvPlace {
     /// Range of a head's slab in a page. `kernels::key_cell` and `value_cell` define its layout.
     pub(crate) fn slab(&self, head: usize) -> Range<usize> {
-        let len = page_len(self.head_dim);
+        let len = page_len(self.head_dim, self.cache);
         let first = self.first + head * len;
         first..first + len
     }
 
-    fn values(&self) -> usize {
-        self.kv_heads * page_len(self.head_dim)
+    fn cells(&self) -> usize {
+        self.kv_heads * page_len(self.head_dim, self.cache)
     }
 }
 
@@ -58,10 +59,11 @@ pub(crate) fn places(spec: &ModelSpec, layers: Range<u32>) -> Vec<KvPlace> {
         let own = KvPlace {
             kv_heads: block.kv_heads as usize,
             head_dim: block.key_width() as usize,
+            cache: spec.attention.cache,
             first,
         };
         if block.has_keys() {
-            first += own.values();
+            first += own.cells();
         }
         let other = block.keys_of.checked_sub(layers.start);
         let other = other.filter(|_| block.keys_of != layer);
@@ -74,8 +76,8 @@ pub(crate) fn places(spec: &ModelSpec, layers: Range<u32>) -> Vec<KvPlace> {
 /// Size of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Geometry {
-    /// Values of a page, over all layers; 0 without keys and values.
-    page_values: usize,
+    /// 16-bit cells of a page, over all layers; 0 without keys and values.
+    page_cells: usize,
 }
 
 impl Geometry {
@@ -83,23 +85,22 @@ impl Geometry {
         let own = layers.clone().zip(places(spec, layers));
         let own = own.filter(|(layer, _)| spec.block(*layer).has_keys());
         Self {
-            page_values: own.map(|(_, place)| place.values()).sum(),
+            page_cells: own.map(|(_, place)| place.cells()).sum(),
         }
     }
 
     /// Pages of a sequence; none without keys and values.
     fn pages_for(&self, len: u32) -> usize {
-        match self.page_values {
+        match self.page_cells {
             0 => 0,
             _ => (len as usize).div_ceil(PAGE),
         }
     }
 
-    /// Keys and values are binary16.
     pub(crate) fn footprint(&self) -> Footprint {
         Footprint {
             per_sequence: 0,
-            per_position: 2 * (self.page_values / PAGE) as u64,
+            per_position: 2 * (self.page_cells / PAGE) as u64,
             page: PAGE as u32,
         }
     }
@@ -135,8 +136,8 @@ impl Pages {
         let page = match self.spare.pop() {
             Some(page) => page,
             None => {
-                let values = self.geometry.page_values;
-                let memory = self.arena.f16_buffer(values);
+                let cells = self.geometry.page_cells;
+                let memory = self.arena.f16_buffer(cells);
                 let bytes = self.footprint().page_bytes();
                 let memory = memory.map_err(|_| EngineError::OutOfMemory(bytes))?;
                 self.memory.push(memory);

@@ -13,11 +13,13 @@ const PLACES: [KvPlace; 2] = [
     KvPlace {
         kv_heads: 3,
         head_dim: 4,
+        cache: CacheDtype::F16,
         first: 0,
     },
     KvPlace {
         kv_heads: 2,
         head_dim: 8,
+        cache: CacheDtype::F16,
         first: 3 * 2 * PAGE * 4,
     },
 ];
@@ -25,9 +27,9 @@ const ALL: Range<u32> = 5..7;
 
 fn geometry() -> Geometry {
     let [first, second] = PLACES;
-    assert_eq!(second.first, first.values());
+    assert_eq!(second.first, first.cells());
     Geometry {
-        page_values: first.values() + second.values(),
+        page_cells: first.cells() + second.cells(),
     }
 }
 

@@ -4,9 +4,10 @@
 use hearthnet_engine::kernels::Isa;
 use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{TensorType, Value};
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_files::{BoundaryDtype, Gguf, ModelFile, quantize};
 
-use super::{largest_difference, open, references};
+use super::{check_paths, largest_difference, open, references};
 use crate::engine_common::{all_logits, options, whole};
 
 /// Values of a head: part of the keys without RoPE, low-rank row, values.
@@ -66,6 +67,76 @@ fn expanded(name: &str) -> ModelFile {
     });
     written.unwrap();
     ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
+}
+
+/// The model with a low-rank row of 56 values instead of 64: with the rotary part, the cache has whole
+/// blocks of 32.
+fn narrowed(name: &str) -> ModelFile {
+    const NARROW: usize = 56;
+    let file = open(name);
+    let gguf = file.gguf();
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata() {
+        let value = match key.strip_prefix("deepseek2.attention.") {
+            Some("kv_lora_rank" | "value_length") => Value::U32(NARROW as u32),
+            Some("key_length") => Value::U32(NARROW as u32 + 8),
+            _ => value,
+        };
+        writer.set(key, value).unwrap();
+    }
+    let mut data = Vec::new();
+    for info in gguf.tensors() {
+        let mut values = Vec::new();
+        quantize::decode(info.dtype, gguf.data(info), &mut values).unwrap();
+        let mut dims = info.dims.clone();
+        // The first values of each run of this length are those of the low-rank row.
+        let (run, place) = match info.name.split_once(".attn_").map(|(_, name)| name) {
+            Some("kv_a_mqa.weight") => (RANK * dims[0] as usize, 1),
+            Some("kv_a_norm.weight") | Some("v_b.weight") => (RANK, 0),
+            Some("k_b.weight") => (RANK * NOPE, 1),
+            _ => (values.len(), dims.len()),
+        };
+        if let Some(dim) = dims.get_mut(place) {
+            let removed = RANK - NARROW;
+            *dim -= removed as u64;
+            let kept = run / RANK * NARROW;
+            let runs = values.chunks(run);
+            // Behind the only run of `kv_a_mqa` are the rows of the rotary part.
+            values = runs
+                .flat_map(|values| {
+                    &values[..if values.len() == run {
+                        kept
+                    } else {
+                        values.len()
+                    }]
+                })
+                .copied()
+                .collect();
+        }
+        writer.tensor(&info.name, &dims, TensorType::F32).unwrap();
+        data.push(
+            values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect::<Vec<u8>>(),
+        );
+    }
+    let mut bytes = Vec::new();
+    let written = writer.write(&mut bytes, |nth, out| {
+        out.write_all(&data[nth]).map_err(WriteError::Io)
+    });
+    written.unwrap();
+    ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
+}
+
+#[test]
+fn absorbed_latent_attention_with_a_cache_of_8_bits_is_exact_on_every_path() {
+    for name in ["deepseek2", "deepseek3"] {
+        let file = narrowed(name);
+        assert_eq!(file.spec().block(0).key_width(), 64);
+        check_paths(name, &file);
+        check_paths(name, &file.with_cache(CacheDtype::Q8_0).unwrap());
+    }
 }
 
 #[test]

@@ -29,8 +29,8 @@ use hearthnet_files::families::is_vector;
 use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::manifest::VerifyError;
 use hearthnet_files::spec::{
-    Activation, AttentionSpec, DeltaSpec, FeedForwardSpec, MambaSpec, QkNorm, RopeScaling,
-    Rotation, ScaleSpec, YarnSpec,
+    Activation, AttentionSpec, CacheDtype, DeltaSpec, FeedForwardSpec, MambaSpec, QkNorm,
+    RopeScaling, Rotation, ScaleSpec, YarnSpec,
 };
 use hearthnet_files::{BoundaryDtype, Gguf, Manifest, ModelFile, ModelSpec};
 use hearthnet_testkit::{FullModel, rewritten};
@@ -175,10 +175,49 @@ fn greedy_tokens_are_those_of_transformers() {
     }
 }
 
+/// Models of families in `data`, with a cache of 8 bits. Two heads of 16 values become one of 32.
+fn q8_cached<'a>() -> impl Iterator<Item = (&'a str, ModelFile)> {
+    let names: [&'a str; 6] = [
+        "llama31", "mistral", "gemma2", "glm4", "mixtral", "mistral3",
+    ];
+    names.into_iter().map(|name| {
+        let architecture = open(name).spec().architecture.clone();
+        let keys = [
+            ("head_count", 2),
+            ("head_count_kv", 1),
+            ("key_length", 32),
+            ("value_length", 32),
+        ];
+        let keys = keys.map(|(key, value)| (format!("{architecture}.attention.{key}"), value));
+        let keys = keys.each_ref();
+        let metadata = keys.map(|(key, value)| (key.as_str(), Value::U32(*value)));
+        let file = rewrite(name, &metadata, |_, _| TensorType::F16).unwrap();
+        assert_eq!((file.spec().head_dim, file.spec().kv_heads), (32, 1));
+        (name, file.with_cache(CacheDtype::Q8_0).unwrap())
+    })
+}
+
+#[test]
+fn heads_that_are_not_whole_blocks_of_the_cache_are_refused_by_name() {
+    for (name, field) in [
+        ("llama31", "head_dim"),
+        ("gemma4", "attention.window.heads.head_dim"),
+        ("deepseek2", "attention.latent.keys"),
+    ] {
+        let refused = open(name).with_cache(CacheDtype::Q8_0).map(drop);
+        let error = refused.unwrap_err();
+        assert_eq!(error.field, field, "{name}: {error}");
+        let said = error.to_string();
+        assert!(said.contains("attention.cache q8_0"), "{name}: {said}");
+    }
+}
+
 #[test]
 fn every_cut_gives_the_same_bits() {
-    for (name, reference) in references() {
-        let file = open(&name);
+    let references = references();
+    let plain = references.keys().map(|name| (name.as_str(), open(name)));
+    for (name, file) in plain.chain(q8_cached()) {
+        let reference = &references[name];
         let options = options(2, Isa::detect());
         let mut uncut = whole(&file, &options);
         let (_, expected) = run(&mut uncut, &reference.prompt);
@@ -289,38 +328,45 @@ fn threads_chunks_batches_and_instruction_sets_change_no_bit() {
                 _ => types[next % types.len()],
             }
         });
-        let file = file.unwrap();
-        let width = file.spec().width as usize;
-        let prompts = [ids(&file, 90, 5), ids(&file, 3, 6), ids(&file, 41, 7)];
-        let mut reference = whole(&file, &options(1, Isa::Portable));
-        let expected = prompts
-            .each_ref()
-            .map(|prompt| in_chunks(&mut reference, prompt, 1));
-        let expected_logits = logits(reference.head(), &expected[2]);
-        for isa in Isa::available() {
-            for threads in [1, 3] {
-                let what = format!("{name}, {isa}, {threads} threads");
-                let mut whole = whole(&file, &options(threads, isa));
-                for chunk in [7, 90] {
-                    let rows = in_chunks(&mut whole, &prompts[0], chunk);
-                    assert_same_bits(&rows, &expected[0], width, &format!("{what}, {chunk}"));
-                }
-                let found = logits(whole.head(), &expected[2]);
-                assert_same_bits(&found, &expected_logits, found.len(), &what);
-                // All three in one batch.
-                let mut rows = Vec::new();
-                let spans = prompts.each_ref().map(|prompt| {
-                    rows.extend(embed(whole.head(), prompt));
-                    Span::new(opened(&mut whole), 0, prompt.len() as u32)
-                });
-                whole.engine_mut().forward(&spans, &mut rows).unwrap();
-                let rows = streams(
-                    file.spec(),
-                    &rows,
-                    file.spec().row_values(&(0..file.spec().layers)),
-                );
-                assert_same_bits(&rows, &expected.concat(), width, &format!("{what}, batch"));
+        check_paths(&name, &file.unwrap());
+    }
+    for (name, file) in q8_cached() {
+        check_paths(name, &file);
+    }
+}
+
+/// Checks that threads, chunks, batches and instruction sets change no bit.
+fn check_paths(name: &str, file: &ModelFile) {
+    let width = file.spec().width as usize;
+    let prompts = [ids(file, 90, 5), ids(file, 3, 6), ids(file, 41, 7)];
+    let mut reference = whole(file, &options(1, Isa::Portable));
+    let expected = prompts
+        .each_ref()
+        .map(|prompt| in_chunks(&mut reference, prompt, 1));
+    let expected_logits = logits(reference.head(), &expected[2]);
+    for isa in Isa::available() {
+        for threads in [1, 3] {
+            let what = format!("{name}, {isa}, {threads} threads");
+            let mut whole = whole(file, &options(threads, isa));
+            for chunk in [7, 90] {
+                let rows = in_chunks(&mut whole, &prompts[0], chunk);
+                assert_same_bits(&rows, &expected[0], width, &format!("{what}, {chunk}"));
             }
+            let found = logits(whole.head(), &expected[2]);
+            assert_same_bits(&found, &expected_logits, found.len(), &what);
+            // All three in one batch.
+            let mut rows = Vec::new();
+            let spans = prompts.each_ref().map(|prompt| {
+                rows.extend(embed(whole.head(), prompt));
+                Span::new(opened(&mut whole), 0, prompt.len() as u32)
+            });
+            whole.engine_mut().forward(&spans, &mut rows).unwrap();
+            let rows = streams(
+                file.spec(),
+                &rows,
+                file.spec().row_values(&(0..file.spec().layers)),
+            );
+            assert_same_bits(&rows, &expected.concat(), width, &format!("{what}, batch"));
         }
     }
 }

@@ -9,9 +9,9 @@ use crate::error::ModelError;
 use crate::gguf::{Gguf, Value};
 use crate::schema::Lookup as _;
 use crate::spec::{
-    AttentionSpec, DeltaSpec, ExpertSpec, GroupSpec, LatentSpec, LayerTensor, LeadingSpec,
-    MAX_SIZE, MambaSpec, ModelSpec, PerLayerSpec, PredictionTables, RopeScaling, RopeSpec,
-    ScaleSpec, SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
+    AttentionSpec, CacheDtype, DeltaSpec, ExpertSpec, GroupSpec, LatentSpec, LayerTensor,
+    LeadingSpec, MAX_SIZE, MambaSpec, ModelSpec, PerLayerSpec, PredictionTables, RopeScaling,
+    RopeSpec, ScaleSpec, SharedExpertSpec, TemperatureSpec, WindowSpec, YarnSpec,
 };
 
 /// Widths of keys and values of a head in absorbed latent attention.
@@ -219,6 +219,7 @@ impl Family {
                 let name = format!("blk.{}.attn_v.weight", every - 1);
                 keys.gguf.tensor(&name).is_none()
             }),
+            cache: CacheDtype::F16,
         })
     }
 

@@ -373,6 +373,15 @@ impl ModelFile {
         Some(("has changed since it was last used", what))
     }
 
+    /// Weights id of the file without the formats that the user has chosen.
+    pub fn stored_weights(&self, manifest: &Manifest) -> WeightsId {
+        let stored = Manifest {
+            spec: self.stored_spec(),
+            ..manifest.clone()
+        };
+        stored.weights_id()
+    }
+
     /// Turns the manifest of the file as stored into that of the file as used.
     fn in_use(&self, manifest: Manifest) -> Manifest {
         Manifest {

@@ -156,12 +156,13 @@ impl Part {
         Ok(bytes)
     }
 
-    /// Model with the tensors of this part.
+    /// Model with the tensors of this part, and the format of keys and values that its manifest states.
     ///
     /// # Errors
     /// See [`ModelError`].
     pub fn model_file(self: &Arc<Self>) -> Result<ModelFile, ModelError> {
-        ModelFile::open_part(&self.path(), Arc::<Self>::clone(self) as Arc<dyn Holdings>)
+        let holdings = Arc::<Self>::clone(self) as Arc<dyn Holdings>;
+        ModelFile::open_part(&self.path(), holdings, self.manifest.spec().attention.cache)
     }
 
     /// Pieces that are verified and on the disk. Sorted.

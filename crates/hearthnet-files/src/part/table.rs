@@ -282,9 +282,10 @@ impl PieceTable {
     }
 }
 
-/// Names the first hyperparameter that differs.
+/// Names the first hyperparameter that differs. The format of keys and values is the adoption's.
 fn different_spec(manifest: &Manifest, model: &ModelFile) -> Option<String> {
-    let head = model.stored_spec();
+    let mut head = model.stored_spec();
+    head.attention.cache = manifest.spec().attention.cache;
     if *manifest.spec() == head {
         return None;
     }

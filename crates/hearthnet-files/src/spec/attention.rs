@@ -1,5 +1,7 @@
 //! Optional features of attention.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use super::check::is_default;
@@ -46,6 +48,63 @@ pub struct AttentionSpec {
     /// norm and RoPE.
     #[serde(skip_serializing_if = "is_default")]
     pub keys_as_values: bool,
+    /// Number format of cached keys and values.
+    #[serde(skip_serializing_if = "is_default")]
+    pub cache: CacheDtype,
+}
+
+/// Number format of cached keys and values. No GGUF file states it: the user who runs or adopts the
+/// model chooses it. It is part of the manifest, so another format gives another weights id.
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Default,
+    Debug,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::IntoStaticStr,
+)]
+pub enum CacheDtype {
+    /// IEEE 754 binary16.
+    #[default]
+    #[serde(rename = "f16")]
+    #[strum(serialize = "f16")]
+    F16,
+    /// Blocks of [`Self::BLOCK`] 8-bit integers with a common factor: 17/32 of the bytes of `F16`.
+    #[serde(rename = "q8_0")]
+    #[strum(serialize = "q8_0")]
+    Q8_0,
+}
+
+impl CacheDtype {
+    pub const ALL: [Self; 2] = [Self::F16, Self::Q8_0];
+    /// Adjacent values of a head with a common factor in [`Self::Q8_0`].
+    pub const BLOCK: usize = 32;
+
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
+
+    /// Bytes of `values` values, which are whole blocks.
+    pub const fn bytes(self, values: u64) -> u64 {
+        match self {
+            Self::F16 => 2 * values,
+            Self::Q8_0 => values + 2 * (values / Self::BLOCK as u64),
+        }
+    }
+}
+
+impl FromStr for CacheDtype {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|dtype| dtype.name() == s)
+            .ok_or_else(|| format!("{s:?} is no format of keys and values: use f16 or q8_0"))
+    }
 }
 
 /// Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434): queries, and keys with values,

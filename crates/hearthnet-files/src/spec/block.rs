@@ -101,12 +101,10 @@ impl BlockSpec<'_> {
         self.kv_heads.saturating_mul(self.key_width())
     }
 
-    /// Bytes of keys and values of one position, stored as f16.
+    /// Bytes of keys and values of one position in the cache.
     pub fn kv_bytes_per_position(&self) -> u64 {
-        match self.has_keys() {
-            true => 2 * 2 * u64::from(self.kv_width()),
-            false => 0,
-        }
+        let values = 2 * u64::from(self.has_keys()) * u64::from(self.kv_width());
+        self.model.attention.cache.bytes(values)
     }
 
     /// Size of the state that a sequence keeps for the block, whatever its length.

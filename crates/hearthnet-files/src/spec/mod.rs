@@ -21,7 +21,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::boundary::BoundaryDtype;
 pub use attention::{
-    AttentionSpec, LatentSpec, QkNorm, SharedKeysSpec, TemperatureSpec, WindowHeads, WindowSpec,
+    AttentionSpec, CacheDtype, LatentSpec, QkNorm, SharedKeysSpec, TemperatureSpec, WindowHeads,
+    WindowSpec,
 };
 pub use block::{BlockSpec, CutError, Dim, FeedForwardSpec, LayerTensor, Mixer};
 pub use check::{MAX_SIZE, SpecError};
@@ -124,6 +125,16 @@ pub struct ModelSpec {
     pub encoder: Option<EncoderSpec>,
 }
 
+/// Number formats that a user may choose. All other hyperparameters are those of the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(clippy::exhaustive_structs)] // Complete by design.
+pub struct Formats {
+    /// Format of the residual stream between blocks.
+    pub boundary: BoundaryDtype,
+    /// Format of keys and values.
+    pub cache: CacheDtype,
+}
+
 /// Matrices of the vocabulary that each block for multi-token prediction has, beside the model's.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -209,6 +220,7 @@ impl ModelSpec {
         ensure(gated, "attention.gate_matrix", "needs gates")?;
         self.rope.check()?;
         self.check_latent()?;
+        self.check_cache()?;
         let few = self.prediction <= MAX_PREDICTION;
         ensure(few, "prediction", "must be at most 16")?;
         let plain = !attention.output_gate || attention.latent.is_none();
@@ -240,6 +252,13 @@ impl ModelSpec {
         )?;
         self.experts
             .map_or(Ok(()), |experts| experts.check(self.layers))
+    }
+
+    pub fn formats(&self) -> Formats {
+        Formats {
+            boundary: self.boundary,
+            cache: self.attention.cache,
+        }
     }
 
     /// Whether some blocks have a recurrence.
@@ -381,6 +400,30 @@ impl ModelSpec {
         let part = self.rope.dims < self.head_dim;
         ensure(part, "rope.dims", "must be below the head's width")?;
         epsilon("attention.latent.norm_eps", latent.norm_eps)
+    }
+
+    /// Heads consist of whole blocks of the cache.
+    fn check_cache(&self) -> Result<(), SpecError> {
+        let attention = &self.attention;
+        if attention.cache == CacheDtype::F16 {
+            return Ok(());
+        }
+        let (dim, local) = ("head_dim", "attention.window.heads.head_dim");
+        let whole = |field, width: u32, reason| {
+            let fits = width.is_multiple_of(CacheDtype::BLOCK as u32);
+            ensure(fits, field, reason)
+        };
+        let reason = "must be a multiple of 32 with attention.cache q8_0";
+        match attention.latent.filter(|latent| latent.absorbed) {
+            None => whole(dim, self.head_dim, reason)?,
+            Some(latent) => whole(
+                "attention.latent.keys",
+                latent.keys.saturating_add(self.rope.dims),
+                "plus rope.dims must be a multiple of 32 with attention.cache q8_0",
+            )?,
+        }
+        let heads = attention.window.and_then(|window| window.heads);
+        heads.map_or(Ok(()), |heads| whole(local, heads.head_dim, reason))
     }
 
     /// Values of the rows between blocks.

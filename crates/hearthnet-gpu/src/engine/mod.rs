@@ -29,7 +29,7 @@ use hearthnet_engine::{
     Backend, Batch, EngineError, EngineOn, EngineOptions, Table, WeightBytes, each_layer,
 };
 use hearthnet_files::ModelFile;
-use hearthnet_files::spec::ModelSpec;
+use hearthnet_files::spec::{CacheDtype, ModelSpec};
 
 use crate::{Gpu, GpuError, GpuLoadError};
 pub use measure::{Comparison, compare};
@@ -200,6 +200,10 @@ fn with_layers(
 /// # Errors
 /// [`hearthnet_engine::LoadError::Unsupported`] with one sentence.
 pub fn check(spec: &ModelSpec) -> Result<(), GpuLoadError> {
+    if spec.attention.cache != CacheDtype::F16 {
+        let what = "keys and values of 8 bits (attention.cache) are not computed";
+        return Err(GpuLoadError::unsupported(what));
+    }
     let mut dims = (0..spec.layers).map(|layer| spec.block(layer).key_width());
     match dims.find(|dim| !dim.is_multiple_of(8)) {
         Some(dim) => {

@@ -8,7 +8,7 @@ use hearthnet_engine::kernels::{
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::blocks::WeightType;
 use hearthnet_files::floats::{f16_to_f32, f32_to_f16, round_to_bf16};
-use hearthnet_files::spec::Activation;
+use hearthnet_files::spec::{Activation, CacheDtype};
 use hearthnet_gpu::testing::*;
 use hearthnet_gpu::{AttentionShape, Unary, kv_layout};
 
@@ -206,7 +206,7 @@ fn attention() -> Vec<u32> {
     let [q, k, v, sinks] = sequences().map(|words| floats(&words));
     // The card's pages, and the processor's by page and head.
     let mut card = vec![0u32; PAGES.len() * kv_heads * kv_layout::page_words(head_dim) as usize];
-    let mut pages = vec![vec![0u16; page_len(d)]; PAGES.len() * kv_heads];
+    let mut pages = vec![vec![0u16; page_len(d, CacheDtype::F16)]; PAGES.len() * kv_heads];
     let mut row = 0;
     let first_page = [0, POSITIONS[0].div_ceil(32) as usize];
     for (sequence, positions) in POSITIONS.into_iter().enumerate() {
@@ -245,6 +245,7 @@ fn attention() -> Vec<u32> {
                     .collect();
                 let a = Attention {
                     head_dim: d,
+                    cache: CacheDtype::F16,
                     heads: 1,
                     scale: shape.scale,
                     softcap: shape.softcap,

@@ -29,6 +29,8 @@ impl Lanes for Array {
             = Self(p.cast::<[u16; LANES]>().read_unaligned().map(f16_to_f32));
         load_bf16(p: *const u16) -> Self
             = Self(p.cast::<[u16; LANES]>().read_unaligned().map(bf16_to_f32));
+        load_i8(p: *const i8) -> Self
+            = Self(p.cast::<[i8; LANES]>().read_unaligned().map(f32::from));
         store_f16(self, p: *mut u16)
             = p.cast::<[u16; LANES]>().write_unaligned(self.0.map(f32_to_f16));
         add(self, b: Self) -> Self = self.zip(b, |x, y| x + y);

@@ -2,6 +2,7 @@
 
 use hearthnet_files::blocks::WeightType;
 use hearthnet_files::floats::{f16_to_f32, f32_to_f16};
+use hearthnet_files::spec::CacheDtype;
 
 use super::super::*;
 use super::values::{Kind, Values, matrix, packed_matrix, product};
@@ -144,7 +145,7 @@ fn attention_is_accurate_to_f32_rounding_of_a_f64_softmax() {
             .collect()
     };
     let (keys, vals) = (cells(4.0), cells(1.0));
-    let mut pages = vec![vec![0u16; page_len(d)]; n.div_ceil(PAGE)];
+    let mut pages = vec![vec![0u16; page_len(d, CacheDtype::F16)]; n.div_ceil(PAGE)];
     for p in 0..n {
         let cells = p * d..(p + 1) * d;
         write_kv(
@@ -159,6 +160,7 @@ fn attention_is_accurate_to_f32_rounding_of_a_f64_softmax() {
     let mut out = vec![0.0; q.len()];
     let a = Attention {
         head_dim: d,
+        cache: CacheDtype::F16,
         heads,
         scale: 0.125,
         softcap: None,

@@ -1,8 +1,8 @@
 //! Every kernel gives the bits of `reference` on every instruction set of this machine.
 
 use hearthnet_files::blocks::WeightType;
-use hearthnet_files::floats::{f16_to_f32, f32_to_f16};
-use hearthnet_files::spec::RopeKind;
+use hearthnet_files::floats::{bf16_to_f32, f16_to_f32, f32_to_f16};
+use hearthnet_files::spec::{CacheDtype, RopeKind};
 use proptest::prelude::*;
 
 use super::super::pack::row_bytes;
@@ -238,28 +238,38 @@ proptest! {
     fn attention_agrees_and_never_reads_a_stale_cell(
         eighths in 1usize..=18, heads in 1usize..=9, position in 0usize..=150, rows in 1usize..=40,
         window in prop::option::of(1usize..=100), softcap in prop::option::of(1.0f32..50.0),
-        after in prop::option::of(0usize..=90), with_sinks: bool, kind in kind(), seed: u64,
+        after in prop::option::of(0usize..=90), with_sinks: bool, q8: bool, kind in kind(), seed: u64,
     ) {
         let mut values = Values(seed);
         let sinks = with_sinks.then(|| values.many(heads, kind));
         let sinks = sinks.as_deref();
         let last = position + rows;
         let both_sides = after.map(|after| last + after);
-        let (d, n) = (8 * eighths, both_sides.unwrap_or(last));
-        let cells = |values: &mut Values, kind| -> Vec<u16> {
-            values.many(n * d, kind).into_iter().map(f32_to_f16).collect()
+        let (cache, d) = match q8 {
+            true => (CacheDtype::Q8_0, 32 * eighths.div_ceil(3)),
+            false => (CacheDtype::F16, 8 * eighths),
         };
-        let (keys, vals) = (cells(&mut values, kind), cells(&mut values, Kind::Ordinary));
+        let n = both_sides.unwrap_or(last);
+        let (mut keys, mut vals) = (values.many(n * d, kind), values.many(n * d, Kind::Ordinary));
         // Pages start as NaN; only the positions in use are written.
-        let mut pages = vec![vec![0x7fffu16; page_len(d)]; n.div_ceil(PAGE) + 1];
+        let mut pages = vec![vec![0x7fffu16; page_len(d, cache)]; n.div_ceil(PAGE) + 1];
         for p in 0..n {
             let cells = p * d..(p + 1) * d;
-            write_kv(&mut pages[p / PAGE], p % PAGE, &keys[cells.clone()], &vals[cells]);
+            let (key, value) = (&keys[cells.clone()], &vals[cells]);
+            let page = SharedMut::new(&mut pages[p / PAGE]);
+            // SAFETY: there is no other reference to the page.
+            unsafe { Kernels::best().store_kv(page, cache, p % PAGE, key, value) };
+        }
+        for x in [&mut keys, &mut vals] {
+            *x = match cache {
+                CacheDtype::F16 => x.iter().map(|x| f16_to_f32(f32_to_f16(*x))).collect(),
+                CacheDtype::Q8_0 => reference::q8_cached(x),
+            };
         }
         let pages: Vec<&[u16]> = pages.iter().map(Vec::as_slice).collect();
         let q = values.many(rows * heads * d, kind);
         let scale = 1.0 / (d as f32).sqrt();
-        let a = Attention { head_dim: d, heads, scale, softcap, sinks, position, window, both_sides, pages: &pages };
+        let a = Attention { head_dim: d, cache, heads, scale, softcap, sinks, position, window, both_sides, pages: &pages };
         let wanted: Vec<f32> = q
             .chunks(d)
             .enumerate()
@@ -364,15 +374,19 @@ proptest! {
 
 #[test]
 fn cells_of_a_page_are_used_exactly_once() {
-    let d = 24;
-    let mut used = vec![0; page_len(d)];
-    for slot in 0..PAGE {
-        for i in 0..d {
-            used[key_cell(d, slot, i)] += 1;
-            used[value_cell(d, slot, i)] += 1;
+    // Widths of heads, and of their scales in a cache of 8 bits.
+    for d in [24, 2] {
+        let mut used = vec![0; page_len(d, CacheDtype::F16)];
+        for slot in 0..PAGE {
+            for i in 0..d {
+                used[key_cell(d, slot, i)] += 1;
+                used[value_cell(d, slot, i)] += 1;
+            }
         }
+        assert!(used.iter().all(|n| *n == 1));
     }
-    assert!(used.iter().all(|n| *n == 1));
+    let (bytes, scales) = (PAGE * 64, page_len(2, CacheDtype::F16));
+    assert_eq!(page_len(64, CacheDtype::Q8_0), bytes + scales);
 }
 
 #[test]
@@ -384,9 +398,12 @@ fn store_kv_rounds_to_f16_and_writes_no_other_cell() {
             let (key, value) = (values.many(d, kind), values.many(d, kind));
             let slot = values.below(PAGE);
             for kernels in all_kernels() {
-                let mut page = vec![UNTOUCHED; page_len(d)];
+                let mut page = vec![UNTOUCHED; page_len(d, CacheDtype::F16)];
                 // SAFETY: there is no other reference to the page.
-                unsafe { kernels.store_kv(SharedMut::new(&mut page), slot, &key, &value) };
+                unsafe {
+                    let page = SharedMut::new(&mut page);
+                    kernels.store_kv(page, CacheDtype::F16, slot, &key, &value);
+                };
                 for i in 0..d {
                     for (cell, x) in [
                         (key_cell(d, slot, i), key[i]),
@@ -395,6 +412,45 @@ fn store_kv_rounds_to_f16_and_writes_no_other_cell() {
                         let found = std::mem::replace(&mut page[cell], UNTOUCHED);
                         let (found, wanted) = (f16_to_f32(found), f16_to_f32(f32_to_f16(x)));
                         assert!(same(found, wanted), "{} {d} {i}: {x:e}", kernels.isa());
+                    }
+                }
+                assert!(page.iter().all(|cell| *cell == UNTOUCHED), "{d}");
+            }
+        }
+    }
+}
+
+#[test]
+fn store_kv_quantises_to_q8_0_and_writes_no_other_byte() {
+    const UNTOUCHED: u16 = 0x5a5a;
+    let cache = CacheDtype::Q8_0;
+    let mut values = Values(12);
+    for d in [32, 64, 96, 128, 576] {
+        for kind in Kind::ALL {
+            let (mut key, value) = (values.many(d, kind), values.many(d, kind));
+            // The largest quotient of a value and the rounded scale, 127.496.
+            key[3] = 127.0 * (1.0 + 1.0 / 256.0);
+            let slot = values.below(PAGE);
+            for kernels in all_kernels() {
+                let mut page = vec![UNTOUCHED; page_len(d, cache)];
+                // SAFETY: there is no other reference to the page.
+                unsafe {
+                    let page = SharedMut::new(&mut page);
+                    kernels.store_kv(page, cache, slot, &key, &value);
+                };
+                let (quants, scales) = page.split_at_mut(PAGE * d);
+                let quants: &mut [i8] = bytemuck::cast_slice_mut(quants);
+                let cells: [fn(usize, usize, usize) -> usize; 2] = [key_cell, value_cell];
+                for (cell, x) in cells.into_iter().zip([&key, &value]) {
+                    let wanted = reference::q8_cached(x);
+                    for (i, wanted) in wanted.into_iter().enumerate() {
+                        let scale = bf16_to_f32(scales[cell(d / 32, slot, i / 32)]);
+                        let quant = std::mem::replace(&mut quants[cell(d, slot, i)], 0x5a);
+                        let found = f32::from(quant) * scale;
+                        assert!(same(found, wanted), "{} {d} {i}: {}", kernels.isa(), x[i]);
+                    }
+                    for block in 0..d / 32 {
+                        scales[cell(d / 32, slot, block)] = UNTOUCHED;
                     }
                 }
                 assert!(page.iter().all(|cell| *cell == UNTOUCHED), "{d}");

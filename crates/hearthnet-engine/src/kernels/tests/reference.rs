@@ -396,18 +396,37 @@ pub(super) fn gelu(g: f32) -> f32 {
     g / (1.0 + exp(-inner))
 }
 
-/// Attention of one query over `positions`; `keys` and `values` are binary16, `[position][d]`.
+/// Section 17: values of the cache for a key or a value of whole blocks of 32.
+pub(super) fn q8_cached(x: &[f32]) -> Vec<f32> {
+    let block = |x: &[f32]| {
+        let m = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        let d = match x.iter().all(|v| v.is_finite()) {
+            false => f32::NAN,
+            true if m < 1e-30 => 0.0,
+            true => half::bf16::from_f32(m / 127.0).to_f32(),
+        };
+        let r = 1.0 / d;
+        let cached = x.iter().map(move |v| match d > 0.0 {
+            true => (f64::from(*v) * f64::from(r)).round_ties_even() as i32 as f32 * d,
+            false => d,
+        });
+        cached.collect::<Vec<f32>>()
+    };
+    x.chunks(32).flat_map(block).collect()
+}
+
+/// Attention of one query over `positions`; `keys` and `values` are those of the cache, `[position][d]`.
 pub(super) fn attention(
     q: &[f32],
-    keys: &[u16],
-    values: &[u16],
+    keys: &[f32],
+    values: &[f32],
     positions: std::ops::Range<usize>,
     scale: f32,
     softcap: Option<f32>,
     sink: Option<f32>,
 ) -> Vec<f32> {
     let d = q.len();
-    let cell = |cells: &[u16], p: usize, i: usize| f16::from_bits(cells[p * d + i]).to_f32();
+    let cell = |cells: &[f32], p: usize, i: usize| cells[p * d + i];
     let score = |p: usize| {
         let score = (0..d).fold(0.0, |acc, i| fma(cell(keys, p, i), q[i], acc)) * scale;
         softcap.map_or(score, |cap| tanh(score / cap) * cap)

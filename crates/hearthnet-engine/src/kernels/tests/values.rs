@@ -138,7 +138,7 @@ pub(super) fn fields(ty: WeightType) -> &'static [usize] {
 /// Copies the raw binary16 bits of one position into a page.
 pub(crate) fn write_kv(page: &mut [u16], slot: usize, key: &[u16], value: &[u16]) {
     let d = key.len();
-    kv::check(page.len(), slot, d, value.len());
+    kv::check(page.len(), CacheDtype::F16, slot, d, value.len());
     for i in 0..d {
         page[key_cell(d, slot, i)] = key[i];
         page[value_cell(d, slot, i)] = value[i];

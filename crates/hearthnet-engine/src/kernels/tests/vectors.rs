@@ -3,7 +3,7 @@
 
 use hearthnet_files::blocks::WeightType;
 use hearthnet_files::floats::{f16_to_f32, f32_to_f16};
-use hearthnet_files::spec::{RopeKind, YarnSpec};
+use hearthnet_files::spec::{CacheDtype, RopeKind, YarnSpec};
 use sha2::{Digest, Sha256};
 
 use super::super::*;
@@ -137,7 +137,7 @@ fn the_window_on_both_sides_of_the_specification_holds() {
     let keys = cells(&|t, i| (((3 * t + i) % 5) as f32 - 2.0) / 2.0);
     let values = cells(&|t, i| (t + i) as f32 / 8.0);
     let q: Vec<f32> = (0..8).map(|i| (i as f32 - 3.0) / 4.0).collect();
-    let mut page = vec![0u16; page_len(8)];
+    let mut page = vec![0u16; page_len(8, CacheDtype::F16)];
     for t in 0..3 {
         let row = 8 * t..8 * t + 8;
         write_kv(&mut page, t, &keys[row.clone()], &values[row]);
@@ -146,6 +146,7 @@ fn the_window_on_both_sides_of_the_specification_holds() {
         for window in [None, Some(2)] {
             let attention = Attention {
                 head_dim: 8,
+                cache: CacheDtype::F16,
                 heads: 1,
                 scale: f32::from_bits(0x3eb5_04f3),
                 softcap: None,
@@ -389,7 +390,7 @@ fn the_absorbed_latent_attention_of_the_specification_holds() {
             y
         };
         let query = [multiply(&key_up, keys, &still), rotated.clone()].concat();
-        let mut page = vec![0u16; page_len(width)];
+        let mut page = vec![0u16; page_len(width, CacheDtype::F16)];
         let mut scores = Vec::new();
         for t in 0..2 {
             let row = range(&|i| (((5 * t + 3 * i as usize) % 7) as f32 - 2.0) / 3.0);
@@ -397,7 +398,7 @@ fn the_absorbed_latent_attention_of_the_specification_holds() {
             let (key, value) = ([&row[..], &turned].concat(), [&row[..], &[0.0; 8]].concat());
             let shared = SharedMut::new(&mut page);
             // SAFETY: there is one thread.
-            unsafe { kernels.store_kv(shared, t, &key, &value) };
+            unsafe { kernels.store_kv(shared, CacheDtype::F16, t, &key, &value) };
             let cached = key.iter().map(|k| f16_to_f32(f32_to_f16(*k)));
             let sum = cached
                 .zip(&query)
@@ -406,6 +407,7 @@ fn the_absorbed_latent_attention_of_the_specification_holds() {
         }
         let attention = Attention {
             head_dim: width,
+            cache: CacheDtype::F16,
             heads: 1,
             scale: 0.25,
             softcap: None,
@@ -426,5 +428,52 @@ fn the_absorbed_latent_attention_of_the_specification_holds() {
             .map(|x| format!("`{:08x}`", x.to_bits()))
             .collect();
         assert_in_spec(&format!("| {} |", told.join(" | ")));
+    }
+}
+
+#[test]
+fn the_cache_of_8_bits_of_the_specification_holds() {
+    let row = |of: &dyn Fn(usize) -> f32| -> Vec<f32> { (0..32).map(of).collect() };
+    let keys = |t: usize| row(&|i| ((7 * i + 5 * t) % 32) as f32 / 10.0 - 1.5);
+    let values = |t: usize| row(&|i| ((3 * i + t) % 11) as f32 / 7.0);
+    let q = row(&|i| (i as f32 - 15.0) / 16.0);
+    let cache = CacheDtype::Q8_0;
+    for kernels in all_kernels() {
+        let mut page = vec![0u16; page_len(32, cache)];
+        for t in 0..3 {
+            let shared = SharedMut::new(&mut page);
+            // SAFETY: there is one thread.
+            unsafe { kernels.store_kv(shared, cache, t, &keys(t), &values(t)) };
+            let (quants, scales) = page.split_at(PAGE * 32);
+            let quants: &[i8] = bytemuck::cast_slice(quants);
+            let (k, v) = (key_cell(1, t, 0), value_cell(1, t, 0));
+            let [k, v] = [scales[k], scales[v]].map(|scale| u32::from(scale) << 16);
+            let first = |cell: fn(usize, usize, usize) -> usize| quants[cell(32, t, 0)];
+            let last = |cell: fn(usize, usize, usize) -> usize| quants[cell(32, t, 31)];
+            assert_in_spec(&format!(
+                "| {t} | `{k:08x}` | {}, {} | `{v:08x}` | {}, {} |",
+                first(key_cell),
+                last(key_cell),
+                first(value_cell),
+                last(value_cell)
+            ));
+        }
+        let attention = Attention {
+            head_dim: 32,
+            cache,
+            heads: 1,
+            scale: 0.25,
+            softcap: None,
+            sinks: None,
+            position: 2,
+            window: None,
+            both_sides: None,
+            pages: &[&page],
+        };
+        let (mut out, mut scratch) = (vec![0.0; 32], AttentionScratch::default());
+        let tile = TileMut::new(&mut out, 1, 32, 32);
+        kernels.attention(&attention, &q, 32, &mut scratch, tile);
+        let [first, last] = [out[0], out[31]].map(f32::to_bits);
+        assert_in_spec(&format!("o[0] is `{first:08x}`, o[31] is `{last:08x}`"));
     }
 }

@@ -75,6 +75,11 @@ impl Lanes for Avx2 {
             };
             Self(widen(p), widen(p.add(8)))
         };
+        load_i8(p: *const i8) -> Self = {
+            let bytes = _mm_loadu_si128(p.cast());
+            let widen = |bytes| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+            Self(widen(bytes), widen(_mm_unpackhi_epi64(bytes, bytes)))
+        };
         store_f16(self, p: *mut u16) = {
             let lo = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
             let hi = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1);
@@ -138,6 +143,10 @@ impl Lanes for Avx512 {
         load_bf16(p: *const u16) -> Self = {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+        };
+        load_i8(p: *const i8) -> Self = {
+            let bytes = _mm_loadu_si128(p.cast());
+            Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)))
         };
         store_f16(self, p: *mut u16) = {
             let h = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
