@@ -468,10 +468,22 @@ fn the_default_model_of_the_configuration_is_used() {
 
 #[test]
 fn fp32_activations_are_a_model_of_their_own() {
-    const FP32: [&str; 2] = [
-        "--set",
-        "research.distributed_inference.activation_dtype=fp32",
-    ];
+    let (descriptor, said) = check_format("activation_dtype=fp32");
+    assert_eq!(descriptor["boundary_dtype"], "fp32");
+    assert!(said.contains("fp32 for debugging"), "{said}");
+}
+
+#[test]
+fn keys_and_values_of_8_bits_are_a_model_of_their_own() {
+    let (descriptor, _) = check_format("cache_dtype=q8_0");
+    assert_eq!(descriptor["boundary_dtype"], "fp16");
+}
+
+/// Checks that a host and a caller with a setting give the answer of one process with it, and that a
+/// caller without it refuses the host. Returns the host's descriptor, and what the process complains.
+fn check_format(setting: &str) -> (Value, String) {
+    let setting = format!("research.distributed_inference.{setting}");
+    let set = ["--set", &setting];
     let path = model();
     let caller = Home::new();
     let ask = |extra: &[&str], how: &[&str]| {
@@ -483,21 +495,20 @@ fn fp32_activations_are_a_model_of_their_own() {
         let done: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
         done["text"].as_str().expect("text").to_owned()
     };
-    let host = host(&caller, "0-29", &FP32);
-    let ready = &host.process.ready;
-    assert_eq!(ready["descriptor"]["boundary_dtype"], "fp32");
+    let host = host(&caller, "0-29", &set);
     let address = &host.address;
 
-    let said = ask(&["--local"], &FP32);
-    assert_complains(&said, "fp32 for debugging");
-    let over = ask(&["--shard", address, "--no-fallback"], &FP32);
-    assert_eq!(answer(over), answer(said));
+    let alone = ask(&["--local"], &set);
+    let said = text(&alone.stderr);
+    let over = ask(&["--shard", address, "--no-fallback"], &set);
+    assert_eq!(answer(over), answer(alone));
     let other = ask(&["--shard", address, "--no-fallback"], &[]);
     assert!(
         matches!(other.status.code(), Some(4 | 6)),
         "{}",
         text(&other.stderr)
     );
+    (host.process.ready["descriptor"].clone(), said)
 }
 
 #[test]

@@ -4,8 +4,10 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::Arc;
 use std::time::Duration;
 
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_testkit::TinyLlama;
 use serde_json::{Value, json};
 
@@ -148,6 +150,23 @@ fn layers_of_a_killed_home_are_served_by_a_spare_one_within_seconds() {
     let (fetched, left) = (said.rfind("fetched "), said.rfind("moving to layers"));
     assert!(fetched.is_some() && fetched < left, "{said}");
     assert_eq!(together(&attic), attic.alone(&QUESTION, &file));
+}
+
+#[test]
+fn the_cache_that_the_founder_chose_is_that_of_all_homes() {
+    let attic = Household::new(ALL, &[]).with("research.distributed_inference.cache_dtype=q8_0");
+    let file = medium(6).write(attic.home.path());
+    let first = attic.up(&found(&file));
+    attic.until_serving(&first);
+    let cellar = Household::new(ALL, &[&first.address]);
+    let second = cellar.up(&["--join", first.code()]);
+    assert_eq!(cellar.until_serving(&second), (3, 5));
+    for home in [&attic, &cellar] {
+        let part = Arc::new(home.part().expect("a part"));
+        let spec = part.model_file().expect("a model").spec().clone();
+        assert_eq!(spec.attention.cache, CacheDtype::Q8_0);
+        assert_eq!(together(home), attic.alone(&QUESTION, &file));
+    }
 }
 
 #[test]

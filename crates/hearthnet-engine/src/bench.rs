@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use hearthnet_files::ModelFile;
 use hearthnet_files::gguf::type_uses;
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_platform::hardware::cpu_name;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,8 @@ pub struct BenchOptions {
     /// Runs per measurement, after a warm-up run. The median is reported.
     pub repetitions: u32,
     pub isa: Isa,
+    /// Number format of keys and values.
+    pub cache: CacheDtype,
 }
 
 impl Default for BenchOptions {
@@ -50,6 +53,7 @@ impl Default for BenchOptions {
             batches: vec![1],
             repetitions: 5,
             isa: Isa::detect(),
+            cache: CacheDtype::F16,
         }
     }
 }
@@ -66,6 +70,8 @@ pub struct EngineBench {
     pub engine: String,
     /// Instruction set of the exact engine's kernels, which always compute the logits.
     pub isa: String,
+    /// Number format of keys and values.
+    pub cache: CacheDtype,
     pub file: PathBuf,
     pub architecture: String,
     /// Types of the matrices in the blocks, sorted by bytes, largest first.
@@ -144,13 +150,14 @@ pub fn bench_layers<B: Backend>(
     progress: &mut dyn FnMut(&str),
     mut load: impl FnMut(&ModelFile, &EngineOptions) -> Result<(EngineOn<B>, Head), Box<dyn Error>>,
 ) -> Result<EngineBench, Box<dyn Error>> {
-    let file = ModelFile::open(path)?;
+    let file = ModelFile::open(path)?.with_cache(options.cache)?;
     let mut bench = EngineBench {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         cpu: cpu_name(),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         engine: engine.to_owned(),
         isa: options.isa.name().to_owned(),
+        cache: options.cache,
         file: path.to_owned(),
         architecture: file.spec().architecture.clone(),
         weight_types: weight_types(&file),
@@ -490,6 +497,7 @@ mod tests {
             batches: vec![1, 5],
             repetitions: 3,
             isa: Isa::Portable,
+            cache: CacheDtype::F16,
         };
         let mut bench = bench_engine(&path, &options, &mut |_| ()).unwrap();
         use BenchTest::{Decode, Prefill};

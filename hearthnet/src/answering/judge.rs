@@ -7,6 +7,7 @@ use hearthnet_bus::evidence::{Evidence, EvidenceFault};
 use hearthnet_bus::log::{Case, Finding};
 use hearthnet_bus::sealed::{self, OpenError, hash_of};
 use hearthnet_engine::{ARITHMETIC, EngineOptions};
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_files::{BoundaryDtype, WeightsId};
 use hearthnet_hub::ModelRef;
 
@@ -110,7 +111,12 @@ fn model_for(
     // The number format of the rows is that of the evidence, whatever is configured here.
     let mut cx = cx.clone();
     cx.config.research.distributed_inference.activation_dtype = "fp16".to_owned();
-    let model = open_model(&cx, Some(&named), Some(home))?;
+    let mut model = open_model(&cx, Some(&named), Some(home))?;
+    if model.weights != wanted {
+        // So is that of keys and values.
+        cx.config.research.distributed_inference.cache_dtype = CacheDtype::F16;
+        model = open_model(&cx, Some(&named), Some(home))?;
+    }
     if model.weights != wanted {
         return Err(lacks(format!(
             "{} has the weights {}",

@@ -310,7 +310,7 @@ fn adopt_first(args: &UpArgs, home: &Home, cx: &Context) {
         .clone()
         .or_else(|| cx.config.model.default.clone());
     let model = configured.unwrap_or_else(|| ModelRef::Id(FALLBACK.to_owned()));
-    if let Err(why) = adopt::adopt(&model, home, cx, true) {
+    if let Err(why) = adopt::adopt(&model, None, home, cx, true) {
         note(format!(
             "the community has no model yet: {}",
             why.with_hint()

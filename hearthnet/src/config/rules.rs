@@ -6,6 +6,7 @@ use std::fmt;
 
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::is_name;
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::router::PolicyName;
 use hearthnet_platform::local_socket::SocketMode;
@@ -122,6 +123,10 @@ pub(super) fn layers<'de, D: Deserializer<'de>>(from: D) -> Result<Layers, D::Er
 pub(super) fn activation_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let why = "must be \"fp16\" (as the model's file says), or \"fp32\" for debugging";
     text_that(from, why, |name| ["fp16", "fp32"].contains(&name))
+}
+
+pub(super) fn cache_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<CacheDtype, D::Error> {
+    text(from, |name| name.parse())
 }
 
 pub(super) fn routing_policy<'de, D: Deserializer<'de>>(from: D) -> Result<PolicyName, D::Error> {

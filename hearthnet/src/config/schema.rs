@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_engine::EngineOptions;
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::router::PolicyName;
@@ -13,8 +14,8 @@ use serde::Deserialize;
 
 use super::rules::{
     QuietHours, UpToADay, Whole, Within, activation_dtype, aliases, allowed_hosts, backend,
-    cors_origins, device, dtype, health_timeout, layers, listen, listen_or_none, model,
-    node_listen, node_name, quiet_hours, routing_policy, share, socket_mode, static_peers,
+    cache_dtype, cors_origins, device, dtype, health_timeout, layers, listen, listen_or_none,
+    model, node_listen, node_name, quiet_hours, routing_policy, share, socket_mode, static_peers,
 };
 use crate::cli::args::{EngineKind, Layers};
 
@@ -125,6 +126,8 @@ pub(crate) struct Inference {
     pub(crate) backend: EngineKind,
     #[serde(deserialize_with = "activation_dtype")]
     pub(crate) activation_dtype: String,
+    #[serde(deserialize_with = "cache_dtype")]
+    pub(crate) cache_dtype: CacheDtype,
     pub(crate) max_shards_per_request: Within<usize, 1, 1024>,
     #[serde(deserialize_with = "health_timeout")]
     pub(crate) shard_health_timeout_seconds: f64,

@@ -367,6 +367,7 @@ fn values_out_of_range_name_the_setting() {
         "node.listen=somewhere:7600",
         "model.default=\"hf:nobody\"",
         "research.distributed_inference.activation_dtype=fp8",
+        "research.distributed_inference.cache_dtype=q4_0",
         "research.distributed_inference.backend=petals_like",
         "research.distributed_inference.host.device=tpu",
         "research.distributed_inference.host.dtype=f16",

@@ -171,13 +171,14 @@ impl HostProcess {
         };
         let streams = set("host.max_concurrent_streams", &plan.streams);
         let activations = set("activation_dtype", &inference.activation_dtype);
+        let cache = set("cache_dtype", &inference.cache_dtype);
         let HostLayers { layers, threads } = host;
         let (lo, hi) = layers;
         let mut command = Command::new(program);
         command
             .args(["--set", "policy.research.enable=true", "--set", &streams])
             .args(["--set", "research.distributed_inference.enabled=true"])
-            .args(["--set", &activations])
+            .args(["--set", &activations, "--set", &cache])
             .arg("--data-dir")
             .arg(home)
             .args(["shard", "serve", "--json", "--lifeline"])

@@ -17,7 +17,7 @@ use hearthnet_tokens::text::{ModelText, TextError};
 
 use super::catalogue::{self, catalogue, pin};
 use super::find::{pick, resolve, resolve_or_pull};
-use super::open_file::{changed, load_failure, model_failure, open_file};
+use super::open_file::{changed, load_failure, model_failure, open_file, with_cache};
 use crate::cli::{Failure, Progress, failure, no_thread, note};
 use crate::config::Context;
 use crate::home::{Home, now_ms};
@@ -91,6 +91,8 @@ fn open_as(cx: &Context, resolved: Resolved, wanted: Use) -> Result<OpenModel, F
     if wanted == Use::Texts {
         refuse_encoder(&id, &file)?;
     }
+    let cache = cx.config.research.distributed_inference.cache_dtype;
+    let file = with_cache(&id, file, cache)?;
     checked(cx, &catalogue, pin, id, file)
 }
 
@@ -106,7 +108,8 @@ pub(crate) fn refuse_encoder(id: &str, file: &ModelFile) -> Result<(), Failure> 
     }
 }
 
-/// Opens an adopted model by the part of it on this machine. The file has new pieces as they come.
+/// Opens an adopted model by the part of it on this machine. The file has new pieces as they come, and
+/// the format of keys and values of the adoption.
 pub(crate) fn open_part(cx: &Context, id: &str, part: &Arc<Part>) -> Result<OpenModel, Failure> {
     let file = part.model_file();
     let file = file.map_err(|e| model_failure(&part.path(), e))?;
@@ -133,11 +136,13 @@ fn checked(
     let manifest = Progress::during("hashing the model", |set| {
         file.check(pin.map(ModelEntry::expected), set)
     });
-    let weights = manifest.map_err(|e| changed(&e))?.weights_id();
+    let manifest = manifest.map_err(|e| changed(&e))?;
+    let weights = manifest.weights_id();
     // Magnitudes do not depend on the rounding of activations, so the bands still apply.
-    let entry = pin.or_else(|| catalogue.by_weights(weights));
+    let known = file.stored_weights(&manifest);
+    let entry = pin.or_else(|| catalogue.by_weights(known));
     let bands = entry.and_then(|entry| entry.boundary_magnitude.clone());
-    let sampling = catalogue::sampling(catalogue, weights, file.gguf());
+    let sampling = catalogue::sampling(catalogue, known, file.gguf());
     Ok(OpenModel {
         id,
         path: file.path().unwrap_or(Path::new("")).to_owned(),

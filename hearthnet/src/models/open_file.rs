@@ -5,6 +5,7 @@ use std::path::Path;
 use hearthnet_engine::LoadError;
 use hearthnet_files::manifest::ChangedError;
 use hearthnet_files::part::open_model;
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_files::{ModelError, ModelFile};
 use hearthnet_orchestrator::placement::runs_text;
 use hearthnet_platform::regular_file;
@@ -15,6 +16,24 @@ pub(crate) fn open_file(path: &Path) -> Result<ModelFile, Failure> {
     open_model(path).map_err(|e| match e.is_out_of_memory() {
         true => out_of_memory(&format!("{}: {e}", path.display())),
         false => model_failure(path, e),
+    })
+}
+
+/// The model with this format of keys and values; a part has that of its adoption.
+pub(crate) fn with_cache(
+    model: &str,
+    file: ModelFile,
+    cache: CacheDtype,
+) -> Result<ModelFile, Failure> {
+    let width = file.spec().block(0).key_width();
+    file.with_cache(cache).map_err(|error| {
+        failure!(
+            BadRequest,
+            "{model} cannot keep keys and values as {cache}: {error} (its keys have {width} values)"
+        )
+        .hint(
+            "choose f16: `--cache f16`, or the setting research.distributed_inference.cache_dtype",
+        )
     })
 }
 

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use clap::Subcommand;
 use hearthnet_bus::NodeId;
 use hearthnet_engine::kernels::Isa;
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::router::PolicyName;
 
@@ -58,6 +59,9 @@ pub(crate) struct EngineArgs {
     /// the best that this machine has. Results are identical with each.
     #[arg(long)]
     pub(crate) isa: Option<Isa>,
+    /// Format of keys and values: f16 or q8_0. Default: the setting cache_dtype.
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) cache: Option<CacheDtype>,
     /// Engine that computes the layers. Embedding and logits always use the exact engine, as a
     /// caller does.
     #[arg(long, value_name = "ENGINE", value_enum, default_value_t = EngineKind::Exact)]

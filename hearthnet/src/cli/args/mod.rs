@@ -23,6 +23,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use hearthnet_bus::NodeId;
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::link::HostAddr;
@@ -335,6 +336,10 @@ pub(crate) enum ModelCommand {
     Adopt {
         #[arg(help = MODEL, value_parser = model_ref())]
         model: ModelRef,
+        /// Format of keys and values on all nodes: f16, or q8_0 for half of the memory. Part of the
+        /// weights id. Default: the setting cache_dtype.
+        #[arg(long, value_name = "FORMAT")]
+        cache: Option<CacheDtype>,
         /// Print JSON.
         #[arg(long)]
         json: bool,

@@ -36,6 +36,7 @@ pub(crate) fn run(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
 fn engine(args: EngineArgs, cx: &Context) -> Result<(), Failure> {
     let path = resolve(&cx.global, &pick(cx, args.model.as_ref(), None)?)?.path;
     refuse_encoder(&path.display().to_string(), &open_file(&path)?)?;
+    let inference = &cx.config.research.distributed_inference;
     let options = bench::BenchOptions {
         threads: args.threads,
         prefill: args.prefill,
@@ -44,6 +45,7 @@ fn engine(args: EngineArgs, cx: &Context) -> Result<(), Failure> {
         batches: args.batch,
         repetitions: args.repetitions,
         isa: args.isa.unwrap_or_else(Isa::detect),
+        cache: args.cache.unwrap_or(inference.cache_dtype),
     };
     let mut progress = |what: &str| note(what);
     let report = match args.engine {

@@ -6,6 +6,7 @@ use hearthnet_bus::invite::MAX_NAME_BYTES;
 use hearthnet_bus::log::{Adoption, Community};
 use hearthnet_files::hugging_face::repository_of;
 use hearthnet_files::part::{Part, PartError, folder, identity_of};
+use hearthnet_files::spec::CacheDtype;
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::{ModelEntry, Source};
 use hearthnet_hub::reference::directory_on_hub;
@@ -20,17 +21,18 @@ use crate::home::rights::{is_anchor, signs_as_root};
 use crate::models::adopted::{find, name_in_parts, parts_dir};
 use crate::models::catalogue::{catalogue, pin};
 use crate::models::find::resolve_or_pull;
-use crate::models::open_file::{changed, model_failure, open_file};
+use crate::models::open_file::{changed, model_failure, open_file, with_cache};
 use crate::models::{Capacity, refuse_encoder};
 use crate::node::{Change, log_writer};
 
 pub(super) fn run(
     model: &ModelRef,
+    cache: Option<CacheDtype>,
     home: &Home,
     cx: &Context,
     as_json: bool,
 ) -> Result<(), Failure> {
-    let adopted = adopt(model, home, cx, as_json)?;
+    let adopted = adopt(model, cache, home, cx, as_json)?;
     let fit = fit(&adopted, home, cx);
     let found = json!({
         "name": adopted.name,
@@ -52,9 +54,10 @@ pub(super) fn run(
 }
 
 /// Finds or fetches the whole file of a model, keeps it for neighbours to fetch parts from, and lets
-/// the community adopt the model.
+/// the community adopt the model, with this format of keys and values or that of the settings.
 pub(crate) fn adopt(
     model: &ModelRef,
+    cache: Option<CacheDtype>,
     home: &Home,
     cx: &Context,
     quiet: bool,
@@ -65,6 +68,8 @@ pub(crate) fn adopt(
     let entry = pin(&catalogue, &resolved.path)?;
     let file = open_file(&resolved.path)?;
     refuse_encoder(&resolved.id, &file)?;
+    let cache = cache.unwrap_or(cx.config.research.distributed_inference.cache_dtype);
+    let file = with_cache(&resolved.id, file, cache)?;
     let manifest = Progress::during("hashing the model", |set| {
         file.check(entry.map(ModelEntry::expected), set)
     });

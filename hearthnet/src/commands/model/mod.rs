@@ -72,7 +72,9 @@ pub(crate) fn run(
                 json,
             )
         }
-        ModelCommand::Adopt { model, json } => adopt::run(&model, &open_home(cx)?, cx, json),
+        ModelCommand::Adopt { model, cache, json } => {
+            adopt::run(&model, cache, &open_home(cx)?, cx, json)
+        }
         ModelCommand::Drop { model, json } => adopt::drop_model(&model, &open_home(cx)?, cx, json),
         ModelCommand::Rm { model, yes } => match named(&cx.global, &model) {
             Some(adopted) => part::remove(&adopted, cx, yes),
