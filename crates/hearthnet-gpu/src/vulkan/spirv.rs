@@ -103,6 +103,7 @@ fn tidy(module: &mut Module) {
         spirv::StorageClass::Uniform as u32,
         spirv::StorageClass::StorageBuffer as u32,
     ];
+    let arrays = [Op::TypeArray, Op::TypeRuntimeArray];
     // Types in buffers. A type follows those that it contains.
     let mut stored = HashSet::new();
     for one in module.code.iter().rev() {
@@ -113,10 +114,8 @@ fn tidy(module: &mut Module) {
             [id, ..] if one.is(Op::TypeStruct) && stored.contains(&id) => {
                 stored.extend(&one.operands[1..]);
             }
-            [id, ty, ..] if one.among(&[Op::TypeArray, Op::TypeRuntimeArray]) => {
-                if stored.contains(&id) {
-                    stored.insert(ty);
-                }
+            [id, ty, ..] if one.among(&arrays) && stored.contains(&id) => {
+                stored.insert(ty);
             }
             _ => {}
         }
