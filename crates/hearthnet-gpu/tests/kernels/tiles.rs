@@ -1,7 +1,7 @@
 //! Products with many rows, by tiles.
 
 use hearthnet_files::blocks::WeightType;
-use hearthnet_gpu::testing::{Draw, Kernel, Route, Way};
+use hearthnet_gpu::testing::{Draw, Kernel, Route, Tile, Way};
 use hearthnet_gpu::{Arithmetic, Choice, Gpu, GpuError};
 
 use super::float_operations::flushing_card;
@@ -10,10 +10,10 @@ use super::shapes::{products_of_shape, quantised};
 use super::spirv::TILES;
 use super::{assert_same, software};
 
-fn kernel(weight_type: WeightType, index: usize, units: bool) -> Kernel {
+fn kernel(weight_type: WeightType, tile: Tile, units: bool) -> Kernel {
     Kernel::Tiles {
         weight_type,
-        tile: TILES[index],
+        tile,
         units,
     }
 }
@@ -25,10 +25,10 @@ fn tiles_of_each_shape_give_the_bytes_of_the_processor() {
     // one shape in `all`.
     use WeightType as T;
     for ty in [T::Q5_0, T::Q4_K, T::Q6_K, T::Q2_K] {
-        for i in 0..TILES.len() {
-            let kernel = kernel(ty, i, false);
+        for tile in TILES {
+            let kernel = kernel(ty, tile, false);
             let got = gpu.self_test(kernel).unwrap();
-            let what = format!("{ty:?} {:?}", TILES[i]);
+            let what = format!("{ty:?} {tile:?}");
             assert_same(&what, &got, &reference::results(kernel));
         }
     }
@@ -50,11 +50,7 @@ fn matrix_units_give_the_bytes_of_the_processor() {
     assert!(gpu.summary().ends_with(", tiles"));
     let mut draw = Draw::new(11);
     for weight_type in quantised() {
-        let kernel = Kernel::Tiles {
-            weight_type,
-            tile,
-            units: true,
-        };
+        let kernel = kernel(weight_type, tile, true);
         let way = gpu.way_of(kernel).unwrap();
         assert_eq!(way.route, Route::Spirv);
         let got = gpu.self_test(kernel).unwrap();
@@ -72,7 +68,7 @@ fn matrix_units_give_the_bytes_of_the_processor() {
 fn tiles_with_a_native_chain_give_the_bytes_of_the_processor() {
     let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Native, flushing_card).unwrap();
     for weight_type in quantised() {
-        let kernel = kernel(weight_type, 1, false);
+        let kernel = kernel(weight_type, TILES[1], false);
         assert_eq!(gpu.arithmetic_of(kernel).unwrap(), Arithmetic::Native);
     }
 }
@@ -81,12 +77,8 @@ fn tiles_with_a_native_chain_give_the_bytes_of_the_processor() {
 fn refused(ty: WeightType, most: impl Into<Way>, alter: fn(String) -> String) {
     let gpu = Gpu::open_altered(Choice::Software, most, alter).unwrap();
     let kernel = match gpu.tile() {
-        Some(tile) => Kernel::Tiles {
-            weight_type: ty,
-            tile,
-            units: true,
-        },
-        None => kernel(ty, 1, false),
+        Some(tile) => kernel(ty, tile, true),
+        None => kernel(ty, TILES[1], false),
     };
     let refused = gpu.way_of(kernel);
     assert!(
@@ -176,7 +168,7 @@ fn a_native_chain_in_another_order_is_refused() {
     };
     let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Native, alter).unwrap();
     for kernel in [
-        kernel(WeightType::Q8_0, 1, false),
+        kernel(WeightType::Q8_0, TILES[1], false),
         Kernel::Matrix {
             weight_type: WeightType::Q8_0,
             rows: 4,
