@@ -1,15 +1,16 @@
 //! Graphics cards of this machine, and one that was opened.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use hearthnet_files::blocks::WeightType;
 use parking_lot::Mutex;
 
 use crate::buffers::Buffer;
 use crate::error::GpuError;
-use crate::kernels::{Arithmetic, Kernel};
+use crate::kernels::{Arithmetic, Kernel, Route, Tile, Way};
 use crate::pipelines::{Compiler, Pipeline, now};
 
 /// Waits for a driver end after this time. A driver's own watchdog ends a kernel within 2 to 10 s.
@@ -123,7 +124,9 @@ pub(crate) struct Shared {
     pub(crate) compiler: Compiler,
     pub(crate) pipelines: Mutex<HashMap<Kernel, Arc<Pipeline>>>,
     /// Set once the self-test has chosen it.
-    pub(crate) arithmetic: OnceLock<Arithmetic>,
+    pub(crate) way: OnceLock<Way>,
+    /// Types with which the matrix units have failed the self-test.
+    pub(crate) without_tiles: Mutex<HashSet<WeightType>>,
     /// Parameters of the dispatches of a submission, [`Self::slot`] bytes apart.
     pub(crate) parameters: wgpu::Buffer,
     pub(crate) slot: u32,
@@ -145,8 +148,34 @@ impl Gpu {
     /// Arithmetic that the self-test has chosen. A kernel in which the card differs has one that
     /// relies on the card less.
     pub fn arithmetic(&self) -> Arithmetic {
-        let chosen = self.shared.arithmetic.get();
-        chosen.copied().unwrap_or(Arithmetic::Integers)
+        self.way().arithmetic
+    }
+
+    /// The arithmetic, and what computes beside it, in a few words: `native`, `native, SPIR-V` or
+    /// `native, tiles`. Compiles and tests a kernel of matrix units, if the card has them.
+    pub fn summary(&self) -> String {
+        let Way { arithmetic, route } = self.way();
+        let tiles = self.tiles(WeightType::Q8_0).is_some();
+        match route {
+            _ if tiles => format!("{arithmetic}, tiles"),
+            Route::Spirv => format!("{arithmetic}, SPIR-V"),
+            Route::Wgsl => arithmetic.to_string(),
+        }
+    }
+
+    /// For tests: shape of the tiles of the driver's matrix units, if it offers some that fit.
+    #[doc(hidden)]
+    pub fn tile(&self) -> Option<Tile> {
+        self.shared.compiler.tile()
+    }
+
+    /// Way that the self-test has chosen.
+    pub(crate) fn way(&self) -> Way {
+        let chosen = self.shared.way.get().copied();
+        chosen.unwrap_or(Way {
+            arithmetic: Arithmetic::Integers,
+            route: Route::Wgsl,
+        })
     }
 
     /// Returns true if the card is lost. It does not come back.

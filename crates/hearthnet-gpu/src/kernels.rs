@@ -61,6 +61,16 @@ pub fn all() -> Vec<Kernel> {
         paired: false,
         careful: true,
     });
+    let quantised = WeightType::ALL.into_iter().filter(|ty| ty.quantised());
+    all.extend(quantised.map(|weight_type| Kernel::Tiles {
+        weight_type,
+        tile: Tile {
+            m: 16,
+            n: 16,
+            k: 16,
+        },
+        units: false,
+    }));
     all
 }
 
@@ -80,6 +90,86 @@ pub enum Arithmetic {
 impl Arithmetic {
     /// All of them, the fastest first.
     pub const FASTEST_FIRST: [Self; 3] = [Self::Native, Self::Guarded, Self::Integers];
+}
+
+/// Form in which a driver gets a kernel. Ordered from the one that says least about its arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Route {
+    /// WGSL, which wgpu compiles.
+    Wgsl,
+    /// SPIR-V that forbids contractions and, if the driver has it, asks for an `fma` with one rounding.
+    /// Vulkan only.
+    Spirv,
+}
+
+/// Arithmetic of a kernel and the route of its compilation. Ordered as arithmetics are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Way {
+    pub arithmetic: Arithmetic,
+    pub route: Route,
+}
+
+impl Way {
+    /// All of them, in the order in which they are tried.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let routes =
+            |arithmetic| [Route::Spirv, Route::Wgsl].map(|route| Self { arithmetic, route });
+        Arithmetic::FASTEST_FIRST.into_iter().flat_map(routes)
+    }
+}
+
+impl From<Arithmetic> for Way {
+    /// Allows both routes.
+    fn from(arithmetic: Arithmetic) -> Self {
+        Self {
+            arithmetic,
+            route: Route::Spirv,
+        }
+    }
+}
+
+/// Threads of a workgroup of [`Kernel::Tiles`].
+pub(crate) const THREADS_OF_TILES: u32 = 128;
+
+/// Shape of the tiles of matrix units: the products of `m` outputs with `n` rows, from `k` inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tile {
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+}
+
+impl Tile {
+    /// Whether the kernel can use such tiles: each number is 8, 16 or 32.
+    pub fn fits(self) -> bool {
+        [self.m, self.n, self.k]
+            .iter()
+            .all(|n| [8, 16, 32].contains(n))
+    }
+
+    /// vec4 that a run of `k` signed bytes takes in the memory of a workgroup.
+    pub(crate) fn run(self) -> u32 {
+        self.k.div_ceil(16)
+    }
+
+    /// Runs of an integer of [`Kernel::Tiles`], which is of 32 inputs, or of 16 in types with a
+    /// sub-scale for 16.
+    pub(crate) fn steps(self, weight_type: WeightType) -> u32 {
+        let inputs = if of_halves(weight_type) { 16 } else { 32 };
+        (inputs / self.k).max(1)
+    }
+
+    /// Bytes of a workgroup's memory that [`Kernel::Tiles`] takes, at most.
+    pub fn workgroup_bytes(self) -> u32 {
+        let operands = 4 * 32 * self.run() * (32 / self.k);
+        16 * (operands + 512 + 2 * 64)
+    }
+}
+
+/// Whether a type has a sub-scale for each 16 inputs.
+fn of_halves(weight_type: WeightType) -> bool {
+    let sub_scale = Layout::of(weight_type).sub_scale;
+    matches!(sub_scale, SubScale::Scale16 | SubScale::ScaleMin16)
 }
 
 /// Function of one value.
@@ -164,6 +254,14 @@ pub enum Kernel {
         /// Guards all chains.
         careful: bool,
     },
+    /// Products of a quantised matrix with 32 rows at a time.
+    Tiles {
+        weight_type: WeightType,
+        tile: Tile,
+        /// The driver's matrix units make the tiles, which only [`Route::Spirv`] can say. Otherwise
+        /// threads do.
+        units: bool,
+    },
 }
 
 /// Whether a kernel writes a buffer, or may.
@@ -203,7 +301,7 @@ impl Kernel {
             Self::StoreKv => &[W, W, W, R, R],
             Self::Score | Self::Softmax | Self::Mix => &[W, R, R, R, W, R],
             Self::Convolve | Self::Keep | Self::DeltaRule | Self::MambaScan => &[W, R, R, W, W],
-            Self::Matrix { .. } => &[R, W, W, R, R],
+            Self::Matrix { .. } | Self::Tiles { .. } => &[R, W, W, R, R],
         }
     }
 }
@@ -227,7 +325,15 @@ impl fmt::Display for Kernel {
             Self::Convolve | Self::Keep => f.write_str("convolution"),
             Self::DeltaRule => f.write_str("delta_rule"),
             Self::MambaScan => f.write_str("mamba_scan"),
-            Self::Matrix { weight_type, .. } => write!(f, "matrix {weight_type:?}"),
+            // Its self-test has small scales, which no other type has.
+            Self::Matrix {
+                weight_type: WeightType::MXFP4,
+                careful: true,
+                ..
+            } => f.write_str("matrix MXFP4 careful"),
+            Self::Matrix { weight_type, .. } | Self::Tiles { weight_type, .. } => {
+                write!(f, "matrix {weight_type:?}")
+            }
         }
     }
 }
@@ -291,6 +397,7 @@ pub fn text(kernel: Kernel, arithmetic: Arithmetic) -> String {
             if weight_type.quantised() {
                 text += &constants(weight_type);
                 text += &format!("const CAREFUL: bool = {careful};\n");
+                text += include_str!("wgsl/weights.wgsl");
                 text += include_str!("wgsl/matrix.wgsl");
             } else {
                 let kind = match weight_type {
@@ -301,6 +408,29 @@ pub fn text(kernel: Kernel, arithmetic: Arithmetic) -> String {
                 text += &format!("const KIND: u32 = {kind}u;\n");
                 text += include_str!("wgsl/plain.wgsl");
             }
+        }
+        Kernel::Tiles {
+            weight_type,
+            tile,
+            units,
+        } => {
+            text += &constants(weight_type);
+            for (name, value) in [
+                ("M", tile.m),
+                ("N", tile.n),
+                ("K", tile.k),
+                ("RUN", tile.run()),
+                ("STEPS", tile.steps(weight_type)),
+                ("THREADS", THREADS_OF_TILES),
+            ] {
+                text += &format!("const {name}: u32 = {value}u;\n");
+            }
+            text += include_str!("wgsl/weights.wgsl");
+            text += include_str!("wgsl/tiles.wgsl");
+            text += match units {
+                true => include_str!("wgsl/tiles_of_card.wgsl"),
+                false => include_str!("wgsl/tiles_of_threads.wgsl"),
+            };
         }
     }
     text
@@ -370,5 +500,10 @@ const TABLE: array<u32, 4> = array<u32, 4>(",
         // Writing to a string cannot fail.
         let _ = write!(text, "{word:#x}u, ");
     }
-    text + ");\n"
+    text += ");\n";
+    text += match table {
+        Some(_) => include_str!("wgsl/table.wgsl"),
+        None => include_str!("wgsl/without_table.wgsl"),
+    };
+    text
 }

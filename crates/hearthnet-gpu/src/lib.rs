@@ -10,6 +10,7 @@
 //! | memory on the card, matrices, pages of keys and values | `buffers.rs`, `memory.rs` |
 //! | operations of a batch, recorded and submitted together | `step.rs`, `operations.rs`, `products.rs`, `recurrences.rs` |
 //! | texts of the kernels, their pipelines and bind groups | `kernels.rs`, `pipelines.rs`, `bind_groups.rs`, `wgsl/` |
+//! | SPIR-V for Vulkan drivers, and what they offer to it | `vulkan/` |
 //! | choice of the arithmetic; refusal of a card that computes other bytes | `open.rs`, `self_test.rs` |
 //! | errors | `error.rs` |
 //! | the engine: layers, sequences, batches | `engine/` |
@@ -34,6 +35,8 @@ mod products;
 mod recurrences;
 mod self_test;
 mod step;
+#[cfg_attr(target_vendor = "apple", path = "vulkan/none.rs")]
+mod vulkan;
 
 pub use buffers::{Buffer, Input, Matrix, View, attention_words, kv_layout};
 pub use device::{AdapterFacts, Choice, Gpu};
@@ -48,6 +51,8 @@ pub use step::Step;
 /// For tests: texts of kernels, and operands and digests of the self-test.
 #[doc(hidden)]
 pub mod testing {
-    pub use crate::kernels::{Formula, Gate, Kernel, all, text};
+    pub use crate::kernels::{Formula, Gate, Kernel, Route, Tile, Way, all, text};
     pub use crate::self_test::*;
+    #[cfg(not(target_vendor = "apple"))]
+    pub use crate::vulkan::{Offer, spirv};
 }

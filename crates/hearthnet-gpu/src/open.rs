@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 
 use crate::device::{AdapterFacts, Choice, DISPATCHES, Gpu, Kind, Shared, all_adapters, facts};
 use crate::error::GpuError;
-use crate::kernels::{Arithmetic, Kernel};
+use crate::kernels::{Arithmetic, Kernel, Route, Way};
 use crate::pipelines::{Compiler, PARAMETERS, Pipeline, Trial, now};
-use crate::self_test;
+use crate::{self_test, vulkan};
 
 /// Listing cards wakes them, which takes seconds with some drivers.
 const LISTING: Duration = Duration::from_secs(20);
@@ -54,14 +54,14 @@ impl Gpu {
         Self::open_altered(choice, Arithmetic::Native, |text| text)
     }
 
-    /// For tests: with changed kernels, and without arithmetics that rely on the card more than
-    /// `most`.
+    /// For tests: with changed kernels, and without ways that rely on the card more than `most`.
     #[doc(hidden)]
     pub fn open_altered(
         choice: Choice,
-        most: Arithmetic,
+        most: impl Into<Way>,
         alter: fn(String) -> String,
     ) -> Result<Self, GpuError> {
+        let most = most.into();
         let found = in_time(LISTING, || Ok(all_adapters()))?;
         in_time(OPENING, move || open(&found, choice, most, alter))
     }
@@ -81,7 +81,16 @@ impl Gpu {
     /// [`GpuError::SelfTest`], and those of a lost card.
     #[doc(hidden)]
     pub fn arithmetic_of(&self, kernel: Kernel) -> Result<Arithmetic, GpuError> {
-        Ok(self.pipeline(kernel)?.arithmetic)
+        Ok(self.way_of(kernel)?.arithmetic)
+    }
+
+    /// For tests: arithmetic and route of a kernel.
+    ///
+    /// # Errors
+    /// As [`Self::arithmetic_of`].
+    #[doc(hidden)]
+    pub fn way_of(&self, kernel: Kernel) -> Result<Way, GpuError> {
+        Ok(self.pipeline(kernel)?.way)
     }
 
     /// Pipeline of a kernel in the fastest arithmetic in which the card computes the right bytes.
@@ -94,11 +103,14 @@ impl Gpu {
         }
         self.alive()?;
         let family = self_test::family(kernel);
-        for arithmetic in Arithmetic::FASTEST_FIRST {
-            if arithmetic > self.arithmetic() {
-                continue;
-            }
-            let Some(built) = self.build(&family, arithmetic) else {
+        let units = matches!(kernel, Kernel::Tiles { units: true, .. });
+        for way in Way::all() {
+            // Matrix units need SPIR-V, also if the others are better compiled from WGSL.
+            let known = match units {
+                true => way.arithmetic <= self.arithmetic(),
+                false => way <= self.way(),
+            };
+            let Some(built) = known.then(|| self.build(&family, way)).flatten() else {
                 continue;
             };
             if self_test::passes(self, kernel, &built)? {
@@ -118,11 +130,14 @@ impl Gpu {
         })
     }
 
-    /// Compiles kernels; `None` if the driver refuses one.
-    fn build(&self, kernels: &[Kernel], arithmetic: Arithmetic) -> Option<Trial> {
-        let mut built = Trial::new();
+    /// Compiles kernels; `None` if this is not possible, or the driver refuses one.
+    fn build(&self, kernels: &[Kernel], way: Way) -> Option<Trial> {
+        let (mut built, compiler) = (Trial::new(), &self.shared.compiler);
         for &kernel in kernels {
-            let pipeline = self.shared.compiler.compile(kernel, arithmetic).ok()?;
+            if !compiler.can(kernel, way) {
+                return None;
+            }
+            let pipeline = compiler.compile(kernel, way).ok()?;
             built.insert(kernel, Arc::new(pipeline));
         }
         Some(built)
@@ -132,7 +147,7 @@ impl Gpu {
 fn open(
     found: &[wgpu::Adapter],
     choice: Choice,
-    most: Arithmetic,
+    most: Way,
     alter: fn(String) -> String,
 ) -> Result<Gpu, GpuError> {
     let all = all_facts(found);
@@ -178,15 +193,24 @@ fn open(
             });
         }
     }
-    let opened = now(adapter.request_device(&wgpu::DeviceDescriptor {
+    let descriptor = wgpu::DeviceDescriptor {
         label: None,
         required_features: wgpu::Features::empty(),
         required_limits: limits.clone(),
         // Pages and matrices are large; what is allocated beside them stays small.
         memory_hints: wgpu::MemoryHints::MemoryUsage,
         ..Default::default()
-    }));
-    let (device, queue) = match opened {
+    };
+    let spirv = match most.route {
+        Route::Spirv => vulkan::open(adapter, &descriptor),
+        Route::Wgsl => None,
+    };
+    let opened = match spirv {
+        Some((device, queue, offer)) => Some(Ok((device, queue, Some(offer)))),
+        None => now(adapter.request_device(&descriptor))
+            .map(|opened| opened.map(|(device, queue)| (device, queue, None))),
+    };
+    let (device, queue, offer) = match opened {
         Some(Ok(opened)) => opened,
         failed => {
             let reason = match failed {
@@ -222,11 +246,12 @@ fn open(
     let gpu = Gpu {
         shared: Arc::new(Shared {
             facts,
-            compiler: Compiler::new(device.clone(), alter),
+            compiler: Compiler::new(device.clone(), offer, alter),
             device,
             queue,
             pipelines: Mutex::default(),
-            arithmetic: OnceLock::new(),
+            way: OnceLock::new(),
+            without_tiles: Mutex::default(),
             parameters,
             slot,
             nothing: OnceLock::new(),
@@ -238,15 +263,12 @@ fn open(
     let nothing = gpu.buffer(4)?;
     gpu.shared.nothing.get_or_init(|| nothing);
     // The float operations alone tell what the card can do.
-    for arithmetic in Arithmetic::FASTEST_FIRST {
-        if arithmetic > most {
-            continue;
-        }
-        let Some(built) = gpu.build(&[Kernel::Probe], arithmetic) else {
+    for way in Way::all().filter(|way| *way <= most) {
+        let Some(built) = gpu.build(&[Kernel::Probe], way) else {
             continue;
         };
         if self_test::passes(&gpu, Kernel::Probe, &built)? {
-            gpu.shared.arithmetic.get_or_init(|| arithmetic);
+            gpu.shared.way.get_or_init(|| way);
             gpu.shared.pipelines.lock().extend(built);
             return Ok(gpu);
         }

@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 use crate::bind_groups::GroupCache;
 use crate::buffers::Buffer;
 use crate::error::GpuError;
-use crate::kernels::{Access, Arithmetic, Kernel, text};
+use crate::kernels::{Access, Arithmetic, Kernel, Route, Tile, Way, text};
+use crate::vulkan::Offer;
 
 /// Words of the parameters of a kernel, at most.
 pub(crate) const PARAMETERS: usize = 16;
@@ -16,7 +17,7 @@ pub(crate) const PARAMETERS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     pub(crate) pipeline: wgpu::ComputePipeline,
-    pub(crate) arithmetic: Arithmetic,
+    pub(crate) way: Way,
     accesses: &'static [Access],
     layout: wgpu::BindGroupLayout,
 }
@@ -30,6 +31,8 @@ pub(crate) struct Compiler {
     device: wgpu::Device,
     layouts: Mutex<HashMap<&'static [Access], Layouts>>,
     pub(crate) groups: Arc<GroupCache>,
+    /// Extensions of the driver for SPIR-V; `None` if it gets WGSL only.
+    offer: Option<Offer>,
     /// Changes the text of each kernel: the identity, except in tests.
     alter: fn(String) -> String,
 }
@@ -41,12 +44,33 @@ struct Layouts {
 }
 
 impl Compiler {
-    pub(crate) fn new(device: wgpu::Device, alter: fn(String) -> String) -> Self {
+    pub(crate) fn new(
+        device: wgpu::Device,
+        offer: Option<Offer>,
+        alter: fn(String) -> String,
+    ) -> Self {
         Self {
             device,
+            offer,
             layouts: Mutex::default(),
             groups: Arc::default(),
             alter,
+        }
+    }
+
+    /// Shape of the tiles of the driver's matrix units.
+    pub(crate) fn tile(&self) -> Option<Tile> {
+        self.offer.as_ref()?.tile()
+    }
+
+    /// Whether a kernel can be compiled this way. On the bits, SPIR-V has nothing to say but tiles.
+    pub(crate) fn can(&self, kernel: Kernel, way: Way) -> bool {
+        let units = matches!(kernel, Kernel::Tiles { units: true, .. });
+        match way.route {
+            Route::Wgsl => !units,
+            Route::Spirv => {
+                self.offer.is_some() && (units || way.arithmetic != Arithmetic::Integers)
+            }
         }
     }
 
@@ -54,20 +78,19 @@ impl Compiler {
     ///
     /// # Errors
     /// The reason, if the driver refuses it.
-    pub(crate) fn compile(
-        &self,
-        kernel: Kernel,
-        arithmetic: Arithmetic,
-    ) -> Result<Pipeline, String> {
+    pub(crate) fn compile(&self, kernel: Kernel, way: Way) -> Result<Pipeline, String> {
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
         let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
-        let source = (self.alter)(text(kernel, arithmetic));
-        let module = self
-            .device
-            .create_shader_module(wgpu::ShaderModuleDescriptor {
-                label: None,
-                source: wgpu::ShaderSource::Wgsl(source.into()),
-            });
+        let source = (self.alter)(text(kernel, way.arithmetic));
+        let module = match (&self.offer, way.route) {
+            (Some(offer), Route::Spirv) => offer.module(&self.device, kernel, &source)?,
+            _ => self
+                .device
+                .create_shader_module(wgpu::ShaderModuleDescriptor {
+                    label: None,
+                    source: wgpu::ShaderSource::Wgsl(source.into()),
+                }),
+        };
         let accesses = kernel.bindings();
         let layouts = self.layouts(accesses);
         let pipeline = self
@@ -89,7 +112,7 @@ impl Compiler {
             Some(error) => Err(error.to_string()),
             None => Ok(Pipeline {
                 pipeline,
-                arithmetic,
+                way,
                 accesses,
                 layout: layouts.group,
             }),

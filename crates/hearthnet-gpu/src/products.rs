@@ -2,9 +2,37 @@
 
 use std::ops::Range;
 
+use hearthnet_files::blocks::WeightType;
+
 use crate::buffers::{Buffer, Input, Matrix, View};
+use crate::device::Gpu;
 use crate::kernels::{Arithmetic, Kernel};
 use crate::step::{Step, fits};
+
+/// From this number of rows on, matrix units compute products. They take 32 rows at a time.
+const TILED_ROWS: u32 = 16;
+
+impl Gpu {
+    /// Kernel of products by matrix units, if the card has them and they pass the self-test.
+    pub(crate) fn tiles(&self, weight_type: WeightType) -> Option<Kernel> {
+        let tile = self.shared.compiler.tile()?;
+        let known = self.shared.without_tiles.lock().contains(&weight_type);
+        if known || !weight_type.quantised() {
+            return None;
+        }
+        let kernel = Kernel::Tiles {
+            weight_type,
+            tile,
+            units: true,
+        };
+        if self.pipeline(kernel).is_err() {
+            // Other kernels compute the products. They also report a lost card.
+            self.shared.without_tiles.lock().insert(weight_type);
+            return None;
+        }
+        Some(kernel)
+    }
+}
 
 impl Step {
     /// Products of rows with all outputs of a matrix. `out` is none of the operands.
@@ -21,10 +49,31 @@ impl Step {
         out: View<'_>,
         rows: u32,
     ) {
+        let tiles = match rows >= TILED_ROWS && !matrix.careful {
+            true => self.gpu.tiles(matrix.weight_type),
+            false => None,
+        };
+        let together = if rows == 1 { 1 } else { 4 };
+        let kernel = tiles.unwrap_or_else(|| self.product(matrix, together, false));
+        self.matmul_by(kernel, matrix, panels, input, out, rows);
+    }
+
+    /// [`Self::matmul_panels`] by a kernel.
+    pub(crate) fn matmul_by(
+        &mut self,
+        kernel: Kernel,
+        matrix: &Matrix,
+        panels: Range<u32>,
+        input: Input<'_>,
+        out: View<'_>,
+        rows: u32,
+    ) {
         let end = matrix.rows.min(panels.end * 16);
         fits(out, rows, end.saturating_sub(panels.start * 16));
-        let together = if rows == 1 { 1 } else { 4 };
-        let kernel = self.product(matrix, together, false);
+        let together = match kernel {
+            Kernel::Matrix { rows, .. } => rows,
+            _ => 32,
+        };
         let nothing = self.nothing();
         for (held, part) in &matrix.parts {
             let own = panels.start.max(held.start)..panels.end.min(held.end);

@@ -245,9 +245,21 @@ pub fn weights(ty: WeightType) -> Vec<u8> {
                     bytes[start + at..][..2].copy_from_slice(&field);
                 }
                 if ty == T::MXFP4 {
-                    bytes[start] = [90, 1, 122, 124, 127, 130, 134][i % 7];
+                    bytes[start] = [103, 110, 122, 124, 127, 130, 134][i % 7];
                 }
             }
+        }
+    }
+    bytes
+}
+
+/// [`weights`] of MXFP4 with scales below 2^-24.
+pub fn small_scales() -> Vec<u8> {
+    let ty = WeightType::MXFP4;
+    let mut bytes = weights(ty);
+    for (i, block) in bytes.chunks_mut(ty.file_block()).enumerate() {
+        if let Some(scale) = [90, 1].get(i % 7) {
+            block[0] = *scale;
         }
     }
     bytes

@@ -1,7 +1,7 @@
 //! Each kernel as the driver in software runs it.
 
 use hearthnet_files::blocks::WeightType;
-use hearthnet_gpu::testing::{Draw, INPUTS, Kernel, OUTPUTS, all, weights};
+use hearthnet_gpu::testing::{Draw, INPUTS, Kernel, OUTPUTS, Route, Way, all, weights};
 use hearthnet_gpu::{Arithmetic, Choice, Gpu, Input};
 
 use super::{assert_same, floats, reference, software, words};
@@ -50,6 +50,8 @@ fn instead_of_the_card(text: &str, card: &str) -> String {
 fn a_card_that_flushes_subnormal_numbers_gives_the_same_bytes_natively() {
     let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Native, flushing_card).unwrap();
     assert_eq!(gpu.arithmetic(), Arithmetic::Native);
+    // Vulkan drivers take the changed SPIR-V.
+    assert_eq!(gpu.way_of(Kernel::Probe).unwrap().route, Route::Spirv);
     all_kernels(&gpu);
     let kernel = Kernel::Matrix {
         weight_type: WeightType::Q4_K,
@@ -58,6 +60,18 @@ fn a_card_that_flushes_subnormal_numbers_gives_the_same_bytes_natively() {
         careful: false,
     };
     assert_eq!(gpu.arithmetic_of(kernel).unwrap(), Arithmetic::Native);
+}
+
+#[test]
+fn a_driver_that_gets_wgsl_only_gives_the_same_bytes_natively() {
+    let most = Way {
+        arithmetic: Arithmetic::Native,
+        route: Route::Wgsl,
+    };
+    let gpu = Gpu::open_altered(Choice::Software, most, flushing_card).unwrap();
+    assert_eq!(gpu.way_of(Kernel::Probe).unwrap(), most);
+    assert_eq!(gpu.summary(), "native");
+    all_kernels(&gpu);
 }
 
 #[test]

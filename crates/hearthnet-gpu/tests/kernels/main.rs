@@ -16,6 +16,7 @@ mod reference;
 mod shapes;
 mod spirv;
 mod texts;
+mod tiles;
 
 use std::sync::OnceLock;
 

@@ -101,9 +101,14 @@ pub(crate) fn results(kernel: Kernel) -> Vec<u32> {
                 .map(|row| u32::from(row.iter().any(|v| !v.is_finite())))
                 .collect();
         }
-        Kernel::Matrix { weight_type, .. } => {
+        Kernel::Matrix { weight_type, .. } | Kernel::Tiles { weight_type, .. } => {
             let (rows, cols) = (OUTPUTS as usize, INPUTS as usize);
-            let bytes = weights(weight_type);
+            let bytes = match kernel {
+                Kernel::Matrix { careful: true, .. } if weight_type == WeightType::MXFP4 => {
+                    small_scales()
+                }
+                _ => weights(weight_type),
+            };
             let x = floats(&finite_activations());
             return words(&product(weight_type, &bytes, rows, cols, &x));
         }

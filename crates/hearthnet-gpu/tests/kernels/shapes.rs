@@ -3,7 +3,7 @@
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::blocks::WeightType;
 use hearthnet_gpu::testing::{Draw, weights};
-use hearthnet_gpu::{GpuError, Input};
+use hearthnet_gpu::{Gpu, GpuError, Input};
 
 use super::{assert_same, floats, reference, software, words};
 
@@ -24,50 +24,67 @@ fn matrix_bytes(ty: WeightType, rows: usize, cols: usize) -> Vec<u8> {
     weights(ty).into_iter().cycle().take(len).collect()
 }
 
+/// Compares products of random rows with those of the processor. `shape`: outputs, inputs, rows. A type
+/// whose blocks do not fit is skipped.
+pub(crate) fn products_of_shape(
+    gpu: &Gpu,
+    ty: WeightType,
+    (outputs, inputs, rows): (usize, usize, usize),
+    draw: &mut Draw,
+) {
+    if !inputs.is_multiple_of(ty.inputs()) {
+        return;
+    }
+    let bytes = matrix_bytes(ty, outputs, inputs);
+    let x = draw.many(rows * inputs, Draw::value);
+    let packed = reference::packed(ty, &bytes, outputs, inputs);
+    let matrix = gpu.matrix(&packed).unwrap();
+    let (n, cols, width) = (rows as u32, inputs as u32, outputs as u32);
+    // Rows of the input and of the output lie apart, behind other numbers.
+    let stride = cols + 5;
+    let mut apart = vec![0x7fc0_0000; 3 + rows * stride as usize];
+    for (row, x) in x.chunks(inputs).enumerate() {
+        apart[3 + row * stride as usize..][..inputs].copy_from_slice(x);
+    }
+    let plain = gpu.upload(&apart).unwrap();
+    let plain = plain.rows_at(3, stride);
+    let act = gpu.act(n, cols).unwrap();
+    let out = gpu.buffer(u64::from(2 + n * (width + 1))).unwrap();
+    let mut step = gpu.step();
+    let input = match ty.quantised() {
+        true => {
+            step.quantise(plain, &act, n, cols);
+            Input::Quantised(&act)
+        }
+        false => Input::Plain(plain),
+    };
+    step.matmul(&matrix, input, out.rows_at(2, width + 1), n);
+    step.submit().unwrap();
+    let got = gpu.read(&out, 2..out.words()).unwrap();
+    let wanted = reference::product(ty, &bytes, outputs, inputs, &floats(&x));
+    let got: Vec<u32> = got
+        .chunks(outputs + 1)
+        .flat_map(|row| {
+            assert_eq!(row.get(outputs), Some(&0), "a write beside the outputs");
+            &row[..outputs]
+        })
+        .copied()
+        .collect();
+    let what = format!("{ty:?} {outputs}x{inputs}, {rows} rows");
+    assert_same(&what, &got, &words(&wanted));
+}
+
+pub(crate) fn quantised() -> impl Iterator<Item = WeightType> {
+    WeightType::ALL.into_iter().filter(|ty| ty.quantised())
+}
+
 #[test]
 fn products_of_all_types_and_shapes_are_those_of_the_processor() {
     let gpu = software();
     let mut draw = Draw::new(7);
     for ty in WeightType::ALL {
-        let shapes = SHAPES.into_iter();
-        for (outputs, inputs, rows) in shapes.filter(|shape| shape.1 % ty.inputs() == 0) {
-            let bytes = matrix_bytes(ty, outputs, inputs);
-            let x = draw.many(rows * inputs, Draw::value);
-            let packed = reference::packed(ty, &bytes, outputs, inputs);
-            let matrix = gpu.matrix(&packed).unwrap();
-            let (n, cols, width) = (rows as u32, inputs as u32, outputs as u32);
-            // Rows of the input and of the output lie apart, behind other numbers.
-            let stride = cols + 5;
-            let mut apart = vec![0x7fc0_0000; 3 + rows * stride as usize];
-            for (row, x) in x.chunks(inputs).enumerate() {
-                apart[3 + row * stride as usize..][..inputs].copy_from_slice(x);
-            }
-            let plain = gpu.upload(&apart).unwrap();
-            let plain = plain.rows_at(3, stride);
-            let act = gpu.act(n, cols).unwrap();
-            let out = gpu.buffer(u64::from(2 + n * (width + 1))).unwrap();
-            let mut step = gpu.step();
-            let input = match ty.quantised() {
-                true => {
-                    step.quantise(plain, &act, n, cols);
-                    Input::Quantised(&act)
-                }
-                false => Input::Plain(plain),
-            };
-            step.matmul(&matrix, input, out.rows_at(2, width + 1), n);
-            step.submit().unwrap();
-            let got = gpu.read(&out, 2..out.words()).unwrap();
-            let wanted = reference::product(ty, &bytes, outputs, inputs, &floats(&x));
-            let got: Vec<u32> = got
-                .chunks(outputs + 1)
-                .flat_map(|row| {
-                    assert_eq!(row.get(outputs), Some(&0), "a write beside the outputs");
-                    &row[..outputs]
-                })
-                .copied()
-                .collect();
-            let what = format!("{ty:?} {outputs}x{inputs}, {rows} rows");
-            assert_same(&what, &got, &words(&wanted));
+        for shape in SHAPES {
+            products_of_shape(&gpu, ty, shape, &mut draw);
         }
     }
 }
@@ -178,7 +195,7 @@ fn memory_that_cannot_be_bound_is_refused() {
 
 #[test]
 fn a_lost_card_says_so_for_ever() {
-    use hearthnet_gpu::{Choice, Gpu};
+    use hearthnet_gpu::Choice;
     let gpu = Gpu::open(Choice::Software).unwrap();
     let a = gpu.upload(&[1, 2, 3, 4]).unwrap();
     gpu.destroy();

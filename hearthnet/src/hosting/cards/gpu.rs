@@ -22,7 +22,7 @@ pub(crate) fn cards() -> Vec<String> {
         .map(|facts| {
             let name = format!("gpu:{} {} ({}", facts.index, facts.name, facts.backend);
             match Gpu::open(Choice::Index(facts.index)) {
-                Ok(gpu) => format!("{name}): the same bytes, arithmetic {}", gpu.arithmetic()),
+                Ok(gpu) => format!("{name}): the same bytes, arithmetic {}", gpu.summary()),
                 Err(error) => format!("{name}): not used, {error}"),
             }
         })
