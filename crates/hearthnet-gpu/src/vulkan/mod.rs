@@ -9,6 +9,7 @@ mod spirv;
 mod words;
 
 use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ash::{khr, vk};
 use wgpu::hal::api::Vulkan;
@@ -74,20 +75,23 @@ pub(crate) fn open(
             args.create_info.p_next = (&raw mut fma).cast();
         }
     };
-    // SAFETY: the features and limits are the adapter's; the extension and its feature are offered, and
-    // `fma` lives until the device is created.
-    let opened = unsafe {
-        card.open_with_callback(
-            descriptor.required_features,
-            &descriptor.required_limits,
-            &descriptor.memory_hints,
-            Some(Box::new(add)),
-        )
-    };
+    // wgpu panics if a driver refuses a feature that it has listed.
+    let opened = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the features and limits are the adapter's; the extension and its feature are
+        // offered, and `fma` lives until the device is created.
+        unsafe {
+            card.open_with_callback(
+                descriptor.required_features,
+                &descriptor.required_limits,
+                &descriptor.memory_hints,
+                Some(Box::new(add)),
+            )
+        }
+    }));
     drop(card);
     // SAFETY: the device was created from this adapter, with the features of the descriptor.
     let (device, queue) =
-        unsafe { adapter.create_device_from_hal(opened.ok()?, &descriptor) }.ok()?;
+        unsafe { adapter.create_device_from_hal(opened.ok()?.ok()?, &descriptor) }.ok()?;
     Some((device, queue, offer))
 }
 
