@@ -41,6 +41,19 @@ struct Host {
     node: String,
     name: String,
     layers: (u32, u32),
+    /// Graphics card that computes the layers, if the host says that one does.
+    card: Option<String>,
+}
+
+impl Host {
+    fn text(&self) -> String {
+        let card = self
+            .card
+            .iter()
+            .map(|card| format!(" on a graphics card ({card})"));
+        let card: String = card.collect();
+        format!("{} {}{card}", self.name, runs_text(&[self.layers]))
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -90,6 +103,7 @@ pub(super) fn rows(state: &Community, holdings: Option<&Holdings>, now_ms: u64) 
                     node: advert.author.to_string(),
                     name: state.shown_name(&advert.author, now_ms),
                     layers: advert.descriptor.layer_range,
+                    card: advert.descriptor.card().map(str::to_owned),
                 })
                 .collect(),
             missing: coverage.map_or_else(|| vec![whole], |it| it.missing.clone()),
@@ -121,9 +135,7 @@ pub(super) fn listing(community: &str, rows: &[Row]) -> String {
             out,
             " {model}\n   {layers} layers, {size}, weights {digits}"
         );
-        let hosts = row.hosts.iter();
-        let hosts = hosts.map(|host| format!("{} {}", host.name, runs_text(&[host.layers])));
-        let hosts: Vec<String> = hosts.collect();
+        let hosts: Vec<String> = row.hosts.iter().map(Host::text).collect();
         let served = match (hosts.is_empty(), row.missing.is_empty()) {
             (true, _) => "no home serves layers of it".to_owned(),
             (_, true) => format!("served by {}", hosts.join(", ")),
@@ -182,6 +194,7 @@ mod tests {
             node: String::new(),
             name: name.to_owned(),
             layers,
+            card: None,
         }
     }
 
@@ -192,7 +205,11 @@ mod tests {
             bytes: 1 << 30,
             layers: vec![(0, 3), (7, 7)],
         };
-        let hosts = vec![host("attic", (0, 17)), host("kitchen", (20, 35))];
+        let on_card = Host {
+            card: Some("RX-6800".to_owned()),
+            ..host("kitchen", (20, 35))
+        };
+        let hosts = vec![host("attic", (0, 17)), on_card];
         let held = |name: &str, layers| Holder {
             node: String::new(),
             name: name.to_owned(),
@@ -220,7 +237,7 @@ mod tests {
                 " adopted by \"Elm\":",
                 " qwen3-4b",
                 "   36 layers, 5.0 GiB, weights abababab",
-                "   served by attic 0-17, kitchen 20-35; layers 18-19 are missing",
+                "   served by attic 0-17, kitchen 20-35 on a graphics card (RX-6800); layers 18-19 are missing",
                 "   on other disks: attic 0-35; kitchen 0-1, 20-35",
                 "   on this machine: 1.0 GiB, layers 0-3, 7",
                 " qwen3-4b",
