@@ -87,7 +87,8 @@ def random_model(options, folder):
     built = ROOT / "target/release/examples/random_model"
     cargo = ["cargo", "run", "--release", "-p", "hearthnet-testkit", "--example", "random_model", "--"]
     say(f"writing a random model with the shape of {options.shape}")
-    call(*([built] if built.exists() else cargo), options.shape, path, cwd=ROOT)
+    experts = [options.experts] if getattr(options, "experts", None) else []
+    call(*([built] if built.exists() else cargo), options.shape, path, *experts, cwd=ROOT)
     return path
 
 
