@@ -109,6 +109,11 @@ def until(what, done, seconds=PATIENCE, pause=0.2):
         time.sleep(pause)
 
 
+def rate(answer):
+    """Tokens per second of an answer, behind its first one."""
+    return 1e3 * (answer["usage"]["completion_tokens"] - 1) / answer["timings"]["decode_ms"]
+
+
 def median(values):
     return statistics.median(values) if values else None
 

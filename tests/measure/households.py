@@ -5,7 +5,7 @@ Prints what each home serves and how much memory it takes, the time until all la
 of one chat of the home that has the file, and the speed of the same chat by one process with all layers.
 Both answers must have the same tokens.
 
-Each home has one thread, and all share the cores and the memory of this machine. `--experts` makes a
+Each home has one thread and one private layer, and all share the cores and the memory of this machine. `--experts` makes a
 mixture smaller where that memory does not suffice: the work for a token stays the same.
 """
 
@@ -13,7 +13,21 @@ import tempfile
 import time
 from pathlib import Path
 
-from homes import MIB, Failed, Network, arguments, finish, main, median, parsed, random_model, say, until, usage
+from homes import (
+    MIB,
+    Failed,
+    Network,
+    arguments,
+    finish,
+    main,
+    median,
+    parsed,
+    random_model,
+    rate,
+    say,
+    until,
+    usage,
+)
 
 OTHERS = ["bakery", "cellar"]
 
@@ -23,12 +37,6 @@ def covered(homes, layers):
     found = {home.name: home.serving() for home in homes}
     held = {n for served in found.values() if served for n in range(served[0], served[1] + 1)}
     return found if held >= set(range(layers)) else None
-
-
-def speeds(answer):
-    """Milliseconds to the first token, and tokens per second after it."""
-    times, tokens = answer["timings"], answer["usage"]["completion_tokens"]
-    return times["first_token_ms"], 1e3 * (tokens - 1) / times["decode_ms"]
 
 
 def measure(options, file, folder):
@@ -67,8 +75,10 @@ def measure(options, file, folder):
     if len({answer["text"] for answer in [*answers, *alone]}) != 1:
         raise Failed("the answers differ")
     for what, found in (("over three homes", answers), ("one process alone", alone)):
-        first, rate = (median(values) for values in zip(*map(speeds, found)))
-        figures[what] = {"first_token_ms": round(first), "tokens_per_second": round(rate, 2)}
+        figures[what] = {
+            "first_token_ms": round(median([it["timings"]["first_token_ms"] for it in found])),
+            "tokens_per_second": round(median(list(map(rate, found))), 2),
+        }
         say(f"{what}: {figures[what]}")
     figures["prompt_tokens"] = answers[0]["usage"]["prompt_tokens"]
     finish(figures)

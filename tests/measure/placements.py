@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from homes import MIB, Failed, Network, arguments, finish, main, median, parsed, random_model, say, until
+from homes import MIB, Failed, Network, arguments, finish, main, median, parsed, random_model, rate, say, until
 
 CALLER, HOSTS = "attic", ["bakery", "cellar", "dairy"]
 # Values of the planner for links without a measurement.
@@ -165,12 +165,11 @@ class Street:
             time.sleep(2)
         self.ask(alone)
         answers = [self.ask(alone) for _ in range(self.options.answers)]
-        rates = [1e3 * (it["usage"]["completion_tokens"] - 1) / it["timings"]["decode_ms"] for it in answers]
         used = {(hop.get("host"), *hop["layers"]) for it in answers for hop in it["route"] if hop.get("host")}
         wanted = {(self.ids[name], *layers) for name, layers in placement.items()}
         # Own layers are in this process: their hop may name no host.
         other = not alone and not used <= wanted
-        return median(rates), other
+        return median(list(map(rate, answers))), other
 
 
 def predict(placement, speeds, model, first):

@@ -239,13 +239,8 @@ unsafe fn quantise<V: Lanes>(x: &[f32], to: &mut [i8; BLOCK]) -> u16 {
 }
 
 pub(super) fn check(len: usize, cache: CacheDtype, slot: usize, key: usize, value: usize) {
-    assert!(fits(key, cache), "a head width that is not whole blocks");
+    assert!(cache.fits(key), "a head width that is not whole blocks");
     assert_eq!(len, page_len(key, cache), "a page of another head width");
     assert_eq!(key, value, "key and value differ in length");
     assert!(slot < PAGE, "a slot beyond the page");
-}
-
-/// Whether heads of `head_dim` values are whole blocks of the format.
-pub(super) fn fits(head_dim: usize, cache: CacheDtype) -> bool {
-    cache == CacheDtype::F16 || head_dim.is_multiple_of(BLOCK)
 }

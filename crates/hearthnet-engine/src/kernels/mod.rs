@@ -415,7 +415,7 @@ impl Kernels {
             "a head width that is not 8 n"
         );
         assert!(
-            kv::fits(a.head_dim, a.cache),
+            a.cache.fits(a.head_dim),
             "a head width that is not whole blocks"
         );
         assert!(

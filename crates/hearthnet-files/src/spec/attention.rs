@@ -88,6 +88,14 @@ impl CacheDtype {
         self.into()
     }
 
+    /// Whether `width` values are whole blocks.
+    pub const fn fits(self, width: usize) -> bool {
+        match self {
+            Self::F16 => true,
+            Self::Q8_0 => width.is_multiple_of(Self::BLOCK),
+        }
+    }
+
     /// Bytes of `values` values, which are whole blocks.
     pub const fn bytes(self, values: u64) -> u64 {
         match self {

@@ -405,14 +405,9 @@ impl ModelSpec {
     /// Heads consist of whole blocks of the cache.
     fn check_cache(&self) -> Result<(), SpecError> {
         let attention = &self.attention;
-        if attention.cache == CacheDtype::F16 {
-            return Ok(());
-        }
         let (dim, local) = ("head_dim", "attention.window.heads.head_dim");
-        let whole = |field, width: u32, reason| {
-            let fits = width.is_multiple_of(CacheDtype::BLOCK as u32);
-            ensure(fits, field, reason)
-        };
+        let whole =
+            |field, width: u32, reason| ensure(attention.cache.fits(width as usize), field, reason);
         let reason = "must be a multiple of 32 with attention.cache q8_0";
         match attention.latent.filter(|latent| latent.absorbed) {
             None => whole(dim, self.head_dim, reason)?,

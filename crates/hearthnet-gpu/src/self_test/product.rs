@@ -10,11 +10,12 @@ use crate::error::GpuError;
 use crate::kernels::Kernel;
 use crate::step::Step;
 
-/// Rows of activations for a kernel that takes several at a time. The first ones have no block with a
-/// small scale, so their chains are not computed on the bits. All others follow, for [`Kernel::Tiles`] in
-/// each place of a tile.
+/// Rows of activations for a kernel: each once for one that takes a row at a time. For others the first
+/// ones have no block with a small scale, so their chains are not computed on the bits. All others
+/// follow, for [`Kernel::Tiles`] in each place of a tile.
 fn order(kernel: Kernel) -> Vec<u32> {
     let (together, all) = match kernel {
+        Kernel::Matrix { paired: true, .. } | Kernel::Matrix { rows: 1, .. } => (0, PRODUCTS),
         Kernel::Matrix { rows, .. } => (rows, PRODUCTS),
         _ => (32, 7 * PRODUCTS),
     };
@@ -24,12 +25,6 @@ fn order(kernel: Kernel) -> Vec<u32> {
 
 /// Results of a kernel for each row once; all of them if the results of a row differ.
 pub(super) fn once(kernel: Kernel, all: Vec<u32>) -> Vec<u32> {
-    if matches!(
-        kernel,
-        Kernel::Matrix { paired: true, .. } | Kernel::Matrix { rows: 1, .. }
-    ) {
-        return all;
-    }
     let order = order(kernel);
     let rows: Vec<&[u32]> = all.chunks(OUTPUTS as usize).collect();
     let row = |i: u32| order.iter().zip(&rows).find(|(of, _)| **of == i);
@@ -74,10 +69,7 @@ pub(super) fn product(
         Kernel::Matrix { rows, paired, .. } => (paired, rows == 1),
         _ => (false, false),
     };
-    let rows = match paired || single {
-        true => (0..PRODUCTS).collect(),
-        false => order(kernel),
-    };
+    let rows = order(kernel);
     let count = rows.len() as u32;
     let known = finite_activations();
     let known: Vec<&[u32]> = known.chunks(INPUTS as usize).collect();

@@ -95,7 +95,7 @@ pub(crate) fn open(
     Some((device, queue, offer))
 }
 
-/// What the driver says that it has; `None` below Vulkan 1.2.
+/// Asks the driver for its extensions and modes. `None` below Vulkan 1.2.
 fn offer(card: &wgpu::hal::vulkan::Adapter) -> Option<Offer> {
     let (shared, known) = (card.shared_instance(), card.physical_device_capabilities());
     let (instance, device) = (shared.raw_instance(), card.raw_physical_device());

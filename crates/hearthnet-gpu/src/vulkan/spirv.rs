@@ -10,7 +10,7 @@ use wgpu::naga;
 use super::words::{Instruction, Module};
 use crate::kernels::{Kernel, Tile};
 
-/// What a driver offers to a module beyond Vulkan 1.2. A module uses nothing else.
+/// Extensions and modes beyond Vulkan 1.2 that a driver offers. A module uses no others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
     /// `OpFmaKHR`, which is rounded once.

@@ -21,7 +21,7 @@ impl Instruction {
         self.op == op as u32
     }
 
-    /// Whether it is one of `ops`.
+    /// Whether its operation is one of `ops`.
     pub(super) fn among(&self, ops: &[Op]) -> bool {
         ops.iter().any(|op| self.is(*op))
     }

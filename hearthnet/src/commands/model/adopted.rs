@@ -47,12 +47,11 @@ struct Host {
 
 impl Host {
     fn text(&self) -> String {
-        let card = self
-            .card
-            .iter()
-            .map(|card| format!(" on a graphics card ({card})"));
-        let card: String = card.collect();
-        format!("{} {}{card}", self.name, runs_text(&[self.layers]))
+        let text = format!("{} {}", self.name, runs_text(&[self.layers]));
+        match &self.card {
+            Some(card) => format!("{text} on a graphics card ({card})"),
+            None => text,
+        }
     }
 }
 

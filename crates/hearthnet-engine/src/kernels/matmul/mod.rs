@@ -77,7 +77,7 @@ pub(super) trait PanelDot {
     /// one after the other, in memory order.
     const TOGETHER_FROM: usize;
 
-    /// Whether quants can be unpacked.
+    /// Whether [`Self::dot`] can read unpacked quants.
     const UNPACKS: bool;
 
     /// Writes the products of `NP` panels of `records` records with `NT` rows to

@@ -9,7 +9,7 @@ use super::super::lanes::LANES;
 use super::super::matmul::{ActRow, PanelDot, UNPACKED_BLOCK, fetch_weights, float};
 use super::super::record::{block_bytes, head_bytes, quantised_bytes, record_bytes};
 use super::avx2_dots::{Factors, dots, dots_vnni, unpack_block};
-use super::lanes;
+use super::{blocks_of, lanes};
 
 /// Defines the kernels of one instruction set.
 macro_rules! panel_dot {
@@ -98,18 +98,9 @@ unsafe fn unpack<const TYPE: usize, const VNNI: bool>(
     to: *mut u8,
 ) {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    for r in 0..records {
-        for s in 0..layout.blocks {
-            // SAFETY: the panel has the record, and a record has its parts where `pack` puts them;
-            // there is room for all blocks.
-            unsafe {
-                let record = panel.add(r * quantised_bytes(layout));
-                let block = record.add(head_bytes(layout) + s * block_bytes(layout));
-                let quants = block.add(LANES * layout.sub_scale.bytes());
-                let to = to.add((r * layout.blocks + s) * UNPACKED_BLOCK);
-                unpack_block::<TYPE, VNNI>(quants, to);
-            }
-        }
+    for (quants, to) in blocks_of(layout, panel, records, to) {
+        // SAFETY: the panel has the block, and there is room for all blocks.
+        unsafe { unpack_block::<TYPE, VNNI>(quants, to) };
     }
 }
 

@@ -9,7 +9,7 @@ use super::super::act::BlockMeta;
 use super::super::lanes::LANES;
 use super::super::matmul::{ActRow, PanelDot, UNPACKED_BLOCK, fetch_weights, float};
 use super::super::record::{block_bytes, head_bytes, quantised_bytes};
-use super::lanes;
+use super::{blocks_of, lanes};
 
 /// Kernel for the weight type `WeightType::ALL[TYPE]`.
 pub(in super::super) struct Avx512<const TYPE: usize>;
@@ -60,25 +60,18 @@ impl<const TYPE: usize> PanelDot for Avx512<TYPE> {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn unpack<const TYPE: usize>(panel: *const u8, records: usize, to: *mut u8) {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    for r in 0..records {
-        for s in 0..layout.blocks {
-            // SAFETY: the panel has the record, and a record has its parts where `pack` puts them;
-            // there is room for all blocks.
-            unsafe {
-                let record = panel.add(r * quantised_bytes(layout));
-                let block = record.add(head_bytes(layout) + s * block_bytes(layout));
-                let quants = block.add(LANES * layout.sub_scale.bytes());
-                let to = to.add((r * layout.blocks + s) * UNPACKED_BLOCK);
-                let store = |g: usize, bytes| _mm512_storeu_si512(to.add(64 * g).cast(), bytes);
-                store(0, group::<TYPE, 0, false>(quants));
-                store(1, group::<TYPE, 1, false>(quants));
-                store(2, group::<TYPE, 2, false>(quants));
-                store(3, group::<TYPE, 3, false>(quants));
-                store(4, group::<TYPE, 4, false>(quants));
-                store(5, group::<TYPE, 5, false>(quants));
-                store(6, group::<TYPE, 6, false>(quants));
-                store(7, group::<TYPE, 7, false>(quants));
-            }
+    for (quants, to) in blocks_of(layout, panel, records, to) {
+        // SAFETY: the panel has the block, and there is room for all blocks.
+        unsafe {
+            let store = |g: usize, bytes| _mm512_storeu_si512(to.add(64 * g).cast(), bytes);
+            store(0, group::<TYPE, 0, false>(quants));
+            store(1, group::<TYPE, 1, false>(quants));
+            store(2, group::<TYPE, 2, false>(quants));
+            store(3, group::<TYPE, 3, false>(quants));
+            store(4, group::<TYPE, 4, false>(quants));
+            store(5, group::<TYPE, 5, false>(quants));
+            store(6, group::<TYPE, 6, false>(quants));
+            store(7, group::<TYPE, 7, false>(quants));
         }
     }
 }
