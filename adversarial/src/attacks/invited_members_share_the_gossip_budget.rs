@@ -17,14 +17,15 @@ const FULL: u64 = 1024;
 /// Budget with which the last batch begins, at most. To earn the rest of its cost takes 20 s.
 const LAST: u64 = 10_000;
 /// Time limit of a batch while budget is left, on a machine that is busy with other tests.
-const AT_ONCE: Duration = Duration::from_secs(12);
+const AT_ONCE: Duration = Duration::from_secs(30);
 /// Shortest wait for the budget that is watched: on a busy machine, most of it may be earned before
 /// the last batch is answered.
 const WATCHED: Duration = Duration::from_secs(3);
-/// Time in which a budget is used up, even on a busy machine.
-const TOO_SLOW: Duration = Duration::from_secs(120);
+/// Time in which a budget is used up, even on a busy machine. A victim that takes 10 s for each full
+/// batch needs 123 s: a batch costs 52,224 units, and 20,000 are earned meanwhile.
+const TOO_SLOW: Duration = Duration::from_secs(300);
 /// Time limit of the victim for such a batch.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Most expensive events: validly signed, but refused.
 fn rubbish(community: [u8; 32], key: &NodeKey) -> Vec<Vec<u8>> {

@@ -283,6 +283,26 @@ fn a_source_that_keeps_failing_is_dropped_with_its_error() {
 }
 
 #[test]
+fn a_failure_that_a_lane_notices_after_another_has_recovered_is_waited_for() {
+    let memory = Memory::default();
+    let started = AtomicU32::new(0);
+    let source = Fake::new("hub", Rank::Hub, 0..u32::MAX, move |run| {
+        let number = started.fetch_add(1, Ordering::SeqCst);
+        // The fourth read starts after the third one was stored.
+        while number == 1 && started.load(Ordering::SeqCst) < 4 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        match number {
+            0 | 1 => Err(SourceError::Unavailable("it is busy".to_owned())),
+            _ => Ok(Some(all_of(run))),
+        }
+    });
+    let report = get(&memory, 40, &[source]).unwrap();
+    assert_whole(&memory, 40);
+    assert!(report.dropped.is_empty(), "{report:?}");
+}
+
+#[test]
 fn a_silent_source_delays_only_its_pieces() {
     let memory = Memory::default();
     let silent = Fake::new("silent", Rank::Neighbour, 0..100, |_| {
