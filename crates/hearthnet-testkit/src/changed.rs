@@ -28,14 +28,14 @@ pub fn with_metadata(file: &[u8], without: &[&str], add: impl FnOnce(&mut Writer
 }
 
 /// Copy of the file with other tensors, and with the keys of `metadata`. `change` gets the values
-/// of each tensor, and returns the type to store it in, and its bytes.
+/// of each tensor, and returns the type to store it in, and its bytes. It may change the dimensions.
 ///
 /// # Panics
 /// If a tensor cannot be decoded, or does not have the bytes of its type.
 pub fn rewritten(
     gguf: &Gguf,
     metadata: &[(&str, Value<'_>)],
-    mut change: impl FnMut(&TensorInfo, Vec<f32>) -> (TensorType, Vec<u8>),
+    mut change: impl FnMut(&mut TensorInfo, Vec<f32>) -> (TensorType, Vec<u8>),
 ) -> Vec<u8> {
     let mut writer = Writer::new();
     for (key, value) in gguf.metadata() {
@@ -50,7 +50,8 @@ pub fn rewritten(
     for info in gguf.tensors() {
         let mut values = Vec::new();
         quantize::decode(info.dtype, gguf.data(info), &mut values).expect("a known type");
-        let (dtype, bytes) = change(info, values);
+        let mut info = info.clone();
+        let (dtype, bytes) = change(&mut info, values);
         let added = writer.tensor(&info.name, &info.dims, dtype);
         added.expect("whole blocks");
         contents.push(bytes);

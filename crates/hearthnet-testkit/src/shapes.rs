@@ -399,6 +399,11 @@ impl Shape {
         writer
             .set_i32s("tokenizer.ggml.token_type", &types)
             .expect("a new key");
+        if self.delta.is_some() {
+            // Axes of positions in images, which llama.cpp requires.
+            let key = format!("{architecture}.rope.dimension_sections");
+            writer.set_i32s(&key, &[11, 11, 10, 0]).expect("a new key");
+        }
         writer
     }
 }

@@ -175,12 +175,56 @@ fn greedy_tokens_are_those_of_transformers() {
     }
 }
 
-/// Models of families in `data`, with a cache of 8 bits. Two heads of 16 values become one of 32.
+/// Gemma 4 with heads of 32 instead of 16 values in the layers with a window, which are the even
+/// ones.
+fn with_wide_windows(name: &str) -> ModelFile {
+    let keys = [
+        "attention.key_length_swa",
+        "attention.value_length_swa",
+        "rope.dimension_count_swa",
+    ];
+    let keys = keys.map(|key| format!("gemma4.{key}"));
+    let metadata = keys.each_ref().map(|key| (key.as_str(), Value::U32(32)));
+    let bytes = rewritten(open(name).gguf(), &metadata, |info, mut values| {
+        let mut parts = info
+            .name
+            .strip_prefix("blk.")
+            .unwrap_or_default()
+            .split('.');
+        let layer = parts.next().unwrap_or_default().parse::<u32>();
+        let dim = match parts.next() {
+            _ if !layer.is_ok_and(|layer| layer % 2 == 0) => None,
+            Some("attn_q" | "attn_k" | "attn_v") => Some(1),
+            Some("attn_output" | "attn_q_norm" | "attn_k_norm") => Some(0),
+            _ => None,
+        };
+        if let Some(dim) = dim {
+            info.dims[dim] *= 2;
+            values = values.repeat(2);
+        }
+        let dtype = match is_vector(&info.name, info.dims.len()) {
+            true => TensorType::F32,
+            false => TensorType::F16,
+        };
+        let mut bytes = Vec::new();
+        ggml::encode(dtype, &values, &mut bytes);
+        (dtype, bytes)
+    });
+    ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
+}
+
+/// Models of families in `data`, with a cache of 8 bits. Two heads of 16 values become one of 32, or
+/// heads have twice as many values. `gemma4` uses keys as values, and `gemma4ple` those of earlier
+/// layers.
 fn q8_cached<'a>() -> impl Iterator<Item = (&'a str, ModelFile)> {
     let names: [&'a str; 6] = [
         "llama31", "mistral", "gemma2", "glm4", "mixtral", "mistral3",
     ];
-    names.into_iter().map(|name| {
+    let widened = ["gemma4", "gemma4ple"].map(|name| {
+        let file = with_wide_windows(name);
+        (name, file.with_cache(CacheDtype::Q8_0).unwrap())
+    });
+    let merged = names.into_iter().map(|name| {
         let architecture = open(name).spec().architecture.clone();
         let keys = [
             ("head_count", 2),
@@ -194,7 +238,8 @@ fn q8_cached<'a>() -> impl Iterator<Item = (&'a str, ModelFile)> {
         let file = rewrite(name, &metadata, |_, _| TensorType::F16).unwrap();
         assert_eq!((file.spec().head_dim, file.spec().kv_heads), (32, 1));
         (name, file.with_cache(CacheDtype::Q8_0).unwrap())
-    })
+    });
+    merged.chain(widened)
 }
 
 #[test]
