@@ -17,7 +17,7 @@ STYLE = """
     .page { fill: #ffffff }
     .grid { stroke: #d1d9e0 }
     .one { stroke: #1f2328; stroke-dasharray: 4 3 }
-    .a { fill: #9ec5f4 } .b { fill: #2a6fbf } .c { fill: #f2b27c } .d { fill: #b8560b }
+    .a { fill: #9ec5f4 } .b { fill: #2a6fbf } .d { fill: #b8560b }
     .bar-b { stroke: #2a6fbf } .bar-d { stroke: #b8560b }
     text { fill: #1f2328 }
     .small { fill: #59636e; font-size: 12px }
@@ -25,7 +25,7 @@ STYLE = """
       .page { fill: #0d1117 }
       .grid { stroke: #3d444d }
       .one { stroke: #e6edf3 }
-      .a { fill: #2f5f94 } .b { fill: #6cb0f5 } .c { fill: #8a4d17 } .d { fill: #f0a35e }
+      .a { fill: #2f5f94 } .b { fill: #6cb0f5 } .d { fill: #f0a35e }
       .bar-b { stroke: #6cb0f5 } .bar-d { stroke: #f0a35e }
       text { fill: #e6edf3 }
       .small { fill: #9198a1 }
@@ -61,8 +61,8 @@ class Svg:
     def dot(self, x, y, kind):
         self.parts.append(f'  <circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"/>')
 
-    def legend(self, x, y, names, step, kinds=None):
-        for kind, name in zip(kinds or ('abcd' if len(names) == 4 else 'bd'), names):
+    def legend(self, x, y, names, step, kinds='bd'):
+        for kind, name in zip(kinds, names):
             self.rect(x, y - 10, 12, 12, kind)
             self.text(x + 18, y, name)
             x += step

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use hearthnet_engine::kernels::Isa;
 use hearthnet_engine::{Engine, EngineError, LoadError, Span};
 use hearthnet_files::families::is_vector;
-use hearthnet_files::gguf::{TensorType, Value};
+use hearthnet_files::gguf::{TensorInfo, TensorType, Value};
 use hearthnet_files::manifest::VerifyError;
 use hearthnet_files::spec::{
     Activation, AttentionSpec, CacheDtype, DeltaSpec, FeedForwardSpec, MambaSpec, QkNorm,
@@ -95,8 +95,17 @@ pub(crate) fn rewrite(
     metadata: &[(&str, Value<'_>)],
     mut change: impl FnMut(&str, &mut Vec<f32>) -> TensorType,
 ) -> Result<ModelFile, hearthnet_files::ModelError> {
+    reshape(name, metadata, |info, values| change(&info.name, values))
+}
+
+/// As [`rewrite`]; `change` may also change a tensor's dimensions.
+fn reshape(
+    name: &str,
+    metadata: &[(&str, Value<'_>)],
+    mut change: impl FnMut(&mut TensorInfo, &mut Vec<f32>) -> TensorType,
+) -> Result<ModelFile, hearthnet_files::ModelError> {
     let bytes = rewritten(open(name).gguf(), metadata, |info, mut values| {
-        let dtype = match change(&info.name, &mut values) {
+        let dtype = match change(info, &mut values) {
             _ if is_vector(&info.name, info.dims.len()) => TensorType::F32,
             dtype => dtype,
         };
@@ -185,7 +194,7 @@ fn with_wide_windows(name: &str) -> ModelFile {
     ];
     let keys = keys.map(|key| format!("gemma4.{key}"));
     let metadata = keys.each_ref().map(|key| (key.as_str(), Value::U32(32)));
-    let bytes = rewritten(open(name).gguf(), &metadata, |info, mut values| {
+    let file = reshape(name, &metadata, |info, values| {
         let mut parts = info
             .name
             .strip_prefix("blk.")
@@ -200,17 +209,11 @@ fn with_wide_windows(name: &str) -> ModelFile {
         };
         if let Some(dim) = dim {
             info.dims[dim] *= 2;
-            values = values.repeat(2);
+            *values = values.repeat(2);
         }
-        let dtype = match is_vector(&info.name, info.dims.len()) {
-            true => TensorType::F32,
-            false => TensorType::F16,
-        };
-        let mut bytes = Vec::new();
-        ggml::encode(dtype, &values, &mut bytes);
-        (dtype, bytes)
+        TensorType::F16
     });
-    ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
+    file.unwrap()
 }
 
 /// Models of families in `data`, with a cache of 8 bits. Two heads of 16 values become one of 32, or

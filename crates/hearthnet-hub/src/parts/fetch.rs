@@ -391,8 +391,8 @@ impl Fetch<'_> {
         let Some(peer) = self.peers.get_mut(source).filter(|peer| peer.is_live()) else {
             return;
         };
-        // Several lanes notice the same failure. It counts again if another lane has delivered since.
-        if peer.failures == 0 || peer.failed_at.is_none_or(|at| since >= at) {
+        // Several lanes notice the same failure.
+        if peer.failed_at.is_none_or(|at| since >= at) {
             peer.failures += 1;
             peer.failed_at = Some(now);
         }

@@ -150,6 +150,8 @@ impl Peer {
     /// Adapts the length of the next read, after one that delivered.
     pub(super) fn keep_pace(&mut self, pieces: usize, time: Duration) {
         self.failures = 0;
+        // A lane that notices the failure only now counts it again.
+        self.failed_at = None;
         self.last_error = None;
         if time > SLOW {
             self.pace = (pieces / 2).max(1);

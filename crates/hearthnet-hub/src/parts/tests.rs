@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use hearthnet_files::FileError;
@@ -285,12 +285,12 @@ fn a_source_that_keeps_failing_is_dropped_with_its_error() {
 #[test]
 fn a_failure_that_a_lane_notices_after_another_has_recovered_is_waited_for() {
     let memory = Memory::default();
-    let started = AtomicU32::new(0);
+    let (started, fourth) = (AtomicU32::new(0), Barrier::new(2));
     let source = Fake::new("hub", Rank::Hub, 0..u32::MAX, move |run| {
-        let number = started.fetch_add(1, Ordering::SeqCst);
-        // The fourth read starts after the third one was stored.
-        while number == 1 && started.load(Ordering::SeqCst) < 4 {
-            std::thread::sleep(Duration::from_millis(1));
+        let number = started.fetch_add(1, Ordering::Relaxed);
+        // The second read ends when the fourth starts, which is after the third has delivered.
+        if number == 1 || number == 3 {
+            fourth.wait();
         }
         match number {
             0 | 1 => Err(SourceError::Unavailable("it is busy".to_owned())),
