@@ -214,9 +214,10 @@ def measure_hearthnet(program, file, threads, isa, args):
     speeds = {}
     for row in report["results"]:
         at = f" at {row['depth']}" if row["test"] == "decode" else ""
-        speeds[f"{row['test']} {row['tokens']}{at}"] = row["tokens_per_second"]
-    (bandwidth,) = report["memory_bandwidth"]
-    args.memory.setdefault((str(file), threads, isa), []).append((report["token_bytes"], bandwidth, report["isa"]))
+        test = f"{row['test']} {row['tokens']}{at}"
+        speeds[test] = row["tokens_per_second"]
+        args.bandwidth.setdefault((str(file), threads, isa, test), []).append(row["memory_bandwidth"])
+    args.reports[str(file), isa] = report
     return speeds
 
 
@@ -231,13 +232,13 @@ def compare(engines, files, isa, args):
                 for engine, measure in engines.items():
                     for test, speed in measure(file, threads).items():
                         samples[engine].setdefault(test, []).append(speed)
-            memory = args.memory[str(file), threads, isa]
-            token_bytes, _, used = memory[0]
-            bandwidth = statistics.median(bandwidth for _, bandwidth, _ in memory)
+            report = args.reports[str(file), isa]
             at_zero = None
             for test in samples["hearthnet"]:
                 speeds = {engine: samples[engine][test] for engine in engines}
                 medians = {engine: statistics.median(values) for engine, values in speeds.items()}
+                bandwidth = statistics.median(args.bandwidth[str(file), threads, isa, test])
+                of_memory = medians["hearthnet"] * report["token_bytes"] / bandwidth
                 phase, tokens, *depth = test.split()
                 deep = phase == "decode" and depth[-1] != "0"
                 if phase == "decode" and not deep:
@@ -247,7 +248,7 @@ def compare(engines, files, isa, args):
                 yield {
                     "model": name,
                     "file": str(file),
-                    "isa": used,
+                    "isa": report["isa"],
                     "threads": threads,
                     "test": test,
                     "tokens_per_second": medians,
@@ -255,7 +256,7 @@ def compare(engines, files, isa, args):
                     "ratio": medians["hearthnet"] / medians["llama.cpp"],
                     "bar": bar,
                     "bandwidth": bandwidth,
-                    "of_memory": medians["hearthnet"] * token_bytes / bandwidth if phase == "decode" else None,
+                    "of_memory": of_memory if phase == "decode" else None,
                     "memory_bar": bars.get(name, {}).get("memory") if phase == "decode" and not deep else None,
                     "of_depth_0": medians["hearthnet"] / at_zero if deep and at_zero else None,
                 }
@@ -317,7 +318,7 @@ def main():
     for given, known in ((args.types, BARS), (args.shapes, SHAPES), (args.isa, ISAS)):
         if unknown := set(given) - set(known):
             parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}")
-    args.memory = {}
+    args.bandwidth, args.reports = {}, {}
 
     def rows(hearthnet, files):
         for isa in args.isa:

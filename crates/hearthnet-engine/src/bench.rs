@@ -15,7 +15,7 @@ use hearthnet_files::spec::CacheDtype;
 use hearthnet_platform::hardware::cpu_name;
 use serde::{Deserialize, Serialize};
 
-use crate::kernels::{Arena, Isa};
+use crate::kernels::{Arena, F16Buffer, Isa};
 use crate::{Backend, Engine, EngineError, EngineOn, EngineOptions, Head, LoadError, SeqId, Span};
 
 /// Settings of a benchmark.
@@ -82,9 +82,6 @@ pub struct EngineBench {
     pub token_bytes: u64,
     /// Seconds for loading and repacking; depends on whether the file is in the system's cache.
     pub load_seconds: f64,
-    /// Memory bandwidth of this machine in bytes per second, by number of threads, in the order of
-    /// the options: the median of five passes over more than its caches hold.
-    pub memory_bandwidth: Vec<f64>,
     /// In the order of the options.
     pub results: Vec<BenchResult>,
 }
@@ -103,6 +100,10 @@ pub struct BenchResult {
     pub tokens_per_second: f64,
     /// Tokens per second of each repetition, over all sequences, in order.
     pub samples: Vec<f64>,
+    /// Bytes per second of a streaming read with the same threads: the median of a read before each
+    /// repetition and one after the last, because neighbours of a virtual machine change it within
+    /// seconds.
+    pub memory_bandwidth: f64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -164,11 +165,9 @@ pub fn bench_layers<B: Backend>(
         weight_bytes: 0,
         token_bytes: 0,
         load_seconds: 0.0,
-        memory_bandwidth: Vec::new(),
         results: Vec::new(),
     };
-    progress("reading memory");
-    bench.memory_bandwidth = memory_bandwidth(&options.threads)?;
+    let stream = Stream::new()?;
     for &threads in &options.threads {
         progress(&format!("loading for {threads} threads"));
         let begin = Instant::now();
@@ -200,7 +199,11 @@ pub fn bench_layers<B: Backend>(
             progress(&format!(
                 "{test:?} of {tokens} in {batch} at depth {depth}, {threads} threads"
             ));
-            let times = measured.run(&result, options.repetitions)?;
+            let mut reads = Vec::new();
+            let times = measured.run(&result, options.repetitions, || {
+                reads.push(stream.read(threads));
+            })?;
+            result.memory_bandwidth = median(&reads);
             let all = f64::from(tokens) * f64::from(batch);
             result.samples = times.iter().map(|time| all / time.as_secs_f64()).collect();
             result.tokens_per_second = median(&result.samples);
@@ -220,6 +223,7 @@ fn tests(options: &BenchOptions, threads: usize) -> impl Iterator<Item = BenchRe
         depth,
         tokens_per_second: f64::NAN,
         samples: Vec::new(),
+        memory_bandwidth: f64::NAN,
     };
     let prefill = options.prefill.iter();
     let prefill = prefill.map(move |&tokens| of(BenchTest::Prefill, tokens, 1, 0));
@@ -239,11 +243,13 @@ struct Measured<B: Backend> {
 }
 
 impl<B: Backend> Measured<B> {
-    /// Times of `repetitions` runs, after a warm-up run unless there is only one.
+    /// Times of `repetitions` runs, after a warm-up run. Calls `between` before each of them, and
+    /// after the last.
     fn run(
         &mut self,
         test: &BenchResult,
         repetitions: u32,
+        mut between: impl FnMut(),
     ) -> Result<Vec<Duration>, Box<dyn Error>> {
         let vocab = u64::from(self.head.spec().vocab);
         let length = u64::from(test.depth) + u64::from(test.tokens);
@@ -266,6 +272,10 @@ impl<B: Backend> Measured<B> {
             for seq in &seqs {
                 self.layers.truncate(*seq, test.depth)?;
             }
+            let timed = repetition > 0 || repetitions == 0;
+            if timed {
+                between();
+            }
             let begin = Instant::now();
             match (test.test, ids.first()) {
                 (BenchTest::Prefill, Some(ids)) => self.append(&seqs, test.depth, ids)?,
@@ -278,10 +288,11 @@ impl<B: Backend> Measured<B> {
                     }
                 }
             }
-            if repetition > 0 || repetitions == 0 {
+            if timed {
                 times.push(begin.elapsed());
             }
         }
+        between();
         for seq in seqs {
             self.layers.close(seq);
         }
@@ -415,22 +426,28 @@ impl OtherMemory {
     }
 }
 
-/// Bytes read per pass: more than caches hold.
-const STREAM: usize = 1 << 30;
-/// Number of passes; the median is reported.
-const PASSES: usize = 5;
+/// Memory of a streaming read.
+struct Stream(F16Buffer);
 
-/// Bytes per second read from memory, for each number of threads.
-fn memory_bandwidth(threads: &[usize]) -> Result<Vec<f64>, LoadError> {
-    // On huge pages, as weights are.
-    let memory = Arena::default().f16_buffer(STREAM / size_of::<u16>());
-    let mut memory = memory.map_err(|_| LoadError::OutOfMemory(STREAM))?;
-    // Memory that was never written maps to a single page of zeros.
-    memory.fill(1);
-    let words: &[u64] = bytemuck::cast_slice(&memory);
-    let mut each = Vec::new();
-    for &threads in threads {
-        let pass = || {
+impl Stream {
+    /// More than caches hold.
+    const BYTES: usize = 1 << 29;
+    const PASSES: usize = 3;
+
+    fn new() -> Result<Self, LoadError> {
+        // On huge pages, as weights are.
+        let memory = Arena::default().f16_buffer(Self::BYTES / size_of::<u16>());
+        let mut memory = memory.map_err(|_| LoadError::OutOfMemory(Self::BYTES))?;
+        // Memory that was never written maps to a single page of zeros.
+        memory.fill(1);
+        Ok(Self(memory))
+    }
+
+    /// Bytes per second of reading it with so many threads: the median of some passes, because new
+    /// threads may share a core in the first one.
+    fn read(&self, threads: usize) -> f64 {
+        let words: &[u64] = bytemuck::cast_slice(&self.0);
+        let passes = std::iter::repeat_with(|| {
             let begin = Instant::now();
             std::thread::scope(|scope| {
                 for part in words.chunks(words.len().div_ceil(threads.max(1))) {
@@ -439,12 +456,10 @@ fn memory_bandwidth(threads: &[usize]) -> Result<Vec<f64>, LoadError> {
                     });
                 }
             });
-            STREAM as f64 / begin.elapsed().as_secs_f64()
-        };
-        let passes: Vec<f64> = std::iter::repeat_with(pass).take(PASSES).collect();
-        each.push(median(&passes));
+            Self::BYTES as f64 / begin.elapsed().as_secs_f64()
+        });
+        median(&passes.take(Self::PASSES).collect::<Vec<f64>>())
     }
-    Ok(each)
 }
 
 /// Median, or the mean of the two middle samples; NaN if there are none.
@@ -520,10 +535,11 @@ mod tests {
         assert_eq!(bench.engine, "canonical-1");
         // Times that decimal digits can represent.
         bench.load_seconds = 0.25;
-        bench.memory_bandwidth = vec![17e9, 17.5e9];
         for result in &mut bench.results {
             result.samples = vec![100.0, 101.5, 99.75];
             result.tokens_per_second = 100.0;
+            assert!(result.memory_bandwidth > 0.0);
+            result.memory_bandwidth = 17.5e9;
         }
         let json = serde_json::to_string(&bench).unwrap();
         assert_eq!(serde_json::from_str::<EngineBench>(&json).unwrap(), bench);

@@ -12,7 +12,7 @@ use hearthnet_files::floats::{bf16_to_f32, f32_to_f16, round_to_bf16};
 use hearthnet_files::spec::CacheDtype;
 
 use super::lanes::{LANES, Lanes, ROUND_MAGIC};
-use super::prefetch;
+use super::prefetch_l2;
 use super::rows::QUANT_FLOOR;
 use super::shared::SharedMut;
 
@@ -121,7 +121,7 @@ impl Cells for Q8 {
 pub(super) fn fetch<E: Cells>(page: *const u16, first: usize, len: usize) {
     let bytes = page.cast::<u8>().wrapping_add(first * E::SIZE);
     for line in (0..len * E::SIZE).step_by(CACHE_LINE) {
-        prefetch(bytes.wrapping_add(line));
+        prefetch_l2(bytes.wrapping_add(line));
     }
 }
 
@@ -129,7 +129,7 @@ pub(super) fn fetch<E: Cells>(page: *const u16, first: usize, len: usize) {
 #[inline(always)]
 pub(super) fn fetch_scale<E: Cells>(page: *const u16, d: usize, scale: usize) {
     if E::CACHE == CacheDtype::Q8_0 {
-        prefetch(page.wrapping_add(PAGE * d + scale).cast());
+        prefetch_l2(page.wrapping_add(PAGE * d + scale).cast());
     }
 }
 

@@ -69,25 +69,28 @@ fn engine_table(report: &EngineBench) -> String {
             BenchTest::Prefill => "prefill",
             BenchTest::Decode => "decode",
         };
+        // The chats of a batch read the weights once together, except for experts.
+        let read = report.token_bytes as f64 * r.tokens_per_second / f64::from(r.batch);
+        let read = matches!(r.test, BenchTest::Decode).then_some(read);
         [
             format!("{test} {}", r.tokens),
             r.threads.to_string(),
             r.batch.to_string(),
             r.depth.to_string(),
             format!("{:.1}", r.tokens_per_second),
-            match r.test {
-                BenchTest::Prefill => String::new(),
-                // The chats of a batch read the weights once together, except for experts.
-                BenchTest::Decode => {
-                    rate(report.token_bytes as f64 * r.tokens_per_second / f64::from(r.batch))
-                }
-            },
+            read.map_or_else(String::new, rate),
+            rate(r.memory_bandwidth),
+            read.map_or_else(String::new, |read| {
+                format!("{:.0}%", 100.0 * read / r.memory_bandwidth)
+            }),
         ]
     });
-    let bandwidth: Vec<String> = report.memory_bandwidth.iter().map(|b| rate(*b)).collect();
     format!(
-        "{}\n{} ({}, {} in memory, loaded in {:.1} s)\nengine: {}; {}, {} cores, kernels: {}; reads memory at {} GB/s\n",
-        table("test|threads|at once|depth|tokens/s|GB/s of weights", rows),
+        "{}\n{} ({}, {} in memory, loaded in {:.1} s)\nengine: {}; {}, {} cores, kernels: {}\n",
+        table(
+            "test|threads|at once|depth|tokens/s|GB/s of weights|of a streaming read|share",
+            rows
+        ),
         report.file.display(),
         report.weight_types.join(" "),
         bytes(report.weight_bytes),
@@ -96,7 +99,6 @@ fn engine_table(report: &EngineBench) -> String {
         report.cpu,
         report.cores,
         report.isa,
-        bandwidth.join(" and "),
     )
 }
 

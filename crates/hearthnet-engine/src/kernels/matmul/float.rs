@@ -1,8 +1,9 @@
 //! Panels of F32, F16 and BF16 weights: no quantisation, one fma per weight.
 
 use super::super::lanes::{LANES, Lanes};
+use super::super::prefetch_l2;
 use super::super::record::record_bytes;
-use super::{ActRow, fetch_weights};
+use super::ActRow;
 use hearthnet_files::blocks::WeightType;
 
 /// Products of `NP` panels with `NT` rows of plain activations.
@@ -30,7 +31,7 @@ pub(in super::super) unsafe fn dot<
         for k in 0..records {
             if ahead > 0 {
                 for p in 0..NP {
-                    fetch_weights::<NT>(panels[p].wrapping_add(k * record_bytes(ty) + ahead));
+                    prefetch_l2(panels[p].wrapping_add(k * record_bytes(ty) + ahead));
                 }
             }
             let mut w = [V::splat(0.0); NP];

@@ -16,10 +16,10 @@ use super::act::{Act, BlockMeta, grow};
 use super::lanes::{LANES, Lanes};
 use super::math::silu;
 use super::pack::Packed;
+use super::prefetch;
 use super::record::record_bytes;
 use super::rows::round_one;
 use super::shared::TileMut;
-use super::{prefetch, prefetch_l2};
 
 pub(super) mod float;
 
@@ -32,11 +32,11 @@ pub enum Output {
     Add(BoundaryDtype),
 }
 
-/// Prefetch distance for one row, in bytes of a single stream of weights: what memory delivers
-/// in about 100 ns.
-const STREAM_AHEAD: usize = 4096;
-/// Prefetch distance for several rows, whose weights go to a larger cache.
-const SHARED_STREAM_AHEAD: usize = 2 * STREAM_AHEAD;
+/// Prefetch distance for one row, in bytes of a single stream of weights. A larger one delays small
+/// matrices, whose beginnings nothing prefetches.
+const STREAM_AHEAD: usize = 6 << 10;
+/// Prefetch distance for several rows.
+const SHARED_STREAM_AHEAD: usize = 8 << 10;
 
 /// Rows from which the quants of a panel are unpacked once, instead of by each group of rows.
 const UNPACK_FROM: usize = 16;
@@ -376,19 +376,6 @@ fn act_rows(act: &Act, first: usize, count: usize) -> [ActRow; MAX_ROWS] {
             meta: act.meta.as_ptr().wrapping_add(row * blocks),
         }
     })
-}
-
-/// Prefetches a cache line of weights that `ROWS` rows will be multiplied with.
-///
-/// A single row consumes weights as fast as memory delivers them, so they go to L1. With several
-/// rows, activations fill L1, so weights go to L2, which also has more outstanding misses.
-#[inline(always)]
-pub(super) fn fetch_weights<const ROWS: usize>(p: *const u8) {
-    if ROWS == 1 {
-        prefetch(p);
-    } else {
-        prefetch_l2(p);
-    }
 }
 
 /// Columns of `out` that hold the outputs of `panel`.

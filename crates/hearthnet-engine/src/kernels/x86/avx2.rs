@@ -6,10 +6,10 @@ use hearthnet_files::blocks::{Bits, Layout, SubScale, WeightType};
 
 use super::super::act::BlockMeta;
 use super::super::lanes::LANES;
-use super::super::matmul::{ActRow, PanelDot, UNPACKED_BLOCK, fetch_weights, float};
+use super::super::matmul::{ActRow, PanelDot, UNPACKED_BLOCK, float};
 use super::super::record::{block_bytes, head_bytes, quantised_bytes, record_bytes};
 use super::avx2_dots::{Factors, dots, dots_vnni, unpack_block};
-use super::{blocks_of, lanes};
+use super::{blocks_of, lanes, prefetch_l2};
 
 /// Defines the kernels of one instruction set.
 macro_rules! panel_dot {
@@ -182,7 +182,7 @@ unsafe fn half_panels<
                     let start = if s == 0 { record } else { block };
                     let len = block_bytes(layout) + if s == 0 { head_bytes(layout) } else { 0 };
                     for line in (64 * first..len).step_by(128 / H) {
-                        fetch_weights::<NT>(start.wrapping_add(ahead + line));
+                        prefetch_l2(start.wrapping_add(ahead + line));
                     }
                 }
                 let b = r * layout.blocks + s;

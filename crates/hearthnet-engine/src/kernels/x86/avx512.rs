@@ -7,9 +7,9 @@ use hearthnet_files::blocks::{BLOCK, Bits, Code, Layout, SubScale, WeightType};
 
 use super::super::act::BlockMeta;
 use super::super::lanes::LANES;
-use super::super::matmul::{ActRow, PanelDot, UNPACKED_BLOCK, fetch_weights, float};
+use super::super::matmul::{ActRow, PanelDot, UNPACKED_BLOCK, float};
 use super::super::record::{block_bytes, head_bytes, quantised_bytes};
-use super::{blocks_of, lanes};
+use super::{blocks_of, lanes, prefetch_l2};
 
 /// Kernel for the weight type `WeightType::ALL[TYPE]`.
 pub(in super::super) struct Avx512<const TYPE: usize>;
@@ -140,7 +140,7 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize, const U
                 }
                 if ahead > 0 {
                     for p in 0..NP {
-                        fetch::<TYPE, NT>(records[p], blocks[p], s, ahead);
+                        fetch::<TYPE>(records[p], blocks[p], s, ahead);
                     }
                 }
                 // Groups that share bytes follow each other, so that no register has to keep them.
@@ -201,7 +201,7 @@ unsafe fn quantised_per_16<const TYPE: usize, const NT: usize, const U: bool>(
                 let b = r * layout.blocks + s;
                 let block = record.add(head_bytes(layout) + s * block_bytes(layout));
                 if ahead > 0 {
-                    fetch::<TYPE, NT>(record, block, s, ahead);
+                    fetch::<TYPE>(record, block, s, ahead);
                 }
                 let sub_scales = _mm256_loadu_si256(block.cast());
                 let (pair, min_pair) = match layout.sub_scale {
@@ -295,19 +295,14 @@ unsafe fn factors<const TYPE: usize>(record: *const u8, block: *const u8) -> (__
 /// Prefetches the data `ahead` bytes after block `s` of a record (block 0: including the head).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn fetch<const TYPE: usize, const NT: usize>(
-    record: *const u8,
-    block: *const u8,
-    s: usize,
-    ahead: usize,
-) {
+fn fetch<const TYPE: usize>(record: *const u8, block: *const u8, s: usize, ahead: usize) {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
     let (start, len) = match s {
         0 => (record, head_bytes(layout) + block_bytes(layout)),
         _ => (block, block_bytes(layout)),
     };
     for line in (0..len).step_by(64) {
-        fetch_weights::<NT>(start.wrapping_add(ahead + line));
+        prefetch_l2(start.wrapping_add(ahead + line));
     }
 }
 
