@@ -49,6 +49,9 @@ pub struct ModelEntry {
     pub license: String,
     /// Address of a licence with special conditions, which users of the model accept.
     pub terms: Option<String>,
+    /// Whether only one public source names the file's size, revision or hash.
+    #[serde(default)]
+    pub unconfirmed: bool,
     /// File name in the cache, without directories.
     pub file: String,
     /// Size of the file in bytes.

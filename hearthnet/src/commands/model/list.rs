@@ -30,6 +30,8 @@ struct Row {
     license: Option<String>,
     /// Address of a licence that the user of the model accepts.
     terms: Option<String>,
+    /// Whether only one public source names the size, revision or hash that the catalogue has.
+    unconfirmed: bool,
     name: Option<String>,
     /// Pinned hash, and the origin of the pin.
     sha256: Option<Digest>,
@@ -75,6 +77,7 @@ impl Row {
             expected_bytes: entry.map(|entry| entry.bytes),
             license: entry.map(|entry| entry.license.clone()),
             terms: entry.and_then(|entry| entry.terms.clone()),
+            unconfirmed: entry.is_some_and(|entry| entry.unconfirmed),
             name: entry.map(|entry| entry.name.clone()),
             sha256: entry.and_then(|entry| entry.sha256),
             pinned: entry.map_or(Pinned::Never, |entry| entry.pinned),
@@ -148,9 +151,11 @@ fn listing(known: &[Row], fetched: &[Row], capacity: &Capacity) -> String {
     let cells = known.iter().map(|row| {
         let mark = if row.terms.is_some() { "*" } else { "" };
         let license = row.license.as_deref().unwrap_or_default();
+        let doubt = if row.unconfirmed { "?" } else { "" };
+        let size = bytes(row.expected_bytes.unwrap_or(row.bytes));
         let mut cells = vec![
             row.model.clone(),
-            bytes(row.expected_bytes.unwrap_or(row.bytes)),
+            format!("{size}{doubt}"),
             format!("{license}{mark}"),
             on_disk(row.state).to_owned(),
             here(row).to_owned(),
@@ -178,6 +183,11 @@ fn listing(known: &[Row], fetched: &[Row], capacity: &Capacity) -> String {
             " community  {:?} serves it, or could with the {} given to layers",
             given.name,
             bytes(given.bytes)
+        );
+    }
+    if known.iter().any(|row| row.unconfirmed) {
+        out.push_str(
+            " ?          only one public source names this file's size, revision or hash\n",
         );
     }
     if known.iter().any(|row| row.terms.is_some()) {
@@ -235,6 +245,8 @@ mod tests {
             words("gemma-3-12b-it"),
             ["gemma-3-12b-it", "6.8", "GiB", "Gemma*", "no", "no", "no"]
         );
+        assert_eq!(words("glm-4.7-flash")[1..3], ["17.1", "GiB?"]);
+        assert!(text.contains("\n ?          only one public source"));
         // All cells of a column begin under its heading.
         let at = line("licence").find("on disk").unwrap();
         for row in &rows {
