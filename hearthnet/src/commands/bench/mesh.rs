@@ -3,7 +3,7 @@
 //! Host processes with one thread each, pinned to a core each if there are enough cores, answer
 //! over TLS on loopback. For comparison the same model runs in this process with one thread. Both
 //! are called through the chat service, as in `hearthnet serve`. The caller of the hosts samples
-//! with the configured number of threads. Three ratios:
+//! with the configured number of threads. The ratios:
 //!
 //! - *prefill*: a long prompt. Its pieces are in different hosts at the same time, so two
 //!   hosts can be nearly twice as fast as one machine.
@@ -11,6 +11,7 @@
 //!   one machine is the network.
 //! - *many chats*: while one host computes a row of one chat, another computes another chat's.
 //!   Rows that wait share a batch.
+//! - *a prompt beside a chat*: how much each of them slows down the other on the same hosts.
 //!
 //! Hosts overlap only as far as the machine's cores do: two virtual cores may be one physical core.
 //! So the long prompt also runs on two threads at the same time, each with its own model.
@@ -24,12 +25,13 @@ use std::time::Instant;
 use futures_util::future::try_join_all;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::backend::{HopTimes, RouteHop};
-use hearthnet_orchestrator::chat::Done;
+use hearthnet_orchestrator::chat::{ChatRequest, Done};
 use hearthnet_orchestrator::placement::runs_text;
 use hearthnet_platform::cores::cores;
 use serde::Serialize;
+use tokio::sync::Notify;
 
-use super::setup::{self, Questions, Setup, rate};
+use super::setup::{self, Questions, Setup, per_second, rate};
 use crate::answering::chat_backends::pooled_hosts;
 use crate::answering::chat_setup::{hosted_model, local_model};
 use crate::cli::args::MeshArgs;
@@ -104,7 +106,17 @@ struct Sample {
     many_total: f64,
     /// Longest time to first token among all chats, in milliseconds.
     many_first_ms: f64,
+    beside: Beside,
     same: bool,
+}
+
+/// A chat over the hosts, and a long prompt that begins with the chat's first token.
+struct Beside {
+    /// Tokens per second of the chat while the prompt runs.
+    chat: f64,
+    prompt: f64,
+    /// Tokens of both answers.
+    tokens: [Vec<u32>; 2],
 }
 
 impl Bench<'_> {
@@ -143,10 +155,13 @@ impl Bench<'_> {
 
         let (many, many_total) = questions.ask_all(&self.mesh).await?;
 
+        let beside = self.prompt_beside_chat(prompt).await?;
+        let [chat, prompt] = &beside.tokens;
+
         let same = prefill_local.token_ids == prefill_mesh.token_ids
             && decode_local.token_ids == one.token_ids
+            && (&decode_local.token_ids, &prefill_local.token_ids) == (chat, prompt)
             && many.iter().map(|done| &done.token_ids).eq(expected);
-        let prefill = |done: &Done| done.timings.prefill_tokens_per_second;
         let first = many.iter().map(|done| done.timings.first_token_ms);
         Ok(Sample {
             prefill_local: prefill(&prefill_local),
@@ -157,9 +172,38 @@ impl Bench<'_> {
             one_total,
             many_total,
             many_first_ms: first.fold(0.0, f64::max),
+            beside,
             same,
         })
     }
+
+    async fn prompt_beside_chat(&self, prompt: ChatRequest) -> Result<Beside, Failure> {
+        let questions = &self.questions;
+        let (first, mut heard) = (Notify::new(), Vec::new());
+        let chat = questions.ask_and_hear(&self.mesh, questions.chat(0), || {
+            heard.push(Instant::now());
+            first.notify_one();
+        });
+        let prompt = async {
+            first.notified().await;
+            let began = Instant::now();
+            let done = questions.ask(&self.mesh, prompt).await?;
+            Ok((done, began..Instant::now()))
+        };
+        let (chat, (prompt, ran)) = tokio::try_join!(chat, prompt)?;
+        // A short chat ends before the prompt.
+        let end = heard.last().map_or(ran.end, |last| ran.end.min(*last));
+        let during = heard.iter().filter(|at| ran.contains(*at)).count();
+        Ok(Beside {
+            chat: per_second(during, end.saturating_duration_since(ran.start)),
+            prompt: prefill(&prompt),
+            tokens: [chat.token_ids, prompt.token_ids],
+        })
+    }
+}
+
+fn prefill(done: &Done) -> f64 {
+    done.timings.prefill_tokens_per_second
 }
 
 pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
@@ -249,6 +293,10 @@ struct Report {
     one_chat: Comparison,
     /// One chat over hosts against all chats over hosts, including prompts.
     many_chats: Comparison,
+    /// Decode of one chat over hosts: by itself against beside a long prompt.
+    chat_beside_prompt: Comparison,
+    /// A long prompt over hosts: by itself against beside one chat.
+    prompt_beside_chat: Comparison,
     construct_ms: f64,
     first_token_ms: f64,
     /// Longest time to first token among all chats.
@@ -302,6 +350,12 @@ impl Report {
                 |s| s.one.timings.tokens_per_second,
             ),
             many_chats: Comparison::new(samples, |s| s.one_total, |s| s.many_total),
+            chat_beside_prompt: Comparison::new(
+                samples,
+                |s| s.one.timings.tokens_per_second,
+                |s| s.beside.chat,
+            ),
+            prompt_beside_chat: Comparison::new(samples, |s| s.prefill_mesh, |s| s.beside.prompt),
             construct_ms: timing(|s| s.one.timings.construct_ms),
             first_token_ms: timing(|s| s.one.timings.first_token_ms),
             many_first_token_ms: timing(|s| s.many_first_ms),
@@ -325,6 +379,12 @@ impl Report {
             self.many_chats.row(
                 format!("{} chats at once", self.chats),
                 "one chat over the hosts",
+            ),
+            self.chat_beside_prompt
+                .row("the chat beside a prompt".to_owned(), "chat over the hosts"),
+            self.prompt_beside_chat.row(
+                "the prompt beside a chat".to_owned(),
+                "prompt over the hosts",
             ),
         ];
         let hops = self.hops.iter().map(|hop| {

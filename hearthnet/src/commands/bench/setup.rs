@@ -57,12 +57,12 @@ pub(super) fn start(args: &MeshArgs, cx: &Context) -> Result<Setup, Failure> {
     let runtime = runtime()?;
     let cancel = watch_interrupt(&runtime);
     let mut model = open_or_pull_model(&cx, args.model.as_ref())?;
-    private_layers::load(&mut model, args.private, args.chats, &cx.config)?;
+    private_layers::load(&mut model, args.private, at_once(args), &cx.config)?;
     let assigned = assigned(args, model.private.hosted())?;
     let plan = HostPlan {
         model: &model,
         config: &cx.config,
-        streams: args.chats,
+        streams: at_once(args),
     };
     let hosts = HostProcesses::start(&plan, &assigned, &cancel)?;
     Ok(Setup {
@@ -73,6 +73,11 @@ pub(super) fn start(args: &MeshArgs, cx: &Context) -> Result<Setup, Failure> {
         assigned,
         hosts,
     })
+}
+
+/// Most answers at once: all chats, or one chat and a prompt beside it.
+fn at_once(args: &MeshArgs) -> usize {
+    args.chats.max(2)
 }
 
 /// Checks the arguments, and returns the configuration of the bench.
@@ -93,7 +98,7 @@ fn context(args: &MeshArgs, cx: &Context) -> Result<Context, Failure> {
     // The command itself is the user's consent, and nothing leaves this machine.
     cx.config.policy.research.enable = true;
     let inference = &mut cx.config.research.distributed_inference;
-    inference.max_concurrent_pipelines.0 = args.chats;
+    inference.max_concurrent_pipelines.0 = at_once(args);
     Ok(cx)
 }
 
@@ -161,7 +166,11 @@ pub(super) fn say_round(args: &MeshArgs, round: u32) {
 }
 
 pub(super) fn rate(tokens: usize, since: Instant) -> f64 {
-    tokens as f64 / since.elapsed().as_secs_f64().max(f64::MIN_POSITIVE)
+    per_second(tokens, since.elapsed())
+}
+
+pub(super) fn per_second(tokens: usize, time: Duration) -> f64 {
+    tokens as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
 /// Questions to one model.
@@ -192,11 +201,23 @@ impl Questions {
         service: &Service,
         request: ChatRequest,
     ) -> Result<Done, Failure> {
+        self.ask_and_hear(service, request, || ()).await
+    }
+
+    /// As [`Self::ask`], and calls `heard` for each token.
+    pub(super) async fn ask_and_hear(
+        &self,
+        service: &Service,
+        request: ChatRequest,
+        mut heard: impl FnMut(),
+    ) -> Result<Done, Failure> {
         let mut answer = service.ask("bench", &self.model_id, request)?;
         let mut end = None;
         while let Some(frame) = answer.next().await {
-            if let Frame::Done(done) = frame? {
-                end = Some(*done);
+            match frame? {
+                Frame::TokenDelta { .. } => heard(),
+                Frame::Done(done) => end = Some(*done),
+                _ => {}
             }
         }
         end.ok_or_else(|| Failure::internal("an answer ended without its last frame"))
