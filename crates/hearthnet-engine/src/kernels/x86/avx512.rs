@@ -7,9 +7,9 @@ use hearthnet_files::blocks::{BLOCK, Bits, Code, Layout, SubScale, WeightType};
 
 use super::super::act::BlockMeta;
 use super::super::lanes::LANES;
-use super::super::matmul::{ActRow, PanelDot, UNPACKED_BLOCK, float};
+use super::super::matmul::{ActRow, PanelDot, float};
 use super::super::record::{block_bytes, head_bytes, quantised_bytes};
-use super::{blocks_of, lanes, prefetch_l2};
+use super::{lanes, prefetch_l2};
 
 /// Kernel for the weight type `WeightType::ALL[TYPE]`.
 pub(in super::super) struct Avx512<const TYPE: usize>;
@@ -18,15 +18,13 @@ impl<const TYPE: usize> PanelDot for Avx512<TYPE> {
     const PANELS: usize = 2;
     const ROWS: usize = 6;
     const TOGETHER_FROM: usize = 5;
-    const UNPACKS: bool = {
-        let ty = WeightType::ALL[TYPE];
-        ty.quantised() && !matches!(Layout::of(ty).bits, Bits::Eight)
-    };
+    /// Unpacking takes so few of these instructions that storing its results would cost more.
+    const UNPACKS: bool = false;
 
     #[inline(always)]
     unsafe fn dot<const NP: usize, const NT: usize, const U: bool>(
         panels: [*const u8; NP],
-        unpacked: [*const u8; NP],
+        _unpacked: [*const u8; NP],
         records: usize,
         rows: [ActRow; NT],
         ahead: usize,
@@ -40,40 +38,15 @@ impl<const TYPE: usize> PanelDot for Avx512<TYPE> {
             } else if const { Layout::of(WeightType::ALL[TYPE]).sub_scale.per_16() } {
                 for p in 0..NP {
                     let sums = sums.add(p * NT * LANES);
-                    let panel = (panels[p], unpacked[p]);
-                    quantised_per_16::<TYPE, NT, U>(panel, records, &rows, ahead, sums);
+                    quantised_per_16::<TYPE, NT>(panels[p], records, &rows, ahead, sums);
                 }
             } else {
-                let panels = (panels, unpacked);
-                quantised::<TYPE, NP, NT, U>(panels, records, &rows, ahead, sums);
+                quantised::<TYPE, NP, NT>(panels, records, &rows, ahead, sums);
             }
         }
     }
 
-    unsafe fn unpack(panel: *const u8, records: usize, to: *mut u8) {
-        // SAFETY: the callee has the same contract.
-        unsafe { unpack::<TYPE>(panel, records, to) }
-    }
-}
-
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack<const TYPE: usize>(panel: *const u8, records: usize, to: *mut u8) {
-    let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    for (quants, to) in blocks_of(layout, panel, records, to) {
-        // SAFETY: the panel has the block, and there is room for all blocks.
-        unsafe {
-            let store = |g: usize, bytes| _mm512_storeu_si512(to.add(64 * g).cast(), bytes);
-            store(0, group::<TYPE, 0, false>(quants));
-            store(1, group::<TYPE, 1, false>(quants));
-            store(2, group::<TYPE, 2, false>(quants));
-            store(3, group::<TYPE, 3, false>(quants));
-            store(4, group::<TYPE, 4, false>(quants));
-            store(5, group::<TYPE, 5, false>(quants));
-            store(6, group::<TYPE, 6, false>(quants));
-            store(7, group::<TYPE, 7, false>(quants));
-        }
-    }
+    unsafe fn unpack(_panel: *const u8, _records: usize, _to: *mut u8) {}
 }
 
 #[inline(never)]
@@ -95,8 +68,8 @@ unsafe fn plain<const TYPE: usize, const NP: usize, const NT: usize>(
 /// Not inlined: within the driver, the compiler would spill the accumulators.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize, const U: bool>(
-    (panels, unpacked): ([*const u8; NP], [*const u8; NP]),
+unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
+    panels: [*const u8; NP],
     records: usize,
     rows: &[ActRow; NT],
     ahead: usize,
@@ -118,11 +91,7 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize, const U
                 let mut quants = records;
                 for p in 0..NP {
                     blocks[p] = records[p].add(head_bytes(layout) + s * block_bytes(layout));
-                    quants[p] = if U {
-                        unpacked[p].add(b * UNPACKED_BLOCK)
-                    } else {
-                        blocks[p].add(LANES * layout.sub_scale.bytes())
-                    };
+                    quants[p] = blocks[p].add(LANES * layout.sub_scale.bytes());
                 }
                 let mut dots = [[_mm512_setzero_si512(); NT]; NP];
                 for t in 0..NT {
@@ -144,14 +113,14 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize, const U
                     }
                 }
                 // Groups that share bytes follow each other, so that no register has to keep them.
-                multiply::<TYPE, 0, NP, NT, U>(&mut dots, quants, rows, b);
-                multiply::<TYPE, 4, NP, NT, U>(&mut dots, quants, rows, b);
-                multiply::<TYPE, 1, NP, NT, U>(&mut dots, quants, rows, b);
-                multiply::<TYPE, 5, NP, NT, U>(&mut dots, quants, rows, b);
-                multiply::<TYPE, 2, NP, NT, U>(&mut dots, quants, rows, b);
-                multiply::<TYPE, 6, NP, NT, U>(&mut dots, quants, rows, b);
-                multiply::<TYPE, 3, NP, NT, U>(&mut dots, quants, rows, b);
-                multiply::<TYPE, 7, NP, NT, U>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 0, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 4, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 1, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 5, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 2, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 6, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 3, NP, NT>(&mut dots, quants, rows, b);
+                multiply::<TYPE, 7, NP, NT>(&mut dots, quants, rows, b);
                 for p in 0..NP {
                     let (scale, min) = factors::<TYPE>(records[p], blocks[p]);
                     for t in 0..NT {
@@ -183,8 +152,8 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize, const U
 /// weights is multiplied with its factor before the two are added.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn quantised_per_16<const TYPE: usize, const NT: usize, const U: bool>(
-    (panel, unpacked): (*const u8, *const u8),
+unsafe fn quantised_per_16<const TYPE: usize, const NT: usize>(
+    panel: *const u8,
     records: usize,
     rows: &[ActRow; NT],
     ahead: usize,
@@ -212,21 +181,17 @@ unsafe fn quantised_per_16<const TYPE: usize, const NT: usize, const U: bool>(
                     }
                     _ => (_mm512_cvtepi8_epi16(sub_scales), _mm512_setzero_si512()),
                 };
-                let quants = [if U {
-                    unpacked.add(b * UNPACKED_BLOCK)
-                } else {
-                    block.add(LANES * layout.sub_scale.bytes())
-                }];
+                let quants = [block.add(LANES * layout.sub_scale.bytes())];
                 let mut low = [[_mm512_setzero_si512(); NT]; 1];
                 let mut high = low;
-                multiply::<TYPE, 0, 1, NT, U>(&mut low, quants, rows, b);
-                multiply::<TYPE, 4, 1, NT, U>(&mut high, quants, rows, b);
-                multiply::<TYPE, 1, 1, NT, U>(&mut low, quants, rows, b);
-                multiply::<TYPE, 5, 1, NT, U>(&mut high, quants, rows, b);
-                multiply::<TYPE, 2, 1, NT, U>(&mut low, quants, rows, b);
-                multiply::<TYPE, 6, 1, NT, U>(&mut high, quants, rows, b);
-                multiply::<TYPE, 3, 1, NT, U>(&mut low, quants, rows, b);
-                multiply::<TYPE, 7, 1, NT, U>(&mut high, quants, rows, b);
+                multiply::<TYPE, 0, 1, NT>(&mut low, quants, rows, b);
+                multiply::<TYPE, 4, 1, NT>(&mut high, quants, rows, b);
+                multiply::<TYPE, 1, 1, NT>(&mut low, quants, rows, b);
+                multiply::<TYPE, 5, 1, NT>(&mut high, quants, rows, b);
+                multiply::<TYPE, 2, 1, NT>(&mut low, quants, rows, b);
+                multiply::<TYPE, 6, 1, NT>(&mut high, quants, rows, b);
+                multiply::<TYPE, 3, 1, NT>(&mut low, quants, rows, b);
+                multiply::<TYPE, 7, 1, NT>(&mut high, quants, rows, b);
                 let first = _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pair));
                 let second = _mm512_srai_epi32::<16>(pair);
                 let d = field::<TYPE>(record);
@@ -306,18 +271,14 @@ fn fetch<const TYPE: usize>(record: *const u8, block: *const u8, s: usize, ahead
     }
 }
 
-/// Weights of group `G`, as unsigned bytes: quants, or table values plus 128. With `U`, they are
-/// unpacked.
+/// Weights of group `G`, as unsigned bytes: quants, or table values plus 128.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn group<const TYPE: usize, const G: usize, const U: bool>(quants: *const u8) -> __m512i {
+unsafe fn group<const TYPE: usize, const G: usize>(quants: *const u8) -> __m512i {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
     // SAFETY: the caller ensures the quants of 16 rows.
     unsafe {
         let run = |r: usize| _mm512_loadu_si512(quants.add(64 * r).cast());
-        if U {
-            return run(G);
-        }
         let four = || {
             let nibbles = match G {
                 0..4 => run(G),
@@ -370,13 +331,7 @@ fn moved(bytes: __m512i, by: i32, mask: i8) -> __m512i {
 /// The rows have the block, and each of `quants` points to the quants of 16 rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply<
-    const TYPE: usize,
-    const G: usize,
-    const NP: usize,
-    const NT: usize,
-    const U: bool,
->(
+unsafe fn multiply<const TYPE: usize, const G: usize, const NP: usize, const NT: usize>(
     dots: &mut [[__m512i; NT]; NP],
     quants: [*const u8; NP],
     rows: &[ActRow; NT],
@@ -385,7 +340,7 @@ unsafe fn multiply<
     let mut weights = [_mm512_setzero_si512(); NP];
     for p in 0..NP {
         // SAFETY: each of `quants` points to the quants of 16 rows, by the contract.
-        weights[p] = unsafe { group::<TYPE, G, U>(quants[p]) };
+        weights[p] = unsafe { group::<TYPE, G>(quants[p]) };
     }
     let at = block * BLOCK + 4 * G;
     for t in 0..NT {
