@@ -77,8 +77,9 @@ pub(super) trait PanelDot {
     /// one after the other, in memory order.
     const TOGETHER_FROM: usize;
 
-    /// Whether [`Self::dot`] can read unpacked quants.
-    const UNPACKS: bool;
+    /// Unpacks the quants of a panel, if [`Self::dot`] can read them so. Then [`Self::PANELS`] is 1 and
+    /// [`Self::ROWS`] is 4.
+    const UNPACK: Option<Unpack> = None;
 
     /// Writes the products of `NP` panels of `records` records with `NT` rows to
     /// `sums[panel][row][lane]`. It may prefetch the data `ahead` bytes further on; 0 disables
@@ -86,24 +87,16 @@ pub(super) trait PanelDot {
     ///
     /// # Safety
     /// The CPU has the instruction set; `panels` point to whole panels; with `U`, `unpacked` points
-    /// to what [`Self::unpack`] has written for each of them; `rows` point to rows of the form that
-    /// the weight type reads, `records` records long; `sums` has room for `NP * NT * 16` values.
+    /// to what [`Self::UNPACK`] has written for the panel; `rows` point to rows of the form that the
+    /// weight type reads, `records` records long; `sums` has room for `NP * NT * 16` values.
     unsafe fn dot<const NP: usize, const NT: usize, const U: bool>(
         panels: [*const u8; NP],
-        unpacked: [*const u8; NP],
+        unpacked: *const u8,
         records: usize,
         rows: [ActRow; NT],
         ahead: usize,
         sums: *mut f32,
     );
-
-    /// Writes the quants of a panel as bytes, in the form that [`Self::dot`] multiplies:
-    /// `to[block][group][row][input of the group]`. Called only if [`Self::UNPACKS`].
-    ///
-    /// # Safety
-    /// The CPU has the instruction set; `panel` points to a whole panel; `to` has room for
-    /// [`UNPACKED_BLOCK`] bytes per block.
-    unsafe fn unpack(panel: *const u8, records: usize, to: *mut u8);
 }
 
 /// Weight panels that are next to each other.
@@ -112,9 +105,8 @@ struct Panels {
     first: *const u8,
     /// Bytes of a panel.
     bytes: usize,
-    /// Unpacked quants of the first panel, and bytes per panel of these.
+    /// Unpacked quants of the first panel.
     unpacked: *const u8,
-    unpacked_bytes: usize,
     /// Records of a panel.
     records: usize,
 }
@@ -128,13 +120,17 @@ pub(super) struct PanelDots {
     together_from: usize,
     rows: usize,
     dots: [[Dot; MAX_ROWS]; MAX_PANELS],
-    /// `dots` of `rows` rows with unpacked quants, by number of panels, and the function that
-    /// unpacks.
-    unpacked: Option<([Dot; MAX_PANELS], Unpack)>,
+    /// The function for one panel and `rows` rows with unpacked quants, and the one that unpacks.
+    unpacked: Option<(Dot, Unpack)>,
 }
 
-/// [`PanelDot::unpack`].
-type Unpack = unsafe fn(*const u8, usize, *mut u8);
+/// Writes the quants of a panel as bytes, in the form that [`PanelDot::dot`] multiplies:
+/// `to[block][group][row][input of the group]`. Arguments: panel, records, to.
+///
+/// # Safety
+/// The CPU has the instruction set; `panel` points to a whole panel; `to` has room for
+/// [`UNPACKED_BLOCK`] bytes per block.
+pub(super) type Unpack = unsafe fn(*const u8, usize, *mut u8);
 
 impl PanelDots {
     /// Dispatch table for `K`. Entries beyond `K::PANELS` and `K::ROWS` are never called.
@@ -160,24 +156,14 @@ impl PanelDots {
             },
             rows: K::ROWS,
             dots: [one, two],
-            unpacked: if !K::UNPACKS {
-                None
-            } else if K::PANELS < 2 {
-                let one = all_rows::<K, 1>();
-                Some(([one, one], K::unpack))
-            } else {
-                Some(([all_rows::<K, 1>(), all_rows::<K, 2>()], K::unpack))
+            unpacked: match K::UNPACK {
+                Some(unpack) => {
+                    assert!(K::PANELS == 1 && K::ROWS == 4);
+                    Some((apart::<K, 1, 4, true>, unpack))
+                }
+                None => None,
             },
         }
-    }
-}
-
-/// The function for [`PanelDot::ROWS`] rows with unpacked quants.
-const fn all_rows<K: PanelDot, const NP: usize>() -> Dot {
-    if K::ROWS > 4 {
-        apart::<K, NP, 6, true>
-    } else {
-        apart::<K, NP, 4, true>
     }
 }
 
@@ -215,13 +201,20 @@ unsafe fn apart<K: PanelDot, const NP: usize, const NT: usize, const U: bool>(
     sums: *mut f32,
 ) {
     let mut each = [panels.first; NP];
-    let mut unpacked = [panels.unpacked; NP];
     for p in 1..NP {
         each[p] = panels.first.wrapping_add(p * panels.bytes);
-        unpacked[p] = panels.unpacked.wrapping_add(p * panels.unpacked_bytes);
     }
     // SAFETY: the caller ensures the contract of `dot`, and that there are `NT` rows.
-    unsafe { K::dot::<NP, NT, U>(each, unpacked, panels.records, *rows.cast(), ahead, sums) };
+    unsafe {
+        K::dot::<NP, NT, U>(
+            each,
+            panels.unpacked,
+            panels.records,
+            *rows.cast(),
+            ahead,
+            sums,
+        );
+    }
 }
 
 /// Arguments of a matrix product, checked by [`super::Kernels::matmul`].
@@ -246,9 +239,10 @@ pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernels: &[PanelDots; TYPE
     let gated = job.packed.gated();
     let together = rows >= kernel.together_from;
     let unpack = kernel.unpacked.filter(|_| rows >= UNPACK_FROM);
+    let unpacked_bytes = job.packed.cols() * LANES;
     let mut buffer = UNPACKED.take();
     if unpack.is_some() {
-        grow(&mut buffer, MAX_PANELS * job.packed.cols() * LANES);
+        grow(&mut buffer, MAX_PANELS * unpacked_bytes);
     }
     let mut sums = Sums([0.0; MAX_PANELS * MAX_ROWS * LANES]);
     let mut panel = job.panels.start;
@@ -269,7 +263,7 @@ pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernels: &[PanelDots; TYPE
                 // caller ensures the instruction set.
                 unsafe {
                     let panel = panels.first.add(i * panels.bytes);
-                    unpack(panel, panels.records, to.add(i * panels.unpacked_bytes));
+                    unpack(panel, panels.records, to.add(i * unpacked_bytes));
                 }
             }
         }
@@ -297,7 +291,7 @@ pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernels: &[PanelDots; TYPE
                 } else {
                     for i in 0..weights {
                         let panel = first + i..first + i + 1;
-                        let quants = quants.get(i * job.packed.cols() * LANES..);
+                        let quants = quants.get(i * unpacked_bytes..);
                         let panel = (panels_of(job, panel, quants.unwrap_or_default()), 1);
                         let sums = &mut sums.0[i * count * LANES..];
                         dot_rows(kernel, job, panel, row, count, ahead, sums);
@@ -329,7 +323,6 @@ fn panels_of(job: &Job<'_>, panels: Range<usize>, unpacked: &[u8]) -> Panels {
         first: data[panels.start * bytes..].as_ptr(),
         bytes,
         unpacked: unpacked.as_ptr(),
-        unpacked_bytes,
         records: bytes / record_bytes(job.packed.weight_type()),
     }
 }
@@ -351,7 +344,7 @@ unsafe fn dot_rows(
 ) {
     assert!(sums.len() >= number * count * LANES);
     let dot = match &kernel.unpacked {
-        Some((dots, _)) if job.act.rows >= UNPACK_FROM && count == kernel.rows => dots[number - 1],
+        Some((dot, _)) if job.act.rows >= UNPACK_FROM && count == kernel.rows => *dot,
         _ => kernel.dots[number - 1][count - 1],
     };
     let rows = act_rows(job.act, row, count);

@@ -16,12 +16,11 @@ impl<const TYPE: usize> PanelDot for Portable<TYPE> {
     const PANELS: usize = 1;
     const ROWS: usize = 4;
     const TOGETHER_FROM: usize = usize::MAX;
-    const UNPACKS: bool = false;
 
     #[inline(always)]
     unsafe fn dot<const NP: usize, const NT: usize, const U: bool>(
         panels: [*const u8; NP],
-        _unpacked: [*const u8; NP],
+        _unpacked: *const u8,
         records: usize,
         rows: [ActRow; NT],
         _ahead: usize,
@@ -38,8 +37,6 @@ impl<const TYPE: usize> PanelDot for Portable<TYPE> {
             }
         }
     }
-
-    unsafe fn unpack(_panel: *const u8, _records: usize, _to: *mut u8) {}
 }
 
 /// Products of one panel of quantised weights with `NT` rows.

@@ -6,10 +6,10 @@ use hearthnet_files::blocks::{Bits, Layout, SubScale, WeightType};
 
 use super::super::act::BlockMeta;
 use super::super::lanes::LANES;
-use super::super::matmul::{ActRow, PanelDot, UNPACKED_BLOCK, float};
+use super::super::matmul::{ActRow, PanelDot, UNPACKED_BLOCK, Unpack, float};
 use super::super::record::{block_bytes, head_bytes, quantised_bytes, record_bytes};
 use super::avx2_dots::{Factors, dots, dots_vnni, unpack_block};
-use super::{blocks_of, lanes, prefetch_l2};
+use super::{lanes, prefetch_l2};
 
 /// Defines the kernels of one instruction set.
 macro_rules! panel_dot {
@@ -21,12 +21,15 @@ macro_rules! panel_dot {
             const PANELS: usize = 1;
             const ROWS: usize = $rows;
             const TOGETHER_FROM: usize = usize::MAX;
-            const UNPACKS: bool = unpacks::<TYPE>();
+            const UNPACK: Option<Unpack> = match unpacks::<TYPE>() {
+                true => Some(unpack::<TYPE, $vnni>),
+                false => None,
+            };
 
             #[inline(always)]
             unsafe fn dot<const NP: usize, const NT: usize, const U: bool>(
                 panels: [*const u8; NP],
-                unpacked: [*const u8; NP],
+                unpacked: *const u8,
                 records: usize,
                 rows: [ActRow; NT],
                 ahead: usize,
@@ -38,7 +41,7 @@ macro_rules! panel_dot {
                     for p in 0..NP {
                         let sums = sums.add(p * NT * LANES);
                         if const { WeightType::ALL[TYPE].quantised() } {
-                            let panel = (panels[p], unpacked[p], records);
+                            let panel = (panels[p], unpacked, records);
                             if const { one_pass::<TYPE>(NT, $vnni) } {
                                 $half_panels::<TYPE, NT, 2, U>(panel, 0, &rows, ahead, sums);
                             } else {
@@ -51,11 +54,6 @@ macro_rules! panel_dot {
                         }
                     }
                 }
-            }
-
-            unsafe fn unpack(panel: *const u8, records: usize, to: *mut u8) {
-                // SAFETY: the callee has the same contract.
-                unsafe { unpack::<TYPE, $vnni>(panel, records, to) }
             }
         }
 
@@ -98,9 +96,17 @@ unsafe fn unpack<const TYPE: usize, const VNNI: bool>(
     to: *mut u8,
 ) {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    for (quants, to) in blocks_of(layout, panel, records, to) {
-        // SAFETY: the panel has the block, and there is room for all blocks.
-        unsafe { unpack_block::<TYPE, VNNI>(quants, to) };
+    let first = head_bytes(layout) + LANES * layout.sub_scale.bytes();
+    for r in 0..records {
+        for s in 0..layout.blocks {
+            // SAFETY: the panel has the block, and there is room for all blocks.
+            unsafe {
+                let quants =
+                    panel.add(r * quantised_bytes(layout) + first + s * block_bytes(layout));
+                let to = to.add((r * layout.blocks + s) * UNPACKED_BLOCK);
+                unpack_block::<TYPE, VNNI>(quants, to);
+            }
+        }
     }
 }
 

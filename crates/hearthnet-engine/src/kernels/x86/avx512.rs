@@ -11,20 +11,19 @@ use super::super::matmul::{ActRow, PanelDot, float};
 use super::super::record::{block_bytes, head_bytes, quantised_bytes};
 use super::{lanes, prefetch_l2};
 
-/// Kernel for the weight type `WeightType::ALL[TYPE]`.
+/// Kernel for the weight type `WeightType::ALL[TYPE]`. It unpacks quants in registers: that takes so few
+/// of these instructions that storing unpacked panels would cost more.
 pub(in super::super) struct Avx512<const TYPE: usize>;
 
 impl<const TYPE: usize> PanelDot for Avx512<TYPE> {
     const PANELS: usize = 2;
     const ROWS: usize = 6;
     const TOGETHER_FROM: usize = 5;
-    /// Unpacking takes so few of these instructions that storing its results would cost more.
-    const UNPACKS: bool = false;
 
     #[inline(always)]
     unsafe fn dot<const NP: usize, const NT: usize, const U: bool>(
         panels: [*const u8; NP],
-        _unpacked: [*const u8; NP],
+        _unpacked: *const u8,
         records: usize,
         rows: [ActRow; NT],
         ahead: usize,
@@ -45,8 +44,6 @@ impl<const TYPE: usize> PanelDot for Avx512<TYPE> {
             }
         }
     }
-
-    unsafe fn unpack(_panel: *const u8, _records: usize, _to: *mut u8) {}
 }
 
 #[inline(never)]
