@@ -51,7 +51,7 @@ pub use step::Step;
 /// For tests: texts of kernels, and operands and digests of the self-test.
 #[doc(hidden)]
 pub mod testing {
-    pub use crate::kernels::{Formula, Gate, Kernel, Route, Tile, Way, all, text};
+    pub use crate::kernels::{Formula, Kernel, Route, Tile, Way, all, text};
     pub use crate::self_test::*;
     #[cfg(not(target_vendor = "apple"))]
     pub use crate::vulkan::{Offer, spirv};
