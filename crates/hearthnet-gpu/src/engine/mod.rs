@@ -6,7 +6,7 @@
 //! | weights of layers; those of one kind, with its buffers | `weights`, `parts`; `latent`, `recurrence`, `experts` |
 //! | keys and values; states of recurrent layers | `pages`, `states` |
 //! | whether a card is faster than the processor | `measure` |
-//! | buffers and further inputs of a batch | `scratch`, `rows` |
+//! | buffers and further inputs of a batch | `scratch`, `row_buffers`; `rows` |
 //! | the steps of a layer | `pass/` |
 
 mod experts;
@@ -16,6 +16,7 @@ mod pages;
 mod parts;
 mod pass;
 mod recurrence;
+mod row_buffers;
 mod rows;
 mod scratch;
 mod states;

@@ -8,6 +8,7 @@ use hearthnet_engine::layer::{Delta, Layer, Mamba, ShortConvolution};
 use hearthnet_files::spec::{DeltaSpec, MambaSpec};
 
 use super::parts::BranchEnd;
+use super::row_buffers::RowBuffers;
 use crate::{Buffer, Gpu, GpuError, GpuLoadError, Heads, Matrix, Sharing};
 
 /// Recurrence of a layer.
@@ -240,22 +241,15 @@ pub(super) struct RecurrenceBuffers {
 }
 
 impl RecurrenceBuffers {
-    /// Buffers that depend on the rows.
-    pub(super) fn of_rows(&self) -> [&Buffer; 3] {
-        [&self.convolved, &self.scores, &self.factors]
-    }
-
-    /// Buffers for so many rows, with so many channels and factors each.
+    /// Buffers for rows with so many channels and factors each.
     pub(super) fn new(
-        gpu: &Gpu,
-        rows: u32,
+        buffers: &mut RowBuffers<'_>,
         (channels, factors): (u32, u32),
     ) -> Result<Self, GpuError> {
-        let of = |width: u32| gpu.buffer(u64::from(rows) * u64::from(width.max(1)));
         Ok(Self {
-            convolved: of(channels)?,
-            scores: of(factors)?,
-            factors: of(factors)?,
+            convolved: buffers.of(channels)?,
+            scores: buffers.of(factors)?,
+            factors: buffers.of(factors)?,
         })
     }
 }
