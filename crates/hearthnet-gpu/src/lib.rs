@@ -40,7 +40,7 @@ mod vulkan;
 
 pub use buffers::{Buffer, Input, Matrix, View, attention_words, kv_layout};
 pub use device::{AdapterFacts, Choice, Gpu};
-pub use engine::{Card, CardPages, Comparison, GpuEngine, check, compare, load, load_most};
+pub use engine::{Card, Comparison, GpuEngine, check, compare, load, load_most};
 pub use error::{GpuError, GpuLoadError};
 pub use kernels::{Arithmetic, Unary};
 pub use open::adapters;

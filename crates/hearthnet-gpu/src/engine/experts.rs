@@ -3,7 +3,9 @@
 //!
 //! A *pair* is a row and one of its experts; pair `row * used + rank`, best expert first.
 
-use hearthnet_engine::layer::{Expert, ExpertBias, ExpertNorms, Ffn, Router, SharedExpert};
+use hearthnet_engine::layer::{
+    Expert, ExpertBias, ExpertNorms, Ffn, Router, RouterVectors, SharedExpert,
+};
 use hearthnet_files::spec::ExpertSpec;
 
 use super::parts::CardFfn;
@@ -13,11 +15,7 @@ use crate::{Buffer, Gpu, GpuError, GpuLoadError, Matrix};
 /// Experts of a layer.
 pub(super) struct CardExperts {
     pub(super) router: Matrix,
-    /// Bias of the scores, a value per expert.
-    pub(super) router_bias: Option<Vec<f32>>,
-    pub(super) correction: Option<Vec<f32>>,
-    /// Factor of the weight of each expert.
-    pub(super) scale: Option<Vec<f32>>,
+    pub(super) vectors: RouterVectors,
     /// Matrices of all experts, one below the other. `None` if there is no gate.
     pub(super) gate: Option<Matrix>,
     pub(super) up: Matrix,
@@ -98,9 +96,7 @@ impl CardExperts {
         });
         Ok(Self {
             router: gpu.matrix(&router.matrix)?,
-            router_bias: router.bias.clone(),
-            correction: router.correction.clone(),
-            scale: router.scale.clone(),
+            vectors: router.vectors.clone(),
             ffn: ups.first().map_or(0, |up| up.rows() as u32),
             gate: match gates.is_empty() {
                 true => None,

@@ -175,15 +175,7 @@ fn routes(of: &CardExperts, spec: &ExpertSpec, scores: Vec<u32>) -> Vec<Route> {
     let mut routes = vec![Route::default(); scores.len() / count.max(1) * used];
     let rows = scores.chunks_exact_mut(count.max(1));
     for (scores, routes) in rows.zip(routes.chunks_exact_mut(used.max(1))) {
-        if let Some(bias) = &of.router_bias {
-            kernels.add_round(scores, bias, BoundaryDtype::F32);
-        }
-        choose_experts(kernels, scores, spec, of.correction.as_deref(), routes);
-        if let Some(scale) = &of.scale {
-            for route in routes {
-                route.weight *= scale[route.expert as usize];
-            }
-        }
+        choose_experts(kernels, scores, spec, &of.vectors, routes);
     }
     routes
 }

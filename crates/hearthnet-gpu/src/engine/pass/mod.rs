@@ -11,7 +11,7 @@ use hearthnet_engine::EngineError;
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::spec::{Activation, ModelSpec};
 
-use super::pages::CardPages;
+use super::memory::CardMemory;
 use super::parts::{BranchEnd, CardFfn};
 use super::rows::RowInfo;
 use super::scratch::{Angles, Buffers};
@@ -22,7 +22,7 @@ use crate::{AttentionShape, Buffer, Gpu, Input, Matrix, Step, Unary, View};
 pub(super) struct Pass<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) spec: &'a ModelSpec,
-    pub(super) pages: &'a CardPages,
+    pub(super) memory: &'a CardMemory,
     pub(super) buffers: &'a Buffers,
     pub(super) angles: &'a Angles,
     pub(super) info: &'a RowInfo,
@@ -55,7 +55,7 @@ impl<'a> Pass<'a> {
         };
         let first = match (&of.attention, &of.recurrence) {
             (Some(attention), _) => {
-                self.attention(attention, layer)?;
+                self.attention(attention)?;
                 Some(&attention.end)
             }
             (None, Some(recurrence)) => {
@@ -162,7 +162,7 @@ impl<'a> Pass<'a> {
         Ok(step.submit()?)
     }
 
-    fn attention(&mut self, of: &Attention, layer: usize) -> Result<(), EngineError> {
+    fn attention(&mut self, of: &Attention) -> Result<(), EngineError> {
         let (spec, rows, b) = (self.spec, self.rows, self.buffers);
         let (q, kv, d) = (of.q, of.kv, of.head_dim);
         let input = self.norm(of.norm.as_ref());
@@ -175,7 +175,7 @@ impl<'a> Pass<'a> {
             let factors = factors.rows(1);
             self.step.scale_rows(queries, factors, rows, q);
         }
-        let Some(pages) = self.pages.buffer(layer) else {
+        let Some((pages, _)) = self.memory.pages().layer(of.keys_of) else {
             return Err(EngineError::Device("a layer without keys".to_owned()));
         };
         let tables = &self.info.tables;
