@@ -12,11 +12,11 @@ use crate::error::{EngineError, LoadError};
 use crate::forward::{self, EngineContext, Overflow, Scratch};
 use crate::kernels::Kernels;
 use crate::layer::Layer;
-use crate::memory::Memory;
+use crate::memory::HostMemory;
 use crate::options::EngineOptions;
 use crate::sequences::Table;
 use crate::thread_pool::ThreadPool;
-use crate::weights::Loader;
+use crate::weights::{Loader, check_layers};
 
 /// Exact engine: contiguous range of a model's layers, and the sequences that run through them.
 ///
@@ -60,14 +60,8 @@ impl EngineOn<Cpu> {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
         let spec = file.spec();
-        if layers.start >= layers.end || layers.end > spec.layers {
-            return Err(LoadError::Layers {
-                range: layers,
-                layers: spec.layers,
-            });
-        }
+        check_layers(spec, &layers)?;
         check(spec)?;
-        spec.check_range(&layers)?;
         let kernels = options.kernels()?;
         let thread_pool = options.thread_pool()?;
         let packed = Loader::layers(file, thread_pool.threads(), layers.clone(), progress)?;
@@ -82,13 +76,13 @@ impl EngineOn<Cpu> {
             thread_pool,
             scratch: Scratch::default(),
         };
-        let memory = Memory::new(spec, layers.clone(), options.max_kv_bytes);
+        let memory = HostMemory::of(spec, layers.clone(), options.max_kv_bytes);
         Self::new(file, layers, options, backend, weight_bytes, memory)
     }
 }
 
 impl Backend for Cpu {
-    type Storage = Memory;
+    type Storage = HostMemory;
 
     fn all_finite(&self, row: &[f32]) -> bool {
         self.kernels.all_finite(row)
@@ -97,7 +91,7 @@ impl Backend for Cpu {
     fn run(
         &mut self,
         batch: &Batch<'_>,
-        table: &mut Table<Memory>,
+        table: &mut Table<HostMemory>,
         x: &mut [f32],
     ) -> Result<(), EngineError> {
         let (memory, sequences) = table.batch(batch.spans);

@@ -8,7 +8,7 @@ use crate::error::LoadError;
 use crate::kernels::Arena;
 use crate::layer::Layer;
 use crate::matrices::layer_bytes;
-use crate::weights::Loader;
+use crate::weights::{Loader, check_layers};
 
 /// Loads the layers of a half-open range one after another for an engine with memory of its own,
 /// and passes each to `take`. The memory of a layer here is free as soon as `take` drops it, and
@@ -24,12 +24,7 @@ pub fn each_layer<E: From<LoadError>>(
     progress: &mut dyn FnMut(u64, u64),
     mut take: impl FnMut(Layer) -> Result<(), E>,
 ) -> Result<(), E> {
-    let spec = file.spec();
-    if range.start >= range.end || range.end > spec.layers {
-        let layers = spec.layers;
-        return Err(LoadError::Layers { range, layers }.into());
-    }
-    spec.check_range(&range).map_err(LoadError::from)?;
+    check_layers(file.spec(), &range)?;
     let total = range.clone().map(|layer| file.layer_bytes(layer)).sum();
     let mut loader = Loader::new(file, threads, 0, total, progress)?;
     loader.pairs = false;

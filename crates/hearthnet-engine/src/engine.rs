@@ -17,7 +17,9 @@ pub trait Backend: fmt::Debug {
     type Storage: Storage;
 
     /// Whether no value is a NaN or an infinity.
-    fn all_finite(&self, row: &[f32]) -> bool;
+    fn all_finite(&self, row: &[f32]) -> bool {
+        row.iter().fold(true, |all, value| all & value.is_finite())
+    }
 
     /// Runs rows, for which the table has made room, through layers, and stores their state. `x`
     /// has the rows of the spans one after another; outputs replace them.

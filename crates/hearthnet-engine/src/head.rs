@@ -78,22 +78,18 @@ impl Head {
         let embedding = file.tensor(EMBEDDING)?;
         let output = (!spec.tied_embedding).then(|| file.tensor(OUTPUT));
         let output = output.transpose()?;
-        let mut packed = packed_bytes(&embedding)?;
-        if let Some(output) = &output {
-            packed = packed.saturating_add(packed_bytes(output)?);
-        }
         let encoder = spec.encoder.map(|_| EncoderTensors::of(file)).transpose()?;
-        for view in encoder.iter().flat_map(|tensors| tensors.matrices()) {
-            packed = packed.saturating_add(packed_bytes(view)?);
-        }
         let per_layer = match spec.per_layer {
-            Some(_) => Some((
+            Some(_) => Some([
                 file.tensor(PER_LAYER_EMBEDDING)?,
                 file.tensor(PER_LAYER_PROJECTION)?,
-            )),
+            ]),
             None => None,
         };
-        for view in per_layer.iter().flat_map(|(one, other)| [one, other]) {
+        let matrices = std::iter::once(&embedding).chain(&output);
+        let matrices = matrices.chain(encoder.iter().flat_map(EncoderTensors::matrices));
+        let mut packed = 0usize;
+        for view in matrices.chain(per_layer.iter().flatten()) {
             packed = packed.saturating_add(packed_bytes(view)?);
         }
         let mut progress = |_, _| ();
@@ -114,7 +110,7 @@ impl Head {
             },
             output: output.map(|output| loader.matrix(&output)).transpose()?,
             per_layer: match per_layer {
-                Some((embedding, projection)) => Some(PerLayerHead {
+                Some([embedding, projection]) => Some(PerLayerHead {
                     embedding: loader.matrix(&embedding)?,
                     projection: loader.matrix(&projection)?,
                     norm: loader.vector(&file.tensor(PER_LAYER_PROJECTION_NORM)?)?,
@@ -203,9 +199,7 @@ impl Head {
             norm,
         } = own;
         let mut act = self.act.lock();
-        let form = ActForm::of([projection]);
-        self.kernels.prepare(stream, stream.len(), form, &mut act);
-        self.multiply(projection, &act, 1, out);
+        self.multiply_row(projection, stream, &mut act, out);
         let mut of_token = vec![0.0; out.len()];
         embedding.dequantise_row(id as usize, &mut of_token);
         let (width, eps) = (stream.len(), self.spec.norm_eps);
@@ -258,13 +252,8 @@ impl Head {
         };
         let mut act = self.act.lock();
         let mut between = vec![0.0; up.rows()];
-        self.kernels
-            .prepare(state, state.len(), ActForm::of([up]), &mut act);
-        self.multiply(up, &act, 1, &mut between);
-        let form = ActForm::of([down]);
-        self.kernels
-            .prepare(&between, between.len(), form, &mut act);
-        self.multiply(down, &act, 1, state);
+        self.multiply_row(up, state, &mut act, &mut between);
+        self.multiply_row(down, &between, &mut act, state);
     }
 
     fn check_rows(&self, rows: &[f32]) -> Result<(), EngineError> {
@@ -296,6 +285,13 @@ impl Head {
             None => self.kernels.prepare(rows, width, form, &mut act),
         }
         self.multiply(matrix, &act, rows.len() / width, out);
+    }
+
+    /// Replaces `out` by the product of a row with a matrix.
+    fn multiply_row(&self, matrix: &Packed, row: &[f32], act: &mut Act, out: &mut [f32]) {
+        let form = ActForm::of([matrix]);
+        self.kernels.prepare(row, row.len(), form, act);
+        self.multiply(matrix, act, 1, out);
     }
 
     /// Replaces `out` by the products of `count` rows of activations with a matrix.

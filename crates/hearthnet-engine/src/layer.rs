@@ -7,7 +7,7 @@ use std::ops::Range;
 use hearthnet_files::spec::{DeltaSpec, MambaSpec, Rotation};
 
 use crate::kernels::{ActForm, Packed};
-use crate::kv::KvPlace;
+use crate::memory::KvPlace;
 
 #[derive(Debug)]
 pub struct Layer {
@@ -18,15 +18,8 @@ pub struct Layer {
     /// the low-rank rows.
     pub qkv: Qkv,
     pub latent: Option<Latent>,
-    /// Gated delta rule instead of attention. `qkv` then gives the inputs of the convolution, the
-    /// gate of the output, and the scores of each head; `attn_output` is the output projection.
-    pub delta: Option<Delta>,
-    /// Gated short convolution instead of attention. `qkv` then gives the factors before it, the
-    /// factors behind it, and its inputs; `attn_output` is the output projection.
-    pub convolution: Option<ShortConvolution>,
-    /// Mamba-2 instead of attention. `qkv` then gives the gates of the outputs, the inputs of the
-    /// convolution, and the step of each head; `attn_output` is the output projection.
-    pub mamba: Option<Mamba>,
+    /// Recurrence instead of attention. `attn_output` is then the output projection.
+    pub recurrence: Option<Recurrence>,
     /// Width of the queries of all heads, as attention reads them.
     pub q: usize,
     /// Width of the keys in `qkv`, and of the values; 0 for a layer that uses those of another.
@@ -118,6 +111,20 @@ pub struct SharedExpert {
     pub down: Packed,
 }
 
+/// Recurrence of a layer; [`Layer::qkv`] gives its inputs.
+#[derive(Debug)]
+pub enum Recurrence {
+    /// Gated delta rule. `qkv` gives the inputs of the convolution, the gate of the output, and the
+    /// scores of each head.
+    Delta(Delta),
+    /// Gated short convolution. `qkv` gives the factors before it, the factors behind it, and its
+    /// inputs.
+    Convolution(ShortConvolution),
+    /// Mamba-2. `qkv` gives the gates of the outputs, the inputs of the convolution, and the step of
+    /// each head.
+    Mamba(Mamba),
+}
+
 /// Weights of a gated delta rule, beside its matrices.
 #[derive(Debug)]
 pub struct Delta {
@@ -157,6 +164,13 @@ pub struct Mamba {
 #[derive(Debug)]
 pub struct Router {
     pub matrix: Packed,
+    pub vectors: RouterVectors,
+}
+
+/// Values of a router for each expert.
+#[derive(Clone, Default, Debug)]
+pub struct RouterVectors {
+    /// Bias of the scores.
     pub bias: Option<Vec<f32>>,
     /// See [`ExpertSpec::correction`](hearthnet_files::spec::ExpertSpec::correction).
     pub correction: Option<Vec<f32>>,
@@ -289,11 +303,6 @@ impl Ffn {
 }
 
 impl Layer {
-    /// Whether the layer has a recurrence instead of attention.
-    pub fn is_recurrent(&self) -> bool {
-        self.delta.is_some() || self.convolution.is_some() || self.mamba.is_some()
-    }
-
     /// Whether the layer has attention or a recurrence.
     pub fn has_mixer(&self) -> bool {
         self.attn_output.is_some()

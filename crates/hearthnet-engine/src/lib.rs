@@ -20,7 +20,7 @@
 //! | engine on any device | `engine` |
 //! | sequences: table, limits, budget | `sequences`, `sequence` |
 //! | the exact engine | `cpu` |
-//! | its memory of sequences: pages of keys and values, recurrent states | `memory`, `kv`, `state` |
+//! | its memory of sequences: pages of keys and values, recurrent states | `memory`, `state`, `pool` |
 //! | running a batch through the layers, split between threads | `forward` |
 //! | RoPE tables | `rope_tables` |
 //! | threads | `thread_pool` |
@@ -42,15 +42,15 @@ mod forward;
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::kernels::fuzzing::weight_blocks;
-    pub use crate::kv::fuzzing::pages as kv_pages;
+    pub use crate::memory::fuzzing::pages as kv_pages;
 }
 mod head;
 pub mod kernels;
-mod kv;
 pub mod layer;
 mod matrices;
 mod memory;
 mod options;
+mod pool;
 pub mod pooling;
 mod rope_tables;
 mod sequence;
@@ -66,12 +66,13 @@ pub use engine::{Backend, Batch, EngineOn, WeightBytes};
 pub use error::{EngineError, LoadError};
 pub use forward::{Route, choose as choose_experts};
 pub use head::Head;
-pub use memory::footprint;
+pub use memory::{Memory, PageMemory, PagedSequence, footprint};
 pub use options::EngineOptions;
+pub use pool::PoolMemory;
 pub use rope_tables::RopeTables;
 pub use sequence::{Footprint, SeqId, Span};
 pub use sequences::{Limits, Storage, Table};
-pub use state::{StateBuffers, StateMemory, States, Track};
+pub use state::{StateBuffers, Track};
 
 /// Name of the engine's arithmetic in descriptors (`specs/canonical-arithmetic.md`).
 pub const ARITHMETIC: &str = "canonical-1";

@@ -31,6 +31,7 @@ use zeroize::Zeroize;
 
 use crate::error::EngineError;
 use crate::kernels::SharedMut;
+use crate::pool::{Pool, PoolMemory};
 
 /// States of a sequence during a batch. `None` are zeros.
 pub(crate) struct SequenceState<'a> {
@@ -82,23 +83,8 @@ pub struct Track {
     prompt: bool,
 }
 
-/// Memory of states on a device. They are numbered from 0, in the order of [`Self::add`].
-pub trait StateMemory {
-    /// Returns true if no layer has a state.
-    fn is_empty(&self) -> bool;
-
-    /// Makes room for one more state.
-    ///
-    /// # Errors
-    /// [`EngineError::OutOfMemory`] and errors of the device. Then there is none more.
-    fn add(&mut self) -> Result<(), EngineError>;
-
-    /// Fills a state with zeros.
-    fn clear(&mut self, state: usize);
-}
-
 /// States in this machine's memory.
-pub(crate) struct HostStates {
+pub struct HostStates {
     /// Values of a state.
     values: usize,
     states: Vec<Vec<f32>>,
@@ -113,7 +99,7 @@ impl HostStates {
     }
 }
 
-impl StateMemory for HostStates {
+impl PoolMemory for HostStates {
     fn is_empty(&self) -> bool {
         self.values == 0
     }
@@ -127,8 +113,10 @@ impl StateMemory for HostStates {
         Ok(())
     }
 
-    fn clear(&mut self, state: usize) {
-        self.states[state].fill(0.0);
+    fn clear(&mut self, states: &[usize]) {
+        for &state in states {
+            self.states[state].fill(0.0);
+        }
     }
 }
 
@@ -143,65 +131,34 @@ pub(crate) fn bytes_per_sequence(values: u64) -> u64 {
     values.saturating_mul(4 * (CHECKPOINTS as u64 + 2))
 }
 
-/// Pool of reference-counted states, grown on demand.
-pub struct States<M> {
-    memory: M,
-    /// Number of tracks that hold each state; a track may hold one twice.
-    owners: Vec<u32>,
-    /// States without owners, filled with zeros.
-    spare: Vec<usize>,
+/// States of all sequences.
+pub(crate) struct States<M> {
+    pool: Pool<M>,
 }
 
-impl<M: StateMemory> States<M> {
-    pub fn new(memory: M) -> Self {
+impl<M: PoolMemory> States<M> {
+    pub(crate) fn new(memory: M) -> Self {
         Self {
-            memory,
-            owners: Vec::new(),
-            spare: Vec::new(),
+            pool: Pool::new(memory),
         }
     }
 
-    pub fn memory(&self) -> &M {
-        &self.memory
-    }
-
-    fn take(&mut self) -> Result<usize, EngineError> {
-        let buffer = match self.spare.pop() {
-            Some(buffer) => buffer,
-            None => {
-                self.memory.add()?;
-                self.owners.push(0);
-                self.owners.len() - 1
-            }
-        };
-        self.owners[buffer] = 1;
-        Ok(buffer)
-    }
-
-    fn share(&mut self, buffer: usize) {
-        self.owners[buffer] += 1;
-    }
-
-    fn free(&mut self, buffer: usize) {
-        self.owners[buffer] -= 1;
-        if self.owners[buffer] == 0 {
-            self.memory.clear(buffer);
-            self.spare.push(buffer);
-        }
+    pub(crate) fn memory(&self) -> &M {
+        &self.pool.memory
     }
 
     /// Gives up a state. Returns it if nothing else holds it: it may be overwritten.
     fn reuse(&mut self, buffer: usize) -> Option<usize> {
-        if self.owners[buffer] == 1 {
+        if !self.pool.is_shared(buffer) {
             return Some(buffer);
         }
-        self.owners[buffer] -= 1;
+        self.pool.release(buffer);
         None
     }
 
     /// A copy, which shares all states.
-    pub fn fork(&mut self, track: &Track) -> Track {
-        track.buffers().for_each(|buffer| self.share(buffer));
+    pub(crate) fn fork(&mut self, track: &Track) -> Track {
+        self.pool.share(track.buffers());
         Track {
             checkpoints: track.checkpoints.clone(),
             ..*track
@@ -211,9 +168,14 @@ impl<M: StateMemory> States<M> {
     /// Makes room for the states of a batch that takes a sequence from `len` to `end` positions.
     ///
     /// # Errors
-    /// Those of [`StateMemory::add`].
-    pub fn grow(&mut self, track: &mut Track, len: u32, end: u32) -> Result<(), EngineError> {
-        if self.memory.is_empty() {
+    /// Those of [`PoolMemory::add`].
+    pub(crate) fn grow(
+        &mut self,
+        track: &mut Track,
+        len: u32,
+        end: u32,
+    ) -> Result<(), EngineError> {
+        if self.pool.memory.is_empty() {
             return Ok(());
         }
         let mut spare = Vec::new();
@@ -232,7 +194,7 @@ impl<M: StateMemory> States<M> {
         track.before = track.newest.take();
         let mut next = |states: &mut Self| match spare.pop() {
             Some(buffer) => Ok(buffer),
-            None => states.take(),
+            None => states.pool.take(),
         };
         // From here on, the track holds every buffer that it takes, also after an error.
         let newest = next(self);
@@ -250,13 +212,13 @@ impl<M: StateMemory> States<M> {
             }
         }
         track.checkpoints.retain(|place| place.buffer.is_some());
-        spare.into_iter().for_each(|buffer| self.free(buffer));
+        self.pool.free(spare);
         result
     }
 
     /// Goes back to `len` positions, or to an earlier state. Returns its length.
-    pub fn shrink(&mut self, track: &mut Track, len: u32) -> u32 {
-        if self.memory.is_empty() {
+    pub(crate) fn shrink(&mut self, track: &mut Track, len: u32) -> u32 {
+        if self.pool.memory.is_empty() {
             return len;
         }
         let is_there = |at: &Option<At>| at.is_some_and(|at| at.length == len);
@@ -266,40 +228,35 @@ impl<M: StateMemory> States<M> {
             if is_there(&before) {
                 track.newest = before;
             } else {
-                self.free_all(before.map(|at| at.buffer));
+                self.pool.free(before.map(|at| at.buffer));
                 let mut earlier = track.checkpoints.iter().rev();
                 let last = earlier.find(|place| place.length <= len);
                 track.newest = last.and_then(|place| {
                     let (length, buffer) = (place.length, place.buffer?);
                     Some(At { length, buffer })
                 });
-                if let Some(at) = track.newest {
-                    self.share(at.buffer);
-                }
+                self.pool.share(track.newest.map(|at| at.buffer));
             }
-            self.free_all(newest.map(|at| at.buffer));
+            self.pool.free(newest.map(|at| at.buffer));
         }
         let kept = track.newest.map_or(0, |at| at.length);
         let later = track.checkpoints.partition_point(|at| at.length <= kept);
         let later = track.checkpoints.split_off(later);
-        self.free_all(later.into_iter().filter_map(|place| place.buffer));
+        self.pool
+            .free(later.into_iter().filter_map(|place| place.buffer));
         kept
     }
 
     /// Frees the states that only this sequence holds.
-    pub fn close(&mut self, track: &Track) {
-        self.free_all(track.buffers());
-    }
-
-    fn free_all(&mut self, buffers: impl IntoIterator<Item = usize>) {
-        buffers.into_iter().for_each(|buffer| self.free(buffer));
+    pub(crate) fn close(&mut self, track: &Track) {
+        self.pool.free(track.buffers());
     }
 }
 
 impl States<HostStates> {
     /// Views of all states, shared between the threads of a batch.
     pub(crate) fn views(&mut self) -> Vec<SharedMut<'_, f32>> {
-        let states = self.memory.states.iter_mut();
+        let states = self.pool.memory.states.iter_mut();
         states.map(|state| SharedMut::new(state)).collect()
     }
 }
@@ -321,8 +278,8 @@ impl Track {
         newest.map(|at| at.buffer).chain(checkpoints)
     }
 
-    /// Buffers of a batch from `len` positions on, after [`States::grow`]. `None` if no layer has a
-    /// state.
+    /// Buffers of a batch from `len` positions on, after [`Storage::grow`](crate::Storage::grow).
+    /// `None` if no layer has a state.
     pub fn batch(&self, len: u32) -> Option<StateBuffers> {
         let new = self.checkpoints.iter().filter(|place| place.length > len);
         Some(StateBuffers {
@@ -445,18 +402,18 @@ mod tests {
         let buffers = track.batch(len).unwrap();
         let content = |length: u32| vec![length as f32; 3];
         if let Some(before) = buffers.before {
-            assert_eq!(states.memory.states[before], content(len));
+            assert_eq!(states.pool.memory.states[before], content(len));
         }
-        states.memory.states[buffers.after] = content(end);
+        states.pool.memory.states[buffers.after] = content(end);
         for (length, buffer) in buffers.checkpoints {
-            states.memory.states[buffer] = content(length);
+            states.pool.memory.states[buffer] = content(length);
         }
     }
 
     fn newest(states: &States<HostStates>, track: &Track) -> Vec<f32> {
-        track
-            .newest
-            .map_or(Vec::new(), |at| states.memory.states[at.buffer].clone())
+        track.newest.map_or(Vec::new(), |at| {
+            states.pool.memory.states[at.buffer].clone()
+        })
     }
 
     #[test]
@@ -480,9 +437,10 @@ mod tests {
         assert_eq!(states.shrink(&mut track, 190), 128);
         assert_eq!(newest(&states, &track), [128.0; 3]);
         states.close(&track);
-        assert_eq!(states.spare.len(), states.owners.len());
+        assert_eq!(states.pool.in_use(), 0);
         assert!(
             states
+                .pool
                 .memory
                 .states
                 .iter()
@@ -501,7 +459,7 @@ mod tests {
             if rows == 65 {
                 len = states.shrink(&mut track, len - 30);
             }
-            let held = states.owners.len() - states.spare.len();
+            let held = states.pool.in_use();
             let most = bytes_per_sequence(3) / (4 * 3);
             assert!(held as u64 <= most, "{held} states");
         }

@@ -4,18 +4,29 @@ use std::ops::Range;
 
 use hearthnet_files::blocks::{WeightType, all_finite};
 use hearthnet_files::spec::{
-    Activation, DeltaSpec, FeedForwardSpec, LayerTensor, MambaSpec, Mixer,
+    Activation, BlockSpec, DeltaSpec, FeedForwardSpec, LayerTensor, MambaSpec, Mixer, ModelSpec,
 };
 use hearthnet_files::{ModelFile, TensorType, TensorView};
 
 use super::error::LoadError;
 use crate::kernels::{Arena, LANES, Matrix, PackError, Packed};
-use crate::kv::{KvPlace, places};
 use crate::layer::{
     Delta, Expert, ExpertBias, ExpertNorms, FeedForward, Ffn, Latent, LatentUp, Layer, LayerNorm,
-    Mamba, PerLayer, Qkv, Router, SharedExpert, ShortConvolution,
+    Mamba, PerLayer, Qkv, Recurrence, Router, RouterVectors, SharedExpert, ShortConvolution,
 };
 use crate::matrices::{gated, layer_bytes, matrices, matrix, pack_error};
+use crate::memory::{KvPlace, places};
+
+/// Checks that layers are a part of a model that can be loaded by itself.
+pub(super) fn check_layers(spec: &ModelSpec, range: &Range<u32>) -> Result<(), LoadError> {
+    if range.start >= range.end || range.end > spec.layers {
+        return Err(LoadError::Layers {
+            range: range.clone(),
+            layers: spec.layers,
+        });
+    }
+    Ok(spec.check_range(range)?)
+}
 
 /// Repacks tensors of a file into an arena of the right size, and releases the file's memory pages.
 pub(super) struct Loader<'a> {
@@ -92,56 +103,10 @@ impl<'a> Loader<'a> {
         use LayerTensor as T;
         let file = self.file;
         let block = file.spec().block(layer);
-        let get = |tensor| file.layer_tensor(layer, tensor);
         let before = self.bytes;
         let attn_norm = self.optional(layer, T::AttnNorm)?;
-        let (mut delta, mut convolution, mut mamba) = (None, None, None);
-        match block.mixer {
-            Mixer::Delta(spec) => delta = Some(self.delta(layer, spec)?),
-            Mixer::Convolution { positions } => {
-                let weights = get(T::Convolution)?;
-                convolution = Some(self.convolution(&weights, positions, block.model.width)?);
-            }
-            Mixer::Mamba(spec) => mamba = Some(self.mamba(layer, spec)?),
-            _ => {}
-        }
-        let mut qkv = if block.mixer == Mixer::None {
-            Qkv::of(Vec::new())
-        } else if convolution.is_some() {
-            Qkv::of(vec![self.matrix(&get(T::ConvolutionInput)?)?])
-        } else if mamba.is_some() {
-            Qkv::of(vec![self.matrix(&get(T::MambaInput)?)?])
-        } else if delta.is_some() {
-            let mut views = vec![get(T::DeltaQkv)?, get(T::DeltaGate)?];
-            for scores in [T::DeltaBetaAlpha, T::DeltaBeta, T::DeltaAlpha] {
-                if file.has(layer, scores) {
-                    views.push(get(scores)?);
-                }
-            }
-            Qkv::of(self.stacks(&views)?)
-        } else if file.has(layer, T::AttnQkv) {
-            Qkv::of(vec![self.matrix(&get(T::AttnQkv)?)?])
-        } else if file.has(layer, T::LatentKv) {
-            let q = match file.has(layer, T::LatentQ) {
-                true => get(T::LatentQ)?,
-                false => get(T::AttnQ)?,
-            };
-            Qkv::of(vec![self.matrix(&q)?, self.matrix(&get(T::LatentKv)?)?])
-        } else {
-            let q = matrices(file.spec(), &get(T::AttnQ)?, T::AttnQ);
-            // The gates of all heads come last.
-            let mut views: Vec<_> = q.iter().step_by(gated(&block)).copied().collect();
-            for tensor in [T::AttnK, T::AttnV] {
-                if file.has(layer, tensor) {
-                    views.push(get(tensor)?);
-                }
-            }
-            views.extend(q.iter().skip(1).step_by(2).filter(|_| q.len() > 1));
-            if file.has(layer, T::AttnGate) {
-                views.push(get(T::AttnGate)?);
-            }
-            Qkv::of(self.stacks(&views)?)
-        };
+        let recurrence = self.recurrence(&block)?;
+        let mut qkv = Qkv::of(self.qkv(&block)?);
         let latent = match file.has(layer, T::LatentKv) {
             true => Some(self.latent(layer)?),
             false => None,
@@ -149,7 +114,7 @@ impl<'a> Loader<'a> {
         if file.has(layer, T::AttnQBias) {
             let mut bias = Vec::new();
             for tensor in [T::AttnQBias, T::AttnKBias, T::AttnVBias] {
-                bias.append(&mut self.vector(&get(tensor)?)?);
+                bias.append(&mut self.layer_vector(layer, tensor)?);
             }
             qkv.bias = Some(bias);
         }
@@ -162,9 +127,7 @@ impl<'a> Loader<'a> {
             attn_norm,
             qkv,
             latent,
-            delta,
-            convolution,
-            mamba,
+            recurrence,
             q: (block.model.heads * block.key_width()) as usize,
             kv,
             q_norm: self.optional(layer, T::AttnQNorm)?,
@@ -183,7 +146,7 @@ impl<'a> Loader<'a> {
                 ];
                 let mut outputs = outputs.into_iter();
                 match outputs.find(|tensor| file.has(layer, *tensor)) {
-                    Some(output) => Some(self.matrix(&get(output)?)?),
+                    Some(output) => Some(self.layer_matrix(layer, output)?),
                     None => None,
                 }
             },
@@ -197,9 +160,9 @@ impl<'a> Loader<'a> {
             ffn_sum_norm: self.layer_norm(layer, T::FfnSumNorm, T::FfnSumNormBias)?,
             per_layer: match file.has(layer, T::PerLayerGate) {
                 true => Some(PerLayer {
-                    gate: self.matrix(&get(T::PerLayerGate)?)?,
-                    output: self.matrix(&get(T::PerLayerOutput)?)?,
-                    norm: self.vector(&get(T::PerLayerNorm)?)?,
+                    gate: self.layer_matrix(layer, T::PerLayerGate)?,
+                    output: self.layer_matrix(layer, T::PerLayerOutput)?,
+                    norm: self.layer_vector(layer, T::PerLayerNorm)?,
                 }),
                 false => None,
             },
@@ -212,20 +175,74 @@ impl<'a> Loader<'a> {
         })
     }
 
+    fn recurrence(&mut self, block: &BlockSpec<'_>) -> Result<Option<Recurrence>, LoadError> {
+        let layer = block.layer;
+        Ok(match block.mixer {
+            Mixer::Delta(spec) => Some(Recurrence::Delta(self.delta(layer, spec)?)),
+            Mixer::Convolution { positions } => {
+                let (which, width) = (LayerTensor::Convolution, block.model.width);
+                let convolution = self.convolution(layer, which, positions, width)?;
+                Some(Recurrence::Convolution(convolution))
+            }
+            Mixer::Mamba(spec) => Some(Recurrence::Mamba(self.mamba(layer, spec)?)),
+            _ => None,
+        })
+    }
+
+    /// Loads the matrices that read the input of a layer with attention or a recurrence.
+    fn qkv(&mut self, block: &BlockSpec<'_>) -> Result<Vec<Packed>, LoadError> {
+        use LayerTensor as T;
+        let (file, layer) = (self.file, block.layer);
+        let get = |tensor| file.layer_tensor(layer, tensor);
+        match block.mixer {
+            Mixer::None => Ok(Vec::new()),
+            Mixer::Convolution { .. } => Ok(vec![self.layer_matrix(layer, T::ConvolutionInput)?]),
+            Mixer::Mamba(_) => Ok(vec![self.layer_matrix(layer, T::MambaInput)?]),
+            Mixer::Delta(_) => {
+                let mut views = vec![get(T::DeltaQkv)?, get(T::DeltaGate)?];
+                for scores in [T::DeltaBetaAlpha, T::DeltaBeta, T::DeltaAlpha] {
+                    views.extend(self.find(layer, scores)?);
+                }
+                self.stacks(&views)
+            }
+            _ if file.has(layer, T::AttnQkv) => Ok(vec![self.layer_matrix(layer, T::AttnQkv)?]),
+            _ if file.has(layer, T::LatentKv) => {
+                let q = match file.has(layer, T::LatentQ) {
+                    true => T::LatentQ,
+                    false => T::AttnQ,
+                };
+                Ok(vec![
+                    self.layer_matrix(layer, q)?,
+                    self.layer_matrix(layer, T::LatentKv)?,
+                ])
+            }
+            _ => {
+                let q = matrices(file.spec(), &get(T::AttnQ)?, T::AttnQ);
+                // The gates of all heads come last.
+                let mut views: Vec<_> = q.iter().step_by(gated(block)).copied().collect();
+                for tensor in [T::AttnK, T::AttnV] {
+                    views.extend(self.find(layer, tensor)?);
+                }
+                views.extend(q.iter().skip(1).step_by(2).filter(|_| q.len() > 1));
+                views.extend(self.find(layer, T::AttnGate)?);
+                self.stacks(&views)
+            }
+        }
+    }
+
     fn latent(&mut self, layer: u32) -> Result<Latent, LoadError> {
         use LayerTensor as T;
         let file = self.file;
-        let get = |tensor| file.layer_tensor(layer, tensor);
         let queries = match file.has(layer, T::LatentQ) {
             true => Some((
-                self.vector(&get(T::LatentQNorm)?)?,
-                self.matrix(&get(T::LatentQUp)?)?,
+                self.layer_vector(layer, T::LatentQNorm)?,
+                self.layer_matrix(layer, T::LatentQUp)?,
             )),
             false => None,
         };
-        let kv_norm = self.vector(&get(T::LatentKvNorm)?)?;
+        let kv_norm = self.layer_vector(layer, T::LatentKvNorm)?;
         let mut heads = |tensor| {
-            let views = matrices(file.spec(), &get(tensor)?, tensor);
+            let views = matrices(file.spec(), &file.layer_tensor(layer, tensor)?, tensor);
             let heads = views.iter().map(|view| self.matrix(view));
             heads.collect::<Result<Vec<_>, LoadError>>()
         };
@@ -234,7 +251,7 @@ impl<'a> Loader<'a> {
                 keys: heads(T::LatentKeyUp)?,
                 values: heads(T::LatentValueUp)?,
             },
-            false => LatentUp::Expanded(self.matrix(&get(T::LatentKvUp)?)?),
+            false => LatentUp::Expanded(self.layer_matrix(layer, T::LatentKvUp)?),
         };
         Ok(Latent {
             queries,
@@ -246,10 +263,9 @@ impl<'a> Loader<'a> {
     fn delta(&mut self, layer: u32, spec: DeltaSpec) -> Result<Delta, LoadError> {
         use LayerTensor as T;
         let file = self.file;
-        let get = |tensor| file.layer_tensor(layer, tensor);
         let heads = spec.value_heads as usize;
-        let weights = get(T::DeltaConvolution)?;
-        let convolution = self.convolution(&weights, spec.convolution, spec.channels())?;
+        let (which, channels) = (T::DeltaConvolution, spec.channels());
+        let convolution = self.convolution(layer, which, spec.convolution, channels)?;
         let each = heads / spec.key_heads as usize;
         let first = (spec.channels() + spec.values()) as usize;
         let scores = (0..heads).map(|head| match file.has(layer, T::DeltaBetaAlpha) {
@@ -262,38 +278,37 @@ impl<'a> Loader<'a> {
         Ok(Delta {
             spec,
             convolution,
-            decay: self.vector(&get(T::DeltaDecay)?)?,
-            decay_bias: self.vector(&get(T::DeltaDecayBias)?)?,
-            norm: self.vector(&get(T::DeltaNorm)?)?,
+            decay: self.layer_vector(layer, T::DeltaDecay)?,
+            decay_bias: self.layer_vector(layer, T::DeltaDecayBias)?,
+            norm: self.layer_vector(layer, T::DeltaNorm)?,
             scores: scores.collect(),
         })
     }
 
     fn mamba(&mut self, layer: u32, spec: MambaSpec) -> Result<Mamba, LoadError> {
         use LayerTensor as T;
-        let file = self.file;
-        let get = |tensor| file.layer_tensor(layer, tensor);
-        let weights = get(T::MambaConvolution)?;
+        let (which, channels) = (T::MambaConvolution, spec.channels());
         Ok(Mamba {
             spec,
-            convolution: self.convolution(&weights, spec.convolution, spec.channels())?,
-            convolution_bias: self.vector(&get(T::MambaConvolutionBias)?)?,
-            step_bias: self.vector(&get(T::MambaStepBias)?)?,
-            decay: self.vector(&get(T::MambaDecay)?)?,
-            skip: self.vector(&get(T::MambaSkip)?)?,
-            norm: self.vector(&get(T::MambaNorm)?)?,
+            convolution: self.convolution(layer, which, spec.convolution, channels)?,
+            convolution_bias: self.layer_vector(layer, T::MambaConvolutionBias)?,
+            step_bias: self.layer_vector(layer, T::MambaStepBias)?,
+            decay: self.layer_vector(layer, T::MambaDecay)?,
+            skip: self.layer_vector(layer, T::MambaSkip)?,
+            norm: self.layer_vector(layer, T::MambaNorm)?,
         })
     }
 
     /// Loads the weights of a convolution, position by position.
     fn convolution(
         &mut self,
-        view: &TensorView<'_>,
+        layer: u32,
+        which: LayerTensor,
         positions: u32,
         width: u32,
     ) -> Result<ShortConvolution, LoadError> {
         let (positions, width) = (positions as usize, width as usize);
-        let stored = self.vector(view)?;
+        let stored = self.layer_vector(layer, which)?;
         let weights = (0..positions).flat_map(|position| {
             let channels = stored.chunks_exact(positions);
             channels.map(move |weights| weights[position])
@@ -305,12 +320,25 @@ impl<'a> Loader<'a> {
         })
     }
 
+    /// A tensor that the model may lack.
+    fn find(&self, layer: u32, which: LayerTensor) -> Result<Option<TensorView<'a>>, LoadError> {
+        let has = self.file.has(layer, which);
+        let found = has.then(|| self.file.layer_tensor(layer, which));
+        Ok(found.transpose()?)
+    }
+
     /// Loads a vector that the model may lack.
     fn optional(&mut self, layer: u32, which: LayerTensor) -> Result<Option<Vec<f32>>, LoadError> {
-        match self.file.has(layer, which) {
-            true => Ok(Some(self.vector(&self.file.layer_tensor(layer, which)?)?)),
-            false => Ok(None),
-        }
+        let found = self.find(layer, which)?;
+        found.map(|view| self.vector(&view)).transpose()
+    }
+
+    fn layer_vector(&mut self, layer: u32, which: LayerTensor) -> Result<Vec<f32>, LoadError> {
+        self.vector(&self.file.layer_tensor(layer, which)?)
+    }
+
+    fn layer_matrix(&mut self, layer: u32, which: LayerTensor) -> Result<Packed, LoadError> {
+        self.matrix(&self.file.layer_tensor(layer, which)?)
     }
 
     /// Loads a LayerNorm that the model may lack.
@@ -335,16 +363,12 @@ impl<'a> Loader<'a> {
             return Ok(FeedForward::None);
         }
         if !file.has(layer, T::Router) {
-            let (gate, up) = match file.has(layer, T::FfnGateUp) {
-                true => {
-                    let both = get(T::FfnGateUp)?;
-                    match matrices(file.spec(), &both, T::FfnGateUp)[..] {
-                        [gate, up] => (Some(gate), up),
-                        _ => return Err(LoadError::Unsupported(format!("{:?}", both.name))),
-                    }
-                }
-                false if !file.has(layer, T::FfnGate) => (None, get(T::FfnUp)?),
-                false => (Some(get(T::FfnGate)?), get(T::FfnUp)?),
+            let (gate, up) = match self.find(layer, T::FfnGateUp)? {
+                Some(both) => match matrices(file.spec(), &both, T::FfnGateUp)[..] {
+                    [gate, up] => (Some(gate), up),
+                    _ => return Err(LoadError::Unsupported(format!("{:?}", both.name))),
+                },
+                None => (self.find(layer, T::FfnGate)?, get(T::FfnUp)?),
             };
             let ffn = match self.ffn(gate.as_ref(), &up)? {
                 Ffn::Ungated { up, .. } => Ffn::Ungated {
@@ -353,14 +377,16 @@ impl<'a> Loader<'a> {
                 },
                 gated => gated,
             };
-            let down = self.matrix(&get(T::FfnDown)?)?;
+            let down = self.layer_matrix(layer, T::FfnDown)?;
             return Ok(FeedForward::Dense { ffn, down });
         }
         let router = Router {
-            matrix: self.matrix(&get(T::Router)?)?,
-            bias: self.optional(layer, T::RouterBias)?,
-            correction: self.optional(layer, T::RouterCorrection)?,
-            scale: self.optional(layer, T::ExpertScale)?,
+            matrix: self.layer_matrix(layer, T::Router)?,
+            vectors: RouterVectors {
+                bias: self.optional(layer, T::RouterBias)?,
+                correction: self.optional(layer, T::RouterCorrection)?,
+                scale: self.optional(layer, T::ExpertScale)?,
+            },
         };
         let split = |tensor| Ok::<_, LoadError>(matrices(file.spec(), &get(tensor)?, tensor));
         let (gates, ups) = match file.has(layer, T::ExpertGateUp) {
@@ -387,15 +413,15 @@ impl<'a> Loader<'a> {
         let bytes = self.bytes - before;
         let shared = match file.has(layer, T::SharedUp) {
             true => Some(Box::new(SharedExpert {
-                score: match file.has(layer, T::SharedScore) {
-                    true => Some(self.matrix(&get(T::SharedScore)?)?),
-                    false => None,
+                score: match self.find(layer, T::SharedScore)? {
+                    Some(score) => Some(self.matrix(&score)?),
+                    None => None,
                 },
-                ffn: match file.has(layer, T::SharedGate) {
-                    true => self.ffn(Some(&get(T::SharedGate)?), &get(T::SharedUp)?)?,
-                    false => self.ffn(None, &get(T::SharedUp)?)?,
+                ffn: {
+                    let gate = self.find(layer, T::SharedGate)?;
+                    self.ffn(gate.as_ref(), &get(T::SharedUp)?)?
                 },
-                down: self.matrix(&get(T::SharedDown)?)?,
+                down: self.layer_matrix(layer, T::SharedDown)?,
             })),
             false => None,
         };
@@ -407,9 +433,9 @@ impl<'a> Loader<'a> {
             norms: match file.has(layer, T::RouterNorm) {
                 true => Some(Box::new(ExpertNorms {
                     router: self.router_norm(layer)?,
-                    input: self.vector(&get(T::ExpertNorm)?)?,
-                    output: self.vector(&get(T::ExpertPostNorm)?)?,
-                    shared_output: self.vector(&get(T::SharedPostNorm)?)?,
+                    input: self.layer_vector(layer, T::ExpertNorm)?,
+                    output: self.layer_vector(layer, T::ExpertPostNorm)?,
+                    shared_output: self.layer_vector(layer, T::SharedPostNorm)?,
                 })),
                 false => None,
             },
@@ -418,7 +444,7 @@ impl<'a> Loader<'a> {
 
     /// Weights of the norm before the router: the stored ones over the root of the width.
     fn router_norm(&mut self, layer: u32) -> Result<Vec<f32>, LoadError> {
-        let mut weights = self.vector(&self.file.layer_tensor(layer, LayerTensor::RouterNorm)?)?;
+        let mut weights = self.layer_vector(layer, LayerTensor::RouterNorm)?;
         let root = 1.0 / (self.file.spec().width as f32).sqrt();
         weights.iter_mut().for_each(|weight| *weight *= root);
         Ok(weights)
@@ -427,14 +453,13 @@ impl<'a> Loader<'a> {
     /// Loads the biases of each expert of a layer. Empty if there are none.
     fn expert_biases(&mut self, layer: u32) -> Result<Vec<ExpertBias>, LoadError> {
         use LayerTensor as T;
-        let file = self.file;
-        if !file.has(layer, T::ExpertGateBias) {
+        let Some(gates) = self.optional(layer, T::ExpertGateBias)? else {
             return Ok(Vec::new());
-        }
-        let (width, ffn) = (file.spec().width as usize, file.spec().ffn as usize);
-        let mut all = |which| self.vector(&file.layer_tensor(layer, which)?);
-        let (gates, ups) = (all(T::ExpertGateBias)?, all(T::ExpertUpBias)?);
-        let downs = all(T::ExpertDownBias)?;
+        };
+        let spec = self.file.spec();
+        let (width, ffn) = (spec.width as usize, spec.ffn as usize);
+        let ups = self.layer_vector(layer, T::ExpertUpBias)?;
+        let downs = self.layer_vector(layer, T::ExpertDownBias)?;
         let gates = gates.chunks_exact(ffn).zip(ups.chunks_exact(ffn));
         let biases = gates.zip(downs.chunks_exact(width));
         let biases = biases.map(|((gate, up), down)| ExpertBias {

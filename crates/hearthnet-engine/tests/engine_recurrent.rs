@@ -5,13 +5,11 @@
 //! Checkpoints lie at multiples of 64 positions.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::path::Path;
-
 use hearthnet_engine::kernels::Isa;
 use hearthnet_engine::{EngineError, EngineOptions, SeqId, Span, footprint};
+use hearthnet_files::BoundaryDtype;
 use hearthnet_files::gguf::TensorType;
-use hearthnet_files::{BoundaryDtype, ModelFile};
-use hearthnet_testkit::FullModel;
+use hearthnet_testkit::{FullModel, family};
 use proptest::prelude::*;
 
 use crate::engine_common::{
@@ -31,16 +29,8 @@ const NAMES: [&str; 8] = [
 ];
 const LENGTH: usize = 250;
 
-fn file(name: &str) -> ModelFile {
-    let folder = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../hearthnet-files/tests/data/families"
-    );
-    ModelFile::open(&Path::new(folder).join(format!("{name}.gguf"))).unwrap()
-}
-
 fn model(name: &str, threads: usize) -> FullModel {
-    whole(&file(name), &options(threads, Isa::detect()))
+    whole(&family(name), &options(threads, Isa::detect()))
 }
 
 /// Rows of tokens, from the length of the sequence on.
@@ -53,8 +43,8 @@ fn go_on(whole: &mut FullModel, seq: SeqId, ids: &[u32], chunk: usize) -> Vec<f3
 fn a_sequence_goes_back_to_a_checkpoint_and_on_with_the_same_bits() {
     for name in NAMES {
         let mut whole = model(name, 2);
-        let width = file(name).spec().width as usize;
-        let tokens = ids(&file(name), LENGTH, 3);
+        let width = family(name).spec().width as usize;
+        let tokens = ids(&family(name), LENGTH, 3);
         let expected = in_chunks(&mut whole, &tokens, 1);
         for (to, kept) in [
             (249, 192),
@@ -78,7 +68,7 @@ fn a_sequence_goes_back_to_a_checkpoint_and_on_with_the_same_bits() {
 #[test]
 fn the_last_batch_can_be_taken_back() {
     let mut whole = model("qwen35", 1);
-    let tokens = ids(&file("qwen35"), 120, 4);
+    let tokens = ids(&family("qwen35"), 120, 4);
     let seq = open(&mut whole);
     append(&mut whole, seq, &tokens[..100], 100);
     let expected = append(&mut whole, seq, &tokens[100..], 1);
@@ -92,9 +82,9 @@ fn the_last_batch_can_be_taken_back() {
 fn forks_share_a_state_until_they_append() {
     for name in NAMES {
         let mut whole = model(name, 2);
-        let width = file(name).spec().width as usize;
-        let tokens = ids(&file(name), 200, 5);
-        let others = [&tokens[..130], &ids(&file(name), 70, 6)].concat();
+        let width = family(name).spec().width as usize;
+        let tokens = ids(&family(name), 200, 5);
+        let others = [&tokens[..130], &ids(&family(name), 70, 6)].concat();
         let expected = [&tokens, &others].map(|tokens| in_chunks(&mut whole, tokens, 9));
         let (seq, _) = run(&mut whole, &tokens[..130]);
         let fork = whole.engine_mut().fork(seq).unwrap();
@@ -163,7 +153,7 @@ fn a_failed_batch_changes_no_state() {
 
 #[test]
 fn states_count_towards_the_memory_of_sequences() {
-    let file = file("qwen35");
+    let file = family("qwen35");
     let of = footprint(file.spec(), 0..5);
     let state = file.spec().state_bytes(0..5);
     // Two states, and three checkpoints. Three earlier rows of 128 channels, and four heads.
@@ -174,7 +164,7 @@ fn states_count_towards_the_memory_of_sequences() {
     assert_eq!(footprint(file.spec(), 3..4).per_sequence, 0);
     // Two or three earlier rows.
     for (name, layers, rows) in [("lfm2", 3, 2), ("lfm2moe", 3, 3)] {
-        let spec = self::file(name).spec().clone();
+        let spec = family(name).spec().clone();
         assert_eq!(spec.state_bytes(0..spec.layers), layers * rows * 32 * 4);
     }
     let options = EngineOptions {
@@ -202,7 +192,7 @@ fn states_count_towards_the_memory_of_sequences() {
 
 #[test]
 fn an_engine_without_attention_has_states_only() {
-    let file = file("qwen35");
+    let file = family("qwen35");
     let width = file.spec().width as usize;
     let head = hearthnet_engine::Head::load(&file, &options(1, Isa::detect())).unwrap();
     let inputs = embed(&head, &ids(&file, 90, 8));
@@ -248,7 +238,7 @@ proptest! {
         steps in prop::collection::vec(step(), 1..14),
         name in prop::sample::select(vec!["qwen3next", "lfm2"]),
     ) {
-        let file = file(name);
+        let file = family(name);
         let width = file.spec().width as usize;
         let tokens = ids(&file, LENGTH, 9);
         let mut whole = model(name, 2);

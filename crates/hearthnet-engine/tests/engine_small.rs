@@ -23,7 +23,7 @@ fn model(bytes: Vec<u8>) -> ModelFile {
 }
 
 fn tiny() -> ModelFile {
-    model(TinyLlama::default().bytes())
+    TinyLlama::default().file()
 }
 
 /// The same model with other values or types: `change` gets each tensor's values, and returns the
@@ -100,7 +100,7 @@ fn models() -> Vec<(&'static str, ModelFile)> {
         ("bf16", bf16),
         ("odd", odd),
     ]
-    .map(|(name, tiny)| (name, model(tiny.bytes())))
+    .map(|(name, tiny)| (name, tiny.file()))
     .into();
     for weights in ["f32", "f16", "q8_0", "q4_1", "q4_0"] {
         let tiny = TinyLlama {
@@ -109,7 +109,7 @@ fn models() -> Vec<(&'static str, ModelFile)> {
             tied: false,
             ..base.clone()
         };
-        models.push((weights, model(tiny.bytes())));
+        models.push((weights, tiny.file()));
     }
     // Every matrix of a block in another type, so that none can be packed together.
     use TensorType as T;
@@ -134,7 +134,7 @@ fn models() -> Vec<(&'static str, ModelFile)> {
         ("q8_0 cache, wide heads", shape(3, 1, 96)),
         ("q8_0 cache, one head for 8", shape(8, 1, 128)),
     ] {
-        models.push((name, with_q8_cache(model(tiny.bytes()))));
+        models.push((name, with_q8_cache(tiny.file())));
     }
     models
 }
@@ -271,7 +271,7 @@ fn floating_point_weights_agree_with_the_formulas_in_f64() {
             boundary: Some("f32"),
             ..TinyLlama::default()
         };
-        let file = model(tiny.bytes());
+        let file = tiny.file();
         let ids = ids(&file, 40, 9);
         let expected = plain_rows(&file, &ids);
         let (_, rows) = run(&mut whole(&file, &options(2, Isa::detect())), &ids);
@@ -364,7 +364,7 @@ fn layers_that_are_not_there_are_refused() {
         layers: 4,
         ..TinyLlama::default()
     };
-    let file = model(tiny.bytes());
+    let file = tiny.file();
     let load = |layers| Engine::load(&file, layers, &options(1, Isa::detect()), &mut |_, _| ());
     for range in [0..0, 2..2, 3..5, 4..5, 0..u32::MAX, u32::MAX..u32::MAX] {
         let result = load(range.clone()).map(|_| ());

@@ -19,7 +19,7 @@ use hearthnet_files::ModelFile;
 use hearthnet_files::spec::CacheDtype;
 
 use crate::engine_common::{
-    assert_same_bits, differing, embed, engine, ids, logits, options, run, whole,
+    assert_same_bits, differing, embed, engine, hop, ids, logits, options, run, whole,
 };
 
 /// Rows of each batch: a prefill, then decoding.
@@ -62,19 +62,10 @@ impl Reference {
         options(2, Isa::detect())
     }
 
-    /// Converts rows to bytes and back, as a hop does.
-    fn hop(&self, rows: &[f32]) -> Vec<f32> {
-        let dtype = self.file.spec().boundary;
-        let (mut bytes, mut back) = (Vec::new(), Vec::new());
-        dtype.encode(rows, &mut bytes);
-        dtype.decode(&bytes, &mut back).unwrap();
-        back
-    }
-
     /// Runs all batches of a new sequence through some layers of an engine.
     fn part(&self, engine: &mut Engine, layers: Range<u32>, rows: &[f32]) -> Vec<f32> {
         let seq = engine.open().unwrap();
-        let mut rows = self.hop(rows);
+        let mut rows = hop(self.file.spec(), rows);
         let mut rest = &mut rows[..];
         for count in BATCHES {
             let (batch, others) = rest.split_at_mut(count as usize * self.width());
@@ -95,7 +86,7 @@ impl Reference {
 
     #[track_caller]
     fn check_logits(&self, rows: &[f32], what: &str) {
-        let logits = logits(&self.head, &self.hop(rows));
+        let logits = logits(&self.head, &hop(self.file.spec(), rows));
         assert_same_bits(&logits, &self.logits, self.file.spec().vocab as usize, what);
     }
 }

@@ -9,7 +9,7 @@ use hearthnet_testkit::{TinyLlama, every_weight_as};
 use hearthnet_tokens::inspect::inspect;
 
 use crate::engine_common::{
-    assert_same_bits, embed, engine, forward, ids, in_chunks, logits, options, run, whole,
+    assert_same_bits, embed, engine, forward, hop, ids, in_chunks, logits, options, run, whole,
 };
 
 /// Rows fill whole blocks of 256; panels are full except for one of the vocabulary.
@@ -92,10 +92,7 @@ fn types_mixed_within_a_layer_are_exact_however_the_layers_are_split() {
     let mut rows = embed(&Head::load(&file, &options).unwrap(), &prompt);
     for layer in 0..file.spec().layers {
         // As in a hop: rows travel as bytes of the boundary dtype.
-        let (mut bytes, boundary) = (Vec::new(), file.spec().boundary);
-        boundary.encode(&rows, &mut bytes);
-        rows.clear();
-        boundary.decode(&bytes, &mut rows).unwrap();
+        rows = hop(file.spec(), &rows);
         let mut engine = engine(&file, layer..layer + 1, &options);
         let seq = engine.open().unwrap();
         for batch in rows.chunks_mut(11 * width) {

@@ -5,14 +5,14 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use hearthnet_engine::Embedder;
 use hearthnet_engine::kernels::Isa;
 use hearthnet_files::hugging_face::import;
 use hearthnet_files::{Manifest, ModelFile, TensorType, fuzzing};
 use hearthnet_tokens::{Special, Tokenizer};
 use proptest::prelude::*;
+use tempfile::TempDir;
 
-use crate::engine_common::{all_logits, options, whole};
+use crate::engine_common::{all_logits, embedder, options, whole};
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
@@ -23,6 +23,13 @@ fn data() -> &'static Path {
     ))
 }
 
+/// Model of a directory in `data/hugging_face`. `cache` gets its file.
+fn imported(directory: &str, dtype: Option<TensorType>, cache: &TempDir) -> ModelFile {
+    let directory = data().join("hugging_face").join(directory);
+    let path = import(&directory, dtype, cache.path(), &GO_ON, &mut |_, _| {}).unwrap();
+    ModelFile::open(&path).unwrap()
+}
+
 fn logits(model: &ModelFile) -> Vec<u32> {
     let mut whole = whole(model, &options(1, Isa::detect()));
     let prompt: Vec<u32> = (0..24).map(|i| (i * 37 + 5) % model.spec().vocab).collect();
@@ -31,8 +38,7 @@ fn logits(model: &ModelFile) -> Vec<u32> {
 }
 
 fn vector(model: &ModelFile) -> Vec<u32> {
-    let options = options(1, Isa::detect());
-    let mut embedder = Embedder::load(model, &options, &mut |_, _| {}).unwrap();
+    let mut embedder = embedder(model, 1, Isa::detect());
     let vector = embedder.embed(&[3, 14, 15, 9, 2, 6]).unwrap();
     vector.iter().map(|value| value.to_bits()).collect()
 }
@@ -46,20 +52,16 @@ fn a_directory_has_the_identity_and_the_logits_of_the_converted_file() {
         if path.extension().is_none_or(|e| e != "gguf") {
             continue;
         }
-        let name = path.file_stem().unwrap();
-        let directory = data().join("hugging_face").join(name);
-        if !directory.is_dir() {
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        if !data().join("hugging_face").join(name).is_dir() {
             continue;
         }
-        let ours = import(&directory, None, cache.path(), &GO_ON, &mut |_, _| {}).unwrap();
-        let (ours, theirs) = (
-            ModelFile::open(&ours).unwrap(),
-            ModelFile::open(&path).unwrap(),
-        );
+        let ours = imported(name, None, &cache);
+        let theirs = ModelFile::open(&path).unwrap();
         let id = |model| Manifest::of(model, &mut |_, _| {}).weights_id();
-        assert_eq!(id(&ours), id(&theirs), "{name:?}");
-        assert_eq!(logits(&ours), logits(&theirs), "{name:?}");
-        assert_eq!(vector(&ours), vector(&theirs), "{name:?}");
+        assert_eq!(id(&ours), id(&theirs), "{name}");
+        assert_eq!(logits(&ours), logits(&theirs), "{name}");
+        assert_eq!(vector(&ours), vector(&theirs), "{name}");
         models += 1;
     }
     assert!(models >= 30);
@@ -68,11 +70,9 @@ fn a_directory_has_the_identity_and_the_logits_of_the_converted_file() {
 #[test]
 fn each_weight_type_is_another_model() {
     let cache = tempfile::tempdir().unwrap();
-    let directory = data().join("hugging_face/llama31");
     let mut ids = Vec::new();
     for dtype in [None, Some(TensorType::Q8_0), Some(TensorType::Q4_0)] {
-        let path = import(&directory, dtype, cache.path(), &GO_ON, &mut |_, _| {}).unwrap();
-        let model = ModelFile::open(&path).unwrap();
+        let model = imported("llama31", dtype, &cache);
         assert!(!logits(&model).is_empty());
         ids.push(Manifest::of(&model, &mut |_, _| {}).weights_id());
     }
@@ -83,9 +83,7 @@ fn each_weight_type_is_another_model() {
 fn tokenizers_of_directories_give_back_every_text() {
     let cache = tempfile::tempdir().unwrap();
     for name in ["text-qwen2", "text-llama3", "text-olmoe"] {
-        let directory = data().join("hugging_face").join(name);
-        let path = import(&directory, None, cache.path(), &GO_ON, &mut |_, _| {}).unwrap();
-        let model = ModelFile::open(&path).unwrap();
+        let model = imported(name, None, &cache);
         let tokenizer = Tokenizer::from_gguf(model.gguf()).unwrap();
         let text = "The miller's cat, 1812 <think>naïve</think> 中文 🙂\n";
         let ids = tokenizer.encode(text, Special::Plain).unwrap();
@@ -99,9 +97,7 @@ fn tokenizers_of_directories_give_back_every_text() {
 #[test]
 fn a_word_piece_vocabulary_gives_the_ids_of_the_crate_tokenizers() {
     let cache = tempfile::tempdir().unwrap();
-    let directory = data().join("hugging_face/text-bert");
-    let path = import(&directory, None, cache.path(), &GO_ON, &mut |_, _| {}).unwrap();
-    let model = ModelFile::open(&path).unwrap();
+    let model = imported("text-bert", None, &cache);
     let tokenizer = Tokenizer::from_gguf(model.gguf()).unwrap();
     let known = std::fs::read(data().join("hugging_face/text-bert.ids.json")).unwrap();
     let known: Vec<(String, Vec<u32>)> = serde_json::from_slice(&known).unwrap();

@@ -73,6 +73,16 @@ pub enum Input<'a> {
     Quantised(&'a Buffer),
 }
 
+impl<'a> Input<'a> {
+    /// The form that a type of weights reads: rows `x`, or `act` with these rows quantised.
+    pub fn of(weight_type: WeightType, x: View<'a>, act: &'a Buffer) -> Self {
+        match weight_type.quantised() {
+            true => Self::Quantised(act),
+            false => Self::Plain(x),
+        }
+    }
+}
+
 /// Weights on the card: the panels of the processor (`hearthnet_engine::kernels::Packed`), of quantised
 /// types in the order of `panels.rs`.
 #[derive(Clone, Debug)]

@@ -43,7 +43,7 @@ pub fn all() -> Vec<Kernel> {
     let formulas = formulas
         .into_iter()
         .chain(Unary::iter().map(Formula::Unary))
-        .chain(Gate::iter().map(Formula::Gate));
+        .chain(Activation::iter().map(Formula::Gate));
     all.extend(formulas.map(Kernel::Elementwise));
     for weight_type in WeightType::ALL {
         for (rows, paired) in [(1, false), (4, false), (1, true)] {
@@ -189,7 +189,8 @@ pub enum Unary {
 #[strum(serialize_all = "snake_case")]
 pub enum Formula {
     Unary(Unary),
-    Gate(Gate),
+    /// With a gate.
+    Gate(Activation),
     AddRound,
     Round,
     Scale,
@@ -199,31 +200,9 @@ pub enum Formula {
     Copy,
 }
 
-/// Activation with a gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display, strum::EnumIter)]
-#[strum(serialize_all = "snake_case")]
-pub enum Gate {
-    Silu,
-    Gelu,
-    GeluErf,
-    SquaredRelu,
-    Clamped,
-}
-
-impl From<Activation> for Gate {
-    fn from(activation: Activation) -> Self {
-        match activation {
-            Activation::Silu => Self::Silu,
-            Activation::Gelu => Self::Gelu,
-            Activation::GeluErf => Self::GeluErf,
-            Activation::SquaredRelu => Self::SquaredRelu,
-            Activation::Clamped => Self::Clamped,
-        }
-    }
-}
-
 /// A kernel: one pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Kernel {
     /// Float operations by themselves; for the self-test only.
     Probe,
@@ -275,16 +254,10 @@ impl Kernel {
     /// Name of the function in the text.
     pub fn entry(self) -> &'static str {
         match self {
-            Self::RmsNorm => "rms_norm",
-            Self::L2Norm => "l2_norm",
-            Self::LayerNorm => "layer_norm",
-            Self::Score => "score",
-            Self::Softmax => "softmax",
-            Self::Mix => "mix",
-            Self::Convolve => "convolve",
-            Self::Keep => "keep",
-            Self::DeltaRule => "delta_rule",
-            Self::MambaScan => "mamba_scan",
+            Self::RmsNorm | Self::L2Norm | Self::LayerNorm => self.into(),
+            Self::Score | Self::Softmax | Self::Mix => self.into(),
+            Self::Convolve | Self::Keep | Self::DeltaRule | Self::MambaScan => self.into(),
+            // The only function of its text.
             _ => "main",
         }
     }
@@ -314,17 +287,13 @@ impl fmt::Display for Kernel {
             Self::Elementwise(Formula::Unary(function)) => write!(f, "{function}"),
             Self::Elementwise(Formula::Gate(gate)) => write!(f, "gate {gate}"),
             Self::Elementwise(formula) => write!(f, "{formula}"),
-            Self::RmsNorm => f.write_str("rms_norm"),
-            Self::L2Norm => f.write_str("l2_norm"),
-            Self::LayerNorm => f.write_str("layer_norm"),
-            Self::Quantise => f.write_str("quantise"),
+            Self::RmsNorm | Self::L2Norm | Self::LayerNorm => f.write_str(self.into()),
+            Self::Quantise | Self::DeltaRule | Self::MambaScan => f.write_str(self.into()),
             Self::Rope { interleaved: true } => f.write_str("rope interleaved"),
             Self::Rope { interleaved: false } => f.write_str("rope halves"),
             Self::StoreKv | Self::Score | Self::Softmax | Self::Mix => f.write_str("attention"),
             Self::Overflow => f.write_str("find_overflow"),
             Self::Convolve | Self::Keep => f.write_str("convolution"),
-            Self::DeltaRule => f.write_str("delta_rule"),
-            Self::MambaScan => f.write_str("mamba_scan"),
             // Its self-test has small scales, which no other type has.
             Self::Matrix {
                 weight_type: WeightType::MXFP4,
@@ -445,11 +414,11 @@ fn value(formula: Formula) -> &'static str {
         Formula::Unary(Unary::Gelu) => "f_gelu(x)",
         Formula::Unary(Unary::GeluErf) => "f_gelu_erf(x)",
         Formula::Unary(Unary::SquaredRelu) => "f_relu2(x)",
-        Formula::Gate(Gate::Silu) => "soft_mul(f_silu(x), y)",
-        Formula::Gate(Gate::Gelu) => "soft_mul(f_gelu(x), y)",
-        Formula::Gate(Gate::GeluErf) => "soft_mul(f_gelu_erf(x), y)",
-        Formula::Gate(Gate::SquaredRelu) => "soft_mul(f_relu2(x), y)",
-        Formula::Gate(Gate::Clamped) => "f_clamped(x, y)",
+        Formula::Gate(Activation::Silu) => "soft_mul(f_silu(x), y)",
+        Formula::Gate(Activation::Gelu) => "soft_mul(f_gelu(x), y)",
+        Formula::Gate(Activation::GeluErf) => "soft_mul(f_gelu_erf(x), y)",
+        Formula::Gate(Activation::SquaredRelu) => "soft_mul(f_relu2(x), y)",
+        Formula::Gate(Activation::Clamped) => "f_clamped(x, y)",
         Formula::AddRound => "round_to(p.argument, f_add(x, y))",
         Formula::Round => "round_to(p.argument, x)",
         Formula::Scale => "soft_mul(x, p.argument)",

@@ -40,7 +40,7 @@ mod vulkan;
 
 pub use buffers::{Buffer, Input, Matrix, View, attention_words, kv_layout};
 pub use device::{AdapterFacts, Choice, Gpu};
-pub use engine::{Card, CardPages, Comparison, GpuEngine, check, compare, load, load_most};
+pub use engine::{Card, Comparison, GpuEngine, check, compare, load, load_most};
 pub use error::{GpuError, GpuLoadError};
 pub use kernels::{Arithmetic, Unary};
 pub use open::adapters;
@@ -51,7 +51,7 @@ pub use step::Step;
 /// For tests: texts of kernels, and operands and digests of the self-test.
 #[doc(hidden)]
 pub mod testing {
-    pub use crate::kernels::{Formula, Gate, Kernel, Route, Tile, Way, all, text};
+    pub use crate::kernels::{Formula, Kernel, Route, Tile, Way, all, text};
     pub use crate::self_test::*;
     #[cfg(not(target_vendor = "apple"))]
     pub use crate::vulkan::{Offer, spirv};

@@ -1,9 +1,10 @@
 //! Operations on rows: norms, quantisation, formulas value by value, rotation, attention.
 
 use hearthnet_files::BoundaryDtype;
+use hearthnet_files::blocks::WeightType;
 use hearthnet_files::spec::{Activation, RopeKind};
 
-use crate::buffers::{Buffer, View};
+use crate::buffers::{Buffer, Input, View};
 use crate::kernels::{Formula, Kernel, Unary};
 use crate::kv_layout::PAGE;
 use crate::step::{Step, fits};
@@ -136,6 +137,20 @@ impl Step {
         );
     }
 
+    /// Input of a matrix: rows `x`, which are quantised into `act` if the type of the weights needs it.
+    pub fn input<'a>(
+        &mut self,
+        weight_type: WeightType,
+        x: View<'a>,
+        act: &'a Buffer,
+        (rows, cols): (u32, u32),
+    ) -> Input<'a> {
+        if weight_type.quantised() {
+            self.quantise(x, act, rows, cols);
+        }
+        Input::of(weight_type, x, act)
+    }
+
     /// `x = round(x + y)`; a stride of 0 makes `y` a bias.
     pub fn add_round(
         &mut self,
@@ -191,7 +206,7 @@ impl Step {
         rows: u32,
         cols: u32,
     ) {
-        let formula = Formula::Gate(activation.into());
+        let formula = Formula::Gate(activation);
         self.elementwise(formula, gate, (up, 1), out, (rows, cols), 0);
     }
 

@@ -10,13 +10,13 @@ mod product;
 mod recurrence;
 
 use hearthnet_files::BoundaryDtype;
-use hearthnet_files::spec::{Activation, RopeKind};
+use hearthnet_files::spec::RopeKind;
 use sha2::{Digest as _, Sha256};
 
 use crate::buffers::{Buffer, attention_words};
 use crate::device::Gpu;
 use crate::error::GpuError;
-use crate::kernels::{Formula, Gate, Kernel};
+use crate::kernels::{Formula, Kernel};
 use crate::operations::AttentionShape;
 use crate::pipelines::Trial;
 use crate::step::Step;
@@ -156,16 +156,7 @@ fn record(gpu: &Gpu, step: &mut Step, kernel: Kernel) -> Result<Vec<Buffer>, Gpu
         }
         Kernel::Elementwise(formula) => match formula {
             Formula::Unary(function) => step.activate(function, xv, rows, cols),
-            Formula::Gate(gate) => {
-                let activation = match gate {
-                    Gate::Silu => Activation::Silu,
-                    Gate::Gelu => Activation::Gelu,
-                    Gate::GeluErf => Activation::GeluErf,
-                    Gate::SquaredRelu => Activation::SquaredRelu,
-                    Gate::Clamped => Activation::Clamped,
-                };
-                step.gate(activation, xv, yv, xv, rows, cols);
-            }
+            Formula::Gate(activation) => step.gate(activation, xv, yv, xv, rows, cols),
             Formula::AddRound => {
                 let dtypes = [BoundaryDtype::F32, BoundaryDtype::F16, BoundaryDtype::Bf16];
                 for (row, dtype) in (0..).zip(dtypes) {

@@ -10,7 +10,7 @@
 #[path = "common/engines.rs"]
 mod engines;
 
-use engines::{difference, on_card, on_processor, options, through};
+use engines::{both, difference, on_processor, options, through};
 use hearthnet_engine::LoadError;
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::gguf::TensorType;
@@ -46,21 +46,22 @@ fn every_family_gives_the_bytes_of_the_processor_or_is_refused_in_one_sentence()
     for name in families() {
         let file = family(&name);
         let all = 0..file.spec().layers;
-        match hearthnet_gpu::load(
+        let loaded = hearthnet_gpu::load(
             &file,
             all.clone(),
             engines::card(),
             &options(),
             &mut |_, _| (),
-        ) {
+        );
+        let mut card = match loaded {
             Err(GpuLoadError::Load(LoadError::Unsupported(what))) => {
                 assert!(what.contains("the processor computes this model"), "{what}");
                 refused.push(name);
                 continue;
             }
             Err(error) => panic!("{name}: {error}"),
-            Ok(_) => {}
-        }
+            Ok(card) => card,
+        };
         let values = file.spec().row_values(&all);
         let input = rows(&file, 70, 7);
         // In an encoder, a batch is a whole text.
@@ -68,8 +69,8 @@ fn every_family_gives_the_bytes_of_the_processor_or_is_refused_in_one_sentence()
             Some(_) => &[70],
             None => &[40, 1, 2, 17],
         };
-        let expected = through(&mut on_processor(&file, all.clone()), &input, sizes);
-        let found = through(&mut on_card(&file, all.clone()), &input, sizes);
+        let expected = through(&mut on_processor(&file, all), &input, sizes);
+        let found = through(&mut card, &input, sizes);
         if let Some(difference) = difference(&found, &expected, values) {
             wrong.push(format!("{name}: {difference}"));
         }
@@ -92,10 +93,10 @@ fn every_boundary_dtype_is_rounded_to_as_on_the_processor() {
     for boundary in BoundaryDtype::ALL {
         for name in ["llama31", "gemma3"] {
             let file = family(name).with_boundary(boundary);
-            let layers = 0..file.spec().layers;
             let input = rows(&file, 12, 3);
-            let expected = through(&mut on_processor(&file, layers.clone()), &input, &[12]);
-            let found = through(&mut on_card(&file, layers), &input, &[12]);
+            let (mut card, mut processor) = both(&file);
+            let expected = through(&mut processor, &input, &[12]);
+            let found = through(&mut card, &input, &[12]);
             let difference = difference(&found, &expected, file.spec().width as usize);
             wrong.extend(difference.map(|what| format!("{name} {boundary}: {what}")));
         }
@@ -119,10 +120,9 @@ fn every_weight_type_gives_the_bytes_of_the_processor() {
             ..TinyLlama::default()
         };
         let [file, _] = every_weight_as(&model, |_| dtype);
-        let layers = 0..file.spec().layers;
         let input = rows(&file, 40, 3);
-        let expected = through(&mut on_processor(&file, layers.clone()), &input, &[40]);
-        let mut engine = on_card(&file, layers);
+        let (mut engine, mut processor) = both(&file);
+        let expected = through(&mut processor, &input, &[40]);
         for sizes in [&[1][..], &[3, 16], &[37]] {
             let found = through(&mut engine, &input, sizes);
             let difference = difference(&found, &expected, 256);

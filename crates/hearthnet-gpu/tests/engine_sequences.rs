@@ -5,7 +5,7 @@
 #[path = "common/engines.rs"]
 mod engines;
 
-use engines::{append, assert_same, on_card, on_processor, options, through};
+use engines::{append, assert_same, both, on_card, on_processor, options, through};
 use hearthnet_engine::{Backend, EngineError, EngineOn, EngineOptions, Span};
 use hearthnet_files::ModelFile;
 use hearthnet_testkit::{TinyLlama, assert_matches, embeddings as rows, family};
@@ -49,9 +49,7 @@ fn whole_blocks_of_the_real_model_equal_the_processor_in_every_batch_and_cut() {
 fn a_batch_of_any_number_of_sequences_gives_each_the_bytes_it_has_alone() {
     for (name, file) in models().into_iter().chain(recurrent()) {
         let width = file.spec().width as usize;
-        let layers = 0..file.spec().layers;
-        let mut engine = on_card(&file, layers.clone());
-        let mut alone = on_processor(&file, layers);
+        let (mut engine, mut alone) = both(&file);
         let count = 17;
         let prompts: Vec<_> = (0..count)
             .map(|nth| rows(&file, 2 + 5 * nth % 40, nth as u32))
@@ -98,9 +96,7 @@ fn a_batch_of_any_number_of_sequences_gives_each_the_bytes_it_has_alone() {
 fn a_sequence_continues_equally_after_truncation_and_fork() {
     for (name, file) in models() {
         let width = file.spec().width as usize;
-        let layers = 0..file.spec().layers;
-        let (mut card, mut processor) =
-            (on_card(&file, layers.clone()), on_processor(&file, layers));
+        let (mut card, mut processor) = both(&file);
         let (begin, end) = (rows(&file, 50, 1), rows(&file, 9, 2));
         let other = rows(&file, 9, 3);
         let seq = card.open().unwrap();
@@ -157,10 +153,8 @@ fn back_and_forth<B: Backend>(
 fn states_go_back_and_are_shared_by_forks_as_on_the_processor() {
     for (name, file) in recurrent() {
         let width = file.spec().width as usize;
-        let layers = 0..file.spec().layers;
         let (begin, end) = (rows(&file, 165, 1), rows(&file, 80, 2));
-        let (mut card, mut processor) =
-            (on_card(&file, layers.clone()), on_processor(&file, layers));
+        let (mut card, mut processor) = both(&file);
         let all = (&begin[..], &end[..]);
         let (found, at) = back_and_forth(&mut card, all, width);
         let (expected, wanted) = back_and_forth(&mut processor, all, width);
@@ -174,9 +168,7 @@ fn states_go_back_and_are_shared_by_forks_as_on_the_processor() {
 fn a_state_goes_on_where_a_pass_cuts_the_rows_of_a_sequence() {
     for (name, file) in recurrent() {
         let width = file.spec().width as usize;
-        let layers = 0..file.spec().layers;
-        let (mut card, mut processor) =
-            (on_card(&file, layers.clone()), on_processor(&file, layers));
+        let (mut card, mut processor) = both(&file);
         // 650 rows; a pass takes 512, and ends in the fourth sequence.
         let prompts: Vec<_> = (0..5).map(|seed| rows(&file, 130, seed)).collect();
         let seqs: Vec<_> = prompts.iter().map(|_| card.open().unwrap()).collect();
@@ -203,8 +195,8 @@ fn a_state_goes_on_where_a_pass_cuts_the_rows_of_a_sequence() {
 #[test]
 fn an_answer_that_moves_between_card_and_processor_keeps_its_bytes() {
     let file = TinyLlama::default().file();
-    let (layers, width) = (0..file.spec().layers, file.spec().width as usize);
-    let (mut card, mut processor) = (on_card(&file, layers.clone()), on_processor(&file, layers));
+    let width = file.spec().width as usize;
+    let (mut card, mut processor) = both(&file);
     let input = rows(&file, 60, 5);
     let expected = through(&mut on_processor(&file, 0..2), &input, &[60]);
     // As a caller does: the new host gets all rows so far, then the answer goes on.
@@ -268,9 +260,8 @@ fn the_row_and_layer_of_an_overflow_are_those_of_the_processor() {
     let head = hearthnet_engine::Head::load(&file, &options()).unwrap();
     let mut input = Vec::new();
     head.embed(&[1, 2, 7, 3, 7], &mut input).unwrap();
-    let layers = 0..file.spec().layers;
     let error = |result: Result<Vec<f32>, EngineError>| result.unwrap_err();
-    let (mut card, mut processor) = (on_card(&file, layers.clone()), on_processor(&file, layers));
+    let (mut card, mut processor) = both(&file);
     let (a, b) = (card.open().unwrap(), processor.open().unwrap());
     let found = error(append(&mut card, a, &input, &[5]));
     assert_eq!(found, error(append(&mut processor, b, &input, &[5])));

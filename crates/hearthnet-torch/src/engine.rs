@@ -132,7 +132,7 @@ impl Torch {
         let values = x.len();
         here.f_copy_data(x, values)?;
         // A value that is not finite stays so to the last block.
-        if all_finite(x) {
+        if self.all_finite(x) {
             return Ok(None);
         }
         let finite: Vec<bool> = download(&Tensor::f_stack(&finite, 0)?)?;
@@ -145,10 +145,6 @@ impl Torch {
 
 impl Backend for Torch {
     type Storage = KvTensors;
-
-    fn all_finite(&self, row: &[f32]) -> bool {
-        all_finite(row)
-    }
 
     fn run(
         &mut self,
@@ -175,10 +171,6 @@ impl Backend for Torch {
     fn is_lost(&self) -> bool {
         probe(self.target.device).is_err()
     }
-}
-
-fn all_finite(x: &[f32]) -> bool {
-    x.iter().fold(true, |all, value| all & value.is_finite())
 }
 
 impl fmt::Debug for Torch {

@@ -6,13 +6,9 @@ mod common;
 
 use common::{append, deviation, load, options, rewrite};
 use hearthnet_engine::{EngineError, Span};
-use hearthnet_files::{BoundaryDtype, Gguf, ModelFile};
+use hearthnet_files::BoundaryDtype;
 use hearthnet_testkit::{TinyLlama, embeddings as rows, family};
 use hearthnet_torch::{DeviceChoice, Dtype, TorchEngine, TorchLoadError, TorchOptions};
-
-fn tiny(model: &TinyLlama) -> ModelFile {
-    ModelFile::from_gguf(Gguf::from_bytes(model.bytes()).unwrap()).unwrap()
-}
 
 /// The same operations on the same tensors give the same bits on one machine. Other batch sizes
 /// need not.
@@ -54,7 +50,7 @@ fn a_sequence_continues_equally_after_truncation_and_fork() {
 
 #[test]
 fn memory_is_taken_by_whole_pages_and_never_beyond_the_budget() {
-    let file = tiny(&TinyLlama::default());
+    let file = TinyLlama::default().file();
     let probe = load(&file, 0..2, &options(Dtype::Fp16));
     // Two layers, keys and values, two heads of 16, two bytes each.
     assert_eq!(probe.footprint().per_position, 2 * 2 * 2 * 16 * 2);
@@ -97,7 +93,7 @@ fn memory_is_taken_by_whole_pages_and_never_beyond_the_budget() {
 
 #[test]
 fn the_options_limit_sequences_and_their_length() {
-    let file = tiny(&TinyLlama::default());
+    let file = TinyLlama::default().file();
     let mut few = options(Dtype::Fp32);
     few.engine.max_sequences = 2;
     few.engine.max_context = Some(40);
@@ -117,7 +113,7 @@ fn the_options_limit_sequences_and_their_length() {
 
 #[test]
 fn rows_that_are_not_finite_are_refused() {
-    let file = tiny(&TinyLlama::default());
+    let file = TinyLlama::default().file();
     for dtype in Dtype::ALL {
         let mut engine = load(&file, 0..2, &options(dtype));
         let seq = engine.open().unwrap();
@@ -138,7 +134,7 @@ fn a_row_beyond_the_boundary_dtype_is_an_error_that_names_layer_and_row() {
         layers: 3,
         ..TinyLlama::default()
     };
-    let file = rewrite(&tiny(&model), "blk.1.ffn_down.weight", |value| {
+    let file = rewrite(&model.file(), "blk.1.ffn_down.weight", |value| {
         *value *= 1e7;
     });
     // The weights themselves are beyond the range of fp16.
@@ -176,7 +172,7 @@ fn a_row_beyond_the_boundary_dtype_is_an_error_that_names_layer_and_row() {
 
 #[test]
 fn a_missing_device_is_an_error_and_auto_selects_an_available_one() {
-    let file = tiny(&TinyLlama::default());
+    let file = TinyLlama::default().file();
     let missing = TorchOptions {
         device: DeviceChoice::Cuda(127),
         ..TorchOptions::default()

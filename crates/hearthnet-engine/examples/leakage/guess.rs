@@ -24,11 +24,7 @@ impl Lab {
         tokens: usize,
     ) -> Outcome<Guessed> {
         let began = Instant::now();
-        let own: Range<usize> = 0..self
-            .pieces
-            .iter()
-            .take_while(|p| p.layers().end <= depth)
-            .count();
+        let own = self.private(depth);
         let mut guessed = Guessed::default();
         let width = self.width;
         for ids in texts {
@@ -60,6 +56,12 @@ impl Lab {
         }
         guessed.took = began.elapsed();
         Ok(guessed)
+    }
+
+    /// Pieces of the first `depth` layers.
+    pub(crate) fn private(&self, depth: u32) -> Range<usize> {
+        let pieces = self.pieces.iter();
+        0..pieces.take_while(|p| p.layers().end <= depth).count()
     }
 
     /// Runs words through the private layers. Returns the one whose row `pick` chooses, and appends it

@@ -190,12 +190,7 @@ impl Lab {
     /// sent.
     fn nearest_words(&mut self, probe: &Probe, ids: &[u32], sent: &[f32]) -> Outcome<usize> {
         let width = self.width;
-        let depth = DEPTHS[NOISY];
-        let own = 0..self
-            .pieces
-            .iter()
-            .take_while(|p| p.layers().end <= depth)
-            .count();
+        let own = self.private(DEPTHS[NOISY]);
         let mut prefix = self.open_sequence()?;
         let mut right = 0;
         for ((position, target), id) in (0u32..).zip(sent.chunks_exact(width)).zip(ids) {

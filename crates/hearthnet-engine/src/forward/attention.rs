@@ -127,10 +127,9 @@ impl LayerRun<'_> {
             // SAFETY: by the contract of all steps.
             return unsafe { self.begin_feed_forward(layer_of, tile) };
         }
-        let segments = if layer_of.is_recurrent() {
-            &[]
-        } else {
-            tile.rows.segments
+        let segments = match layer_of.recurrence {
+            Some(_) => &[],
+            None => tile.rows.segments,
         };
         // SAFETY: the unit owns the tile and its buffers; no unit writes keys and values of this
         // layer.
@@ -217,9 +216,9 @@ impl LayerRun<'_> {
     /// Reads `attn`, or the outputs of a recurrence, writes `act`.
     pub(super) unsafe fn quantise_attn(&self, layer: usize, tile: Tile<'_>) {
         let layer = &self.context.layers[layer];
-        if layer.is_recurrent() {
+        if let Some(recurrence) = &layer.recurrence {
             // SAFETY: by the contract of all steps.
-            unsafe { self.quantise_recurrence(layer, tile) };
+            unsafe { self.quantise_recurrence(layer, recurrence, tile) };
             return;
         }
         if let Some(LatentUp::Absorbed { values, .. }) = layer.latent.as_ref().map(|l| &l.up) {

@@ -96,12 +96,6 @@ impl LayerRun<'_> {
         };
         let Tile { rows, buffers } = tile;
         let (count, experts, used) = (rows.count, widths.experts, widths.used);
-        let Router {
-            bias,
-            correction,
-            scale,
-            ..
-        } = router;
         // SAFETY: all scores are written; the unit owns the tile's rows and their routes.
         unsafe {
             let scores = buffers.scores.slice_mut(0..count * experts);
@@ -109,14 +103,7 @@ impl LayerRun<'_> {
             let routes = pairs.routes.slice_mut(routes);
             let rows = scores.chunks_exact_mut(experts);
             for (scores, routes) in rows.zip(routes.chunks_exact_mut(used)) {
-                if let Some(bias) = bias {
-                    kernels.add_round(scores, bias, BoundaryDtype::F32);
-                }
-                choose(kernels, scores, spec, correction.as_deref(), routes);
-                for route in routes.iter_mut().filter(|_| scale.is_some()) {
-                    let scale = scale.as_ref().map_or(1.0, |s| s[route.expert as usize]);
-                    route.weight *= scale;
-                }
+                choose(kernels, scores, spec, &router.vectors, routes);
             }
         }
     }

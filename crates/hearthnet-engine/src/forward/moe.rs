@@ -28,6 +28,7 @@ use hearthnet_files::spec::{ExpertSpec, GroupSpec};
 use super::tiles::{Widths, shared};
 use super::tiling::{PREFILL_TILE, UNITS};
 use crate::kernels::{Kernels, SharedMut, fold16};
+use crate::layer::RouterVectors;
 
 /// Maximum rows of a pass: enough that each of many experts gets some rows, but so few that the
 /// outputs of all pairs (a row each) stay small.
@@ -201,19 +202,22 @@ fn next_best(scores: &[f32], last: Option<(f32, usize)>) -> Option<(f32, usize)>
 }
 
 /// Fills `routes` with the best experts of a row, and their weights. Overwrites `scores`, which has
-/// one of each expert, as has `correction`.
+/// one of each expert, as have the vectors.
 pub fn choose(
     kernels: Kernels,
     scores: &mut [f32],
     spec: &ExpertSpec,
-    correction: Option<&[f32]>,
+    vectors: &RouterVectors,
     routes: &mut [Route],
 ) {
+    if let Some(bias) = &vectors.bias {
+        kernels.add_round(scores, bias, BoundaryDtype::F32);
+    }
     if spec.sigmoid {
         kernels.sigmoid(scores);
     }
     let mut ranked = Cow::Borrowed(&*scores);
-    if let Some(correction) = correction {
+    if let Some(correction) = &vectors.correction {
         kernels.add_round(ranked.to_mut(), correction, BoundaryDtype::F32);
     }
     if let Some(groups) = &spec.groups {
@@ -242,6 +246,9 @@ pub fn choose(
         route.weight = own(route) / sum;
         if let Some(scale) = spec.scale {
             route.weight *= scale;
+        }
+        if let Some(scale) = &vectors.scale {
+            route.weight *= scale[route.expert as usize];
         }
     }
 }
@@ -338,10 +345,13 @@ mod tests {
         for (of, experts) in [(&both[..], [0, 2]), (&rest, [1, 2]), (&[grouped], [2, 3])] {
             for of in of {
                 let mut scores = [1.5, -0.25, 1.5, 0.75];
-                let correction = [-0.25, 0.5, 0.0, 0.125];
-                let correction = of.correction.then_some(&correction[..]);
+                let correction = vec![-0.25, 0.5, 0.0, 0.125];
+                let vectors = RouterVectors {
+                    correction: of.correction.then_some(correction),
+                    ..RouterVectors::default()
+                };
                 let mut routes = [Route::default(); 2];
-                choose(Kernels::best(), &mut scores, of, correction, &mut routes);
+                choose(Kernels::best(), &mut scores, of, &vectors, &mut routes);
                 assert_eq!(routes.map(|route| route.expert), experts, "{of:?}");
                 let [first, second] = routes.map(|r| format!("`{:08x}`", r.weight.to_bits()));
                 assert!(
@@ -354,7 +364,8 @@ mod tests {
         let grouped = ExpertSpec { groups, ..softmax };
         let mut scores = [1.5, -0.25, 1.5, 0.75];
         let mut routes = [Route::default(); 2];
-        choose(Kernels::best(), &mut scores, &grouped, None, &mut routes);
+        let none = RouterVectors::default();
+        choose(Kernels::best(), &mut scores, &grouped, &none, &mut routes);
         assert_eq!(routes.map(|route| route.expert), [0, 1]);
     }
 

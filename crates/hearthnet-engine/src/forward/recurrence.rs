@@ -13,7 +13,7 @@ use super::stages::LayerRun;
 use super::tiles::Tile;
 use super::tiling::Segment;
 use crate::kernels::{ActForm, SharedMut};
-use crate::layer::Layer;
+use crate::layer::{Layer, Recurrence};
 use crate::state::INTERVAL;
 
 #[derive(Default)]
@@ -28,11 +28,14 @@ pub(super) struct RecurrenceScratch {
 impl LayerRun<'_> {
     /// Number of units of a layer with a recurrence; `None` for a layer with attention.
     pub(super) fn recurrence_units(&self, layer: &Layer) -> Option<usize> {
-        let delta = layer.delta.as_ref();
-        let delta = delta.map(|delta| delta.spec.key_heads as usize);
-        let mamba = layer.mamba.as_ref();
-        let each = delta.or(mamba.map(|mamba| mamba.spec.heads as usize));
-        let each = each.or(layer.convolution.as_ref().map(channel_units));
+        let each = layer
+            .recurrence
+            .as_ref()
+            .map(|recurrence| match recurrence {
+                Recurrence::Delta(delta) => delta.spec.key_heads as usize,
+                Recurrence::Convolution(convolution) => channel_units(convolution),
+                Recurrence::Mamba(mamba) => mamba.spec.heads as usize,
+            });
         each.map(|each| each * self.segments.len())
     }
 
@@ -41,12 +44,17 @@ impl LayerRun<'_> {
     pub(super) unsafe fn recur(&self, layer: &Layer, unit: usize, scratch: &mut RecurrenceScratch) {
         // SAFETY: by the contract of all steps.
         unsafe {
-            if let Some(delta) = &layer.delta {
-                self.recur_delta(layer, delta, unit, &mut scratch.delta);
-            } else if let Some(mamba) = &layer.mamba {
-                self.scan(layer, mamba, unit, &mut scratch.mamba);
-            } else if let Some(convolution) = &layer.convolution {
-                self.convolve_gated(layer, convolution, unit, &mut scratch.convolution);
+            match &layer.recurrence {
+                Some(Recurrence::Delta(delta)) => {
+                    self.recur_delta(layer, delta, unit, &mut scratch.delta);
+                }
+                Some(Recurrence::Convolution(convolution)) => {
+                    self.convolve_gated(layer, convolution, unit, &mut scratch.convolution);
+                }
+                Some(Recurrence::Mamba(mamba)) => {
+                    self.scan(layer, mamba, unit, &mut scratch.mamba);
+                }
+                None => {}
             }
         }
     }
@@ -54,9 +62,12 @@ impl LayerRun<'_> {
     /// Number of units of a phase before the recurrence: the convolution of a layer with Mamba-2,
     /// whose outputs several heads read.
     pub(super) fn convolution_units(&self, layer: &Layer) -> usize {
-        let mamba = layer.mamba.as_ref();
-        let units = mamba.map_or(0, |mamba| channel_units(&mamba.convolution));
-        units * self.segments.len()
+        match &layer.recurrence {
+            Some(Recurrence::Mamba(mamba)) => {
+                channel_units(&mamba.convolution) * self.segments.len()
+            }
+            _ => 0,
+        }
     }
 
     /// Unit of the phase before the recurrence.
@@ -66,7 +77,7 @@ impl LayerRun<'_> {
         unit: usize,
         scratch: &mut RecurrenceScratch,
     ) {
-        if let Some(mamba) = &layer.mamba {
+        if let Some(Recurrence::Mamba(mamba)) = &layer.recurrence {
             // SAFETY: by the contract of all steps.
             unsafe { self.convolve_mamba(layer, mamba, unit, &mut scratch.convolution) };
         }
@@ -111,17 +122,22 @@ impl LayerRun<'_> {
     }
 
     /// Reads the outputs of a recurrence, writes `act`.
-    pub(super) unsafe fn quantise_recurrence(&self, layer: &Layer, tile: Tile<'_>) {
+    pub(super) unsafe fn quantise_recurrence(
+        &self,
+        layer: &Layer,
+        recurrence: &Recurrence,
+        tile: Tile<'_>,
+    ) {
         let width = self.widths.qkv;
         let Some(output) = &layer.attn_output else {
             return;
         };
-        let first = match (&layer.delta, &layer.convolution) {
-            (Some(delta), _) => delta.spec.channels() as usize,
+        let first = match recurrence {
+            Recurrence::Delta(delta) => delta.spec.channels() as usize,
             // The outputs have replaced the factors behind the convolution.
-            (None, Some(convolution)) => convolution.width,
+            Recurrence::Convolution(convolution) => convolution.width,
             // The outputs of Mamba-2 have replaced the gates, which come first.
-            (None, None) => 0,
+            Recurrence::Mamba(_) => 0,
         };
         let values = output.cols();
         // SAFETY: the unit owns the tile's `attn` and `act`, and no unit writes the outputs.
@@ -133,7 +149,7 @@ impl LayerRun<'_> {
             }
             (out, tile.buffers.act())
         };
-        if let Some(mamba) = &layer.mamba {
+        if let Recurrence::Mamba(mamba) = recurrence {
             let eps = self.context.spec.norm_eps;
             let width = values / mamba.spec.groups as usize;
             for row in out.chunks_exact_mut(values) {

@@ -207,7 +207,7 @@ impl LayerRun<'_> {
             match (stage, &layer.feed_forward) {
                 (Stage::Qkv, _) if layer.latent.is_some() => self.norm_latent(layer, tile),
                 // The recurrence needs all rows of a sequence.
-                (Stage::Qkv, _) if layer.is_recurrent() => {}
+                (Stage::Qkv, _) if layer.recurrence.is_some() => {}
                 (Stage::Latent, _) => self.end_latent(index, tile),
                 (Stage::Qkv | Stage::Absorb, _) => self.store_kv(index, tile),
                 (Stage::Values, _) => self.quantise_values(layer, tile),

@@ -1,9 +1,19 @@
 //! Instruction sets.
 
 /// Instruction set of the kernels. A processor of another family has other variants. Its name is the
-/// variant's in lower case.
+/// variant's in lower case. Ordered from the reference to the best.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::Display, strum::IntoStaticStr,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    strum::Display,
+    strum::EnumIter,
+    strum::IntoStaticStr,
 )]
 #[strum(serialize_all = "lowercase")]
 pub enum Isa {
@@ -21,17 +31,6 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All instruction sets of this processor family, [`Isa::Portable`] first and the best last.
-    const ALL: &[Self] = &[
-        Self::Portable,
-        #[cfg(target_arch = "x86_64")]
-        Self::Avx2,
-        #[cfg(target_arch = "x86_64")]
-        Self::AvxVnni,
-        #[cfg(target_arch = "x86_64")]
-        Self::Avx512,
-    ];
-
     /// Best instruction set of this CPU.
     pub fn detect() -> Self {
         let available = Self::available();
@@ -40,8 +39,8 @@ impl Isa {
 
     /// Instruction sets of this CPU, [`Isa::Portable`] first and the best last.
     pub fn available() -> Vec<Self> {
-        let all = Self::ALL.iter().copied();
-        all.filter(|isa| isa.usable()).collect()
+        use strum::IntoEnumIterator as _;
+        Self::iter().filter(|isa| isa.usable()).collect()
     }
 
     /// Lower-case name, as [`FromStr`](std::str::FromStr) reads it.

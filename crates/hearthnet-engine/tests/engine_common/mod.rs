@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a failure fails the test
 
 use hearthnet_engine::kernels::Isa;
-use hearthnet_engine::{Engine, EngineError, EngineOptions, Head, SeqId, Span};
+use hearthnet_engine::{Embedder, Engine, EngineError, EngineOptions, Head, SeqId, Span};
 use hearthnet_files::{ModelFile, ModelSpec};
 use hearthnet_testkit::FullModel;
 
@@ -26,6 +26,10 @@ pub(crate) fn engine(
     options: &EngineOptions,
 ) -> Engine {
     Engine::load(file, layers, options, &mut |_, _| ()).unwrap()
+}
+
+pub(crate) fn embedder(file: &ModelFile, threads: usize, isa: Isa) -> Embedder {
+    Embedder::load(file, &options(threads, isa), &mut |_, _| {}).unwrap()
 }
 
 /// Pseudo-random token ids; deterministic for a seed.
@@ -62,6 +66,14 @@ pub(crate) fn forward(
     let count = rows.len() / engine.spec().row_values(&engine.layers());
     let position = engine.len(seq).unwrap();
     engine.forward(&[Span::new(seq, position, count as u32)], rows)
+}
+
+/// Converts rows to bytes of the boundary dtype and back, as a hop does.
+pub(crate) fn hop(spec: &ModelSpec, rows: &[f32]) -> Vec<f32> {
+    let (mut bytes, mut back) = (Vec::new(), Vec::new());
+    spec.boundary.encode(rows, &mut bytes);
+    spec.boundary.decode(&bytes, &mut back).unwrap();
+    back
 }
 
 /// The residual stream of rows that each have `values` values.

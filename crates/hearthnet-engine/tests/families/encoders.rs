@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 
 use hearthnet_engine::kernels::Isa;
-use hearthnet_engine::{Embedder, Engine, EngineError, Head, Span};
+use hearthnet_engine::{Engine, EngineError, Head, Span};
+use hearthnet_files::Manifest;
 use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::manifest::VerifyError;
 use hearthnet_files::spec::{EncoderSpec, Rotation};
-use hearthnet_files::{Manifest, ModelFile, Pooling};
+use hearthnet_testkit::family;
 use serde::Deserialize;
 
-use super::vectors::{CACHE_BOUND, PLAIN_BOUND};
-use super::{data, floats, json, largest_difference, open, refused, rewrite};
-use crate::engine_common::{assert_same_bits, embed, engine, ids, options};
+use super::vectors::check_poolings;
+use super::{TYPES, data, floats, json, largest_difference, refused, rewrite};
+use crate::engine_common::{assert_same_bits, embed, embedder, engine, ids, options};
 
 const NAMES: [&str; 3] = ["bert", "gemmaembedding", "nomicbert"];
 
@@ -29,44 +30,16 @@ fn texts() -> BTreeMap<String, Vec<Vec<u32>>> {
         .collect()
 }
 
-fn embedder(file: &ModelFile, threads: usize, isa: Isa) -> Embedder {
-    Embedder::load(file, &options(threads, isa), &mut |_, _| {}).unwrap()
-}
-
-/// The file with this kind of pooling.
-fn pooled(name: &str, kind: u32) -> ModelFile {
-    let key = format!("{}.pooling_type", open(name).spec().architecture);
-    let metadata = [(key.as_str(), Value::U32(kind))];
-    rewrite(name, &metadata, |_, _| TensorType::F16).unwrap()
-}
-
 #[test]
 fn vectors_are_those_of_transformers() {
     for (name, texts) in texts() {
         let expected = floats(&data().join(format!("{name}.vectors")));
-        let width = open(&name).spec().width as usize;
+        let width = family(&name).spec().width as usize;
         // Of each text: plain and cache; of each of them: mean, first and last state.
         let mut expected = expected.chunks_exact(3 * width);
         for ids in &texts {
             let [plain, cache] = [expected.next().unwrap(), expected.next().unwrap()];
-            for (kind, at, pooling) in [
-                (1, 0, Pooling::Mean),
-                (2, 1, Pooling::First),
-                (3, 2, Pooling::Last),
-            ] {
-                let file = pooled(&name, kind);
-                assert_eq!(file.pooling(), pooling);
-                let mut embedder = embedder(&file, 1, Isa::detect());
-                let vector = embedder.embed(ids).unwrap();
-                let of = |all: &[f32]| largest_difference(&vector, &all[at * width..][..width]);
-                let (from_cache, from_plain) = (of(cache), of(plain));
-                let tokens = ids.len();
-                println!(
-                    "{name} {pooling:?} of {tokens}: cache {from_cache:.1e}, plain {from_plain:.1e}"
-                );
-                assert!(from_cache <= CACHE_BOUND && from_plain <= PLAIN_BOUND);
-                assert_eq!(embedder.embed(ids).unwrap(), vector);
-            }
+            check_poolings(&name, |file| file, ids, [plain, cache]);
         }
         assert!(expected.next().is_none());
     }
@@ -74,18 +47,11 @@ fn vectors_are_those_of_transformers() {
 
 #[test]
 fn threads_instruction_sets_cuts_and_batches_change_no_bit() {
-    let types = [
-        TensorType::F16,
-        TensorType::Q8_0,
-        TensorType::Q4_1,
-        TensorType::Q4_0,
-        TensorType::F32,
-    ];
     for name in NAMES {
         let mut next = 0;
         let file = rewrite(name, &[], |_, _| {
             next += 1;
-            types[next % types.len()]
+            TYPES[next % TYPES.len()]
         });
         let file = file.unwrap();
         let (spec, width) = (file.spec(), file.spec().width as usize);
@@ -147,7 +113,7 @@ fn run(engine: &mut Engine, rows: &mut [f32], width: usize) {
 #[test]
 fn each_row_attends_to_later_rows_as_far_as_the_window_reaches() {
     for name in NAMES {
-        let file = open(name);
+        let file = family(name);
         let width = file.spec().width as usize;
         let mut whole = engine(&file, 0..1, &options(1, Isa::detect()));
         let head = Head::beside(&file, &whole).unwrap();
@@ -175,7 +141,7 @@ fn each_row_attends_to_later_rows_as_far_as_the_window_reaches() {
 #[test]
 fn a_text_is_not_continued_and_longer_and_empty_ones_are_refused() {
     for name in NAMES {
-        let file = open(name);
+        let file = family(name);
         let mut embedder = embedder(&file, 2, Isa::detect());
         let context = file.spec().context;
         let long = ids(&file, context as usize, 3);
@@ -206,7 +172,7 @@ fn a_text_is_not_continued_and_longer_and_empty_ones_are_refused() {
 fn every_tensor_changes_the_vector_and_is_covered_by_the_manifest() {
     let ids = [3, 14, 15, 9, 2, 6];
     for name in NAMES {
-        let file = open(name);
+        let file = family(name);
         let manifest = Manifest::of(&file, &mut |_, _| {});
         let decoded = Manifest::decode(&manifest.encode()).unwrap();
         assert_eq!(&decoded, &manifest, "{name}");
@@ -247,7 +213,7 @@ fn every_tensor_changes_the_vector_and_is_covered_by_the_manifest() {
 
 #[test]
 fn specs_describe_each_family() {
-    let of = |name| open(name).spec().clone();
+    let of = |name| family(name).spec().clone();
     let bert = of("bert");
     let encoder = r#"{"layer_norm": true, "positions": true, "token_types": 2, "plain_ffn": true}"#;
     assert_eq!(bert.encoder, Some(json(encoder)));

@@ -6,8 +6,9 @@ use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::spec::CacheDtype;
 use hearthnet_files::{BoundaryDtype, Gguf, ModelFile, quantize};
+use hearthnet_testkit::family;
 
-use super::{check_paths, largest_difference, open, references};
+use super::{check_paths, largest_difference, references, reshape};
 use crate::engine_common::{all_logits, options, whole};
 
 /// Values of a head: part of the keys without RoPE, low-rank row, values.
@@ -17,7 +18,7 @@ const VALUES: usize = 32;
 
 /// The model as older converters store it.
 fn expanded(name: &str) -> ModelFile {
-    let file = open(name);
+    let file = family(name);
     let gguf = file.gguf();
     let mut writer = Writer::new();
     for (key, value) in gguf.metadata() {
@@ -73,60 +74,30 @@ fn expanded(name: &str) -> ModelFile {
 /// blocks of 32.
 fn narrowed(name: &str) -> ModelFile {
     const NARROW: usize = 56;
-    let file = open(name);
-    let gguf = file.gguf();
-    let mut writer = Writer::new();
-    for (key, value) in gguf.metadata() {
-        let value = match key.strip_prefix("deepseek2.attention.") {
-            Some("kv_lora_rank" | "value_length") => Value::U32(NARROW as u32),
-            Some("key_length") => Value::U32(NARROW as u32 + 8),
-            _ => value,
-        };
-        writer.set(key, value).unwrap();
-    }
-    let mut data = Vec::new();
-    for info in gguf.tensors() {
-        let mut values = Vec::new();
-        quantize::decode(info.dtype, gguf.data(info), &mut values).unwrap();
-        let mut dims = info.dims.clone();
+    let metadata = [
+        ("deepseek2.attention.kv_lora_rank", NARROW),
+        ("deepseek2.attention.value_length", NARROW),
+        ("deepseek2.attention.key_length", NARROW + 8),
+    ];
+    let metadata = metadata.map(|(key, value)| (key, Value::U32(value as u32)));
+    let file = reshape(name, &metadata, |info, values| {
         // The first values of each run of this length are those of the low-rank row.
         let (run, place) = match info.name.split_once(".attn_").map(|(_, name)| name) {
-            Some("kv_a_mqa.weight") => (RANK * dims[0] as usize, 1),
+            Some("kv_a_mqa.weight") => (RANK * info.dims[0] as usize, 1),
             Some("kv_a_norm.weight") | Some("v_b.weight") => (RANK, 0),
             Some("k_b.weight") => (RANK * NOPE, 1),
-            _ => (values.len(), dims.len()),
+            _ => return TensorType::F32,
         };
-        if let Some(dim) = dims.get_mut(place) {
-            let removed = RANK - NARROW;
-            *dim -= removed as u64;
-            let kept = run / RANK * NARROW;
-            let runs = values.chunks(run);
-            // Behind the only run of `kv_a_mqa` are the rows of the rotary part.
-            values = runs
-                .flat_map(|values| {
-                    &values[..if values.len() == run {
-                        kept
-                    } else {
-                        values.len()
-                    }]
-                })
-                .copied()
-                .collect();
-        }
-        writer.tensor(&info.name, &dims, TensorType::F32).unwrap();
-        data.push(
-            values
-                .iter()
-                .flat_map(|value| value.to_le_bytes())
-                .collect::<Vec<u8>>(),
-        );
-    }
-    let mut bytes = Vec::new();
-    let written = writer.write(&mut bytes, |nth, out| {
-        out.write_all(&data[nth]).map_err(WriteError::Io)
+        info.dims[place] -= (RANK - NARROW) as u64;
+        // Behind the only run of `kv_a_mqa` are the rows of the rotary part.
+        let runs = values.chunks(run).map(|values| match values.len() == run {
+            true => &values[..run / RANK * NARROW],
+            false => values,
+        });
+        *values = runs.flatten().copied().collect();
+        TensorType::F32
     });
-    written.unwrap();
-    ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
+    file.unwrap()
 }
 
 #[test]
@@ -146,7 +117,7 @@ fn both_forms_of_latent_attention_compute_the_same_but_for_rounding() {
         let reference = &references[name];
         let old = expanded(name);
         assert!(!old.spec().attention.latent.unwrap().absorbed);
-        let [absorbed, expanded] = [open(name), old].map(|file| {
+        let [absorbed, expanded] = [family(name), old].map(|file| {
             let file = file.with_boundary(BoundaryDtype::F32);
             let mut whole = whole(&file, &options(2, Isa::detect()));
             all_logits(&mut whole, &reference.prompt)

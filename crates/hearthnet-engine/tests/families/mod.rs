@@ -33,12 +33,12 @@ use hearthnet_files::spec::{
     RopeScaling, Rotation, ScaleSpec, YarnSpec,
 };
 use hearthnet_files::{BoundaryDtype, Gguf, Manifest, ModelFile, ModelSpec};
-use hearthnet_testkit::{FullModel, rewritten};
+use hearthnet_testkit::{FullModel, family, rewritten};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::engine_common::{
-    all_logits, assert_same_bits, embed, engine, forward, ids, in_chunks, logits, open as opened,
+    all_logits, assert_same_bits, embed, engine, forward, hop, ids, in_chunks, logits, open,
     options, run, streams, whole, with_inputs,
 };
 
@@ -51,6 +51,15 @@ const CACHE_BOUND: f32 = 1e-5;
 const TIPPED_BOUND: f32 = 2e-4;
 /// From *plain*, in all rows: observed 1.4e-3.
 const PLAIN_BOUND: f32 = 3e-3;
+
+/// Types of weights that the tests of bits store models in.
+const TYPES: [TensorType; 5] = [
+    TensorType::F16,
+    TensorType::Q8_0,
+    TensorType::Q4_1,
+    TensorType::Q4_0,
+    TensorType::F32,
+];
 
 #[derive(Deserialize)]
 struct Reference {
@@ -72,10 +81,6 @@ fn data() -> PathBuf {
 fn references() -> BTreeMap<String, Reference> {
     let text = std::fs::read_to_string(data().join("reference.json")).unwrap();
     serde_json::from_str(&text).unwrap()
-}
-
-fn open(name: &str) -> ModelFile {
-    ModelFile::open(&data().join(format!("{name}.gguf"))).unwrap()
 }
 
 fn floats(path: &Path) -> Vec<f32> {
@@ -104,7 +109,7 @@ fn reshape(
     metadata: &[(&str, Value<'_>)],
     mut change: impl FnMut(&mut TensorInfo, &mut Vec<f32>) -> TensorType,
 ) -> Result<ModelFile, hearthnet_files::ModelError> {
-    let bytes = rewritten(open(name).gguf(), metadata, |info, mut values| {
+    let bytes = rewritten(family(name).gguf(), metadata, |info, mut values| {
         let dtype = match change(info, &mut values) {
             _ if is_vector(&info.name, info.dims.len()) => TensorType::F32,
             dtype => dtype,
@@ -126,7 +131,7 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
 fn logits_are_those_of_transformers() {
     let mut bad = Vec::new();
     for (name, reference) in references() {
-        let file = open(&name).with_boundary(BoundaryDtype::F32);
+        let file = family(&name).with_boundary(BoundaryDtype::F32);
         let mut whole = whole(&file, &options(1, Isa::detect()));
         let found = all_logits(&mut whole, &reference.prompt);
         let expected = floats(&data().join(format!("{name}.logits")));
@@ -151,9 +156,9 @@ fn logits_are_those_of_transformers() {
 #[test]
 fn greedy_tokens_are_those_of_transformers() {
     for (name, reference) in references() {
-        let file = open(&name).with_boundary(BoundaryDtype::F32);
+        let file = family(&name).with_boundary(BoundaryDtype::F32);
         let mut whole = whole(&file, &options(1, Isa::detect()));
-        let seq = opened(&mut whole);
+        let seq = open(&mut whole);
         let mut logits = Vec::new();
         whole.append(seq, &reference.prompt, &mut logits).unwrap();
         // A choice with a margin below the rounding of keys and values may go either way. The test
@@ -228,7 +233,7 @@ fn q8_cached<'a>() -> impl Iterator<Item = (&'a str, ModelFile)> {
         (name, file.with_cache(CacheDtype::Q8_0).unwrap())
     });
     let merged = names.into_iter().map(|name| {
-        let architecture = open(name).spec().architecture.clone();
+        let architecture = family(name).spec().architecture.clone();
         let keys = [
             ("head_count", 2),
             ("head_count_kv", 1),
@@ -252,7 +257,7 @@ fn heads_that_are_not_whole_blocks_of_the_cache_are_refused_by_name() {
         ("gemma4", "attention.window.heads.head_dim"),
         ("deepseek2", "attention.latent.keys"),
     ] {
-        let refused = open(name).with_cache(CacheDtype::Q8_0).map(drop);
+        let refused = family(name).with_cache(CacheDtype::Q8_0).map(drop);
         let error = refused.unwrap_err();
         assert_eq!(error.field, field, "{name}: {error}");
         let said = error.to_string();
@@ -263,7 +268,7 @@ fn heads_that_are_not_whole_blocks_of_the_cache_are_refused_by_name() {
 #[test]
 fn every_cut_gives_the_same_bits() {
     let references = references();
-    let plain = references.keys().map(|name| (name.as_str(), open(name)));
+    let plain = references.keys().map(|name| (name.as_str(), family(name)));
     for (name, file) in plain.chain(q8_cached()) {
         let reference = &references[name];
         let options = options(2, Isa::detect());
@@ -290,7 +295,7 @@ fn every_cut_gives_the_same_bits() {
                 let mut part = engine(&file, start..end, &options);
                 let seq = part.open().unwrap();
                 // A prefill, then decoding, with a hop's bytes before each.
-                let (mut all, boundary) = (Vec::new(), file.spec().boundary);
+                let mut all = Vec::new();
                 let count = rows.len() / width;
                 let rows_in = with_inputs(spec, &rows, &inputs, &(start..end));
                 let values = rows_in.len() / count;
@@ -299,9 +304,7 @@ fn every_cut_gives_the_same_bits() {
                     &rows_in[20 * values..21 * values],
                     &rows_in[21 * values..],
                 ] {
-                    let (mut bytes, mut batch_rows) = (Vec::new(), Vec::new());
-                    boundary.encode(batch, &mut bytes);
-                    boundary.decode(&bytes, &mut batch_rows).unwrap();
+                    let mut batch_rows = hop(spec, batch);
                     forward(&mut part, seq, &mut batch_rows).unwrap();
                     all.extend(streams(spec, &batch_rows, values));
                 }
@@ -315,7 +318,7 @@ fn every_cut_gives_the_same_bits() {
 
 #[test]
 fn a_cut_between_a_layer_and_the_keys_that_it_uses_is_refused_with_the_reason() {
-    let file = open("gemma4ple");
+    let file = family("gemma4ple");
     let (spec, options) = (file.spec(), options(1, Isa::detect()));
     assert_eq!(spec.together(), 2..6);
     let legal: Vec<u32> = (0..=6).filter(|cut| spec.check_cut(*cut).is_ok()).collect();
@@ -328,7 +331,7 @@ fn a_cut_between_a_layer_and_the_keys_that_it_uses_is_refused_with_the_reason() 
     }
     // Nor may rows run through a part of the layers.
     let mut whole = whole(&file, &options);
-    let seq = opened(&mut whole);
+    let seq = open(&mut whole);
     let mut rows = embed(whole.head(), &[3]);
     let spans = [Span::new(seq, 0, 1)];
     let ran = whole.engine_mut().forward_layers(0..4, &spans, &mut rows);
@@ -338,7 +341,7 @@ fn a_cut_between_a_layer_and_the_keys_that_it_uses_is_refused_with_the_reason() 
 /// A host can infer the token from the input of any one layer.
 #[test]
 fn the_input_of_any_single_layer_names_its_token() {
-    let file = open("gemma4ple");
+    let file = family("gemma4ple");
     let spec = file.spec();
     let head = hearthnet_engine::Head::load(&file, &options(1, Isa::detect())).unwrap();
     let ids: Vec<u32> = (0..spec.vocab).collect();
@@ -357,13 +360,6 @@ fn the_input_of_any_single_layer_names_its_token() {
 
 #[test]
 fn threads_chunks_batches_and_instruction_sets_change_no_bit() {
-    let types = [
-        TensorType::F16,
-        TensorType::Q8_0,
-        TensorType::Q4_1,
-        TensorType::Q4_0,
-        TensorType::F32,
-    ];
     for (nth, (name, _)) in references().into_iter().enumerate() {
         // Each family with a type of its own, and one with all of them mixed.
         let mut next = nth;
@@ -373,7 +369,7 @@ fn threads_chunks_batches_and_instruction_sets_change_no_bit() {
                 _ if tensor.contains("ffn_gate_inp") => TensorType::F32,
                 // As in the published models.
                 _ if name == "gptoss" && tensor.contains("_exps") => TensorType::MXFP4,
-                _ => types[next % types.len()],
+                _ => TYPES[next % TYPES.len()],
             }
         });
         check_paths(&name, &file.unwrap());
@@ -406,7 +402,7 @@ fn check_paths(name: &str, file: &ModelFile) {
             let mut rows = Vec::new();
             let spans = prompts.each_ref().map(|prompt| {
                 rows.extend(embed(whole.head(), prompt));
-                Span::new(opened(&mut whole), 0, prompt.len() as u32)
+                Span::new(open(&mut whole), 0, prompt.len() as u32)
             });
             whole.engine_mut().forward(&spans, &mut rows).unwrap();
             let rows = streams(
@@ -425,7 +421,7 @@ fn json<T: DeserializeOwned>(text: &str) -> T {
 
 #[test]
 fn specs_describe_each_family() {
-    let spec = |name: &str| open(name).spec().clone();
+    let spec = |name: &str| family(name).spec().clone();
     let base = spec("granite");
     let attention = |name| spec(name).attention;
     assert_eq!(spec("llama31").rope.scaling, Some(RopeScaling::Factors));
@@ -626,7 +622,7 @@ fn specs_describe_each_family() {
 
 #[test]
 fn blocks_of_muse_glimmer_have_a_window_and_rotation_or_neither() {
-    let file = open("museglimmer");
+    let file = family("museglimmer");
     let spec = file.spec();
     let windows: Vec<_> = (0..4).map(|layer| spec.window(layer)).collect();
     assert_eq!(windows, [Some(7), Some(7), Some(7), None]);
@@ -651,7 +647,7 @@ fn specs_describe_families_with_mamba_2() {
         ("nemotronh", 2, "M-*-MM", None, None),
         ("nemotronhmoe", 2, "M-M*-", Some(32), Some(64)),
     ] {
-        let spec = open(name).spec().clone();
+        let spec = family(name).spec().clone();
         let single = name.starts_with("nemotron");
         let expected = MambaSpec {
             convolution: 4,
@@ -674,7 +670,7 @@ fn specs_describe_families_with_mamba_2() {
             assert_eq!(block.feed == FeedForwardSpec::None, single && letter != '-');
         }
     }
-    let nemotron = open("nemotronhmoe").spec().clone();
+    let nemotron = family("nemotronhmoe").spec().clone();
     assert_eq!(nemotron.activation, Activation::SquaredRelu);
     let experts = nemotron.experts.unwrap();
     assert!(experts.sigmoid && experts.correction && experts.scale == Some(1.5));
@@ -683,7 +679,7 @@ fn specs_describe_families_with_mamba_2() {
 #[test]
 fn a_manifest_covers_every_tensor_and_field_and_proves_each_part() {
     for (name, _) in references() {
-        let file = open(&name);
+        let file = family(&name);
         let manifest = Manifest::of(&file, &mut |_, _| {});
         assert_eq!(manifest.tensors().len(), file.gguf().tensors().len());
         let decoded = Manifest::decode(&manifest.encode()).unwrap();
@@ -733,7 +729,7 @@ fn a_manifest_covers_every_tensor_and_field_and_proves_each_part() {
 
 /// Full name of a family's key, and the error for a file in which the key has this value.
 fn refused(name: &str, key: &str, value: Value<'_>) -> (String, String) {
-    let key = format!("{}.{key}", open(name).spec().architecture);
+    let key = format!("{}.{key}", family(name).spec().architecture);
     match rewrite(name, &[(key.as_str(), value)], |_, _| TensorType::F32) {
         Ok(_) => panic!("{name} with {key} = {value} was accepted"),
         Err(error) => (key, error.to_string()),
@@ -831,7 +827,7 @@ fn unsupported_keys_of_a_family_are_refused_by_name() {
 fn a_layer_cannot_share_the_keys_of_a_layer_that_is_not_there() {
     // All layers share; all but the first, whose window they lack; more than there are.
     for blocks in [6, 5, 7, u32::MAX] {
-        let mut spec = open("gemma4ple").spec().clone();
+        let mut spec = family("gemma4ple").spec().clone();
         spec.shared_keys.as_mut().unwrap().blocks = blocks;
         let error = spec.check().unwrap_err();
         assert_eq!(error.field, "shared_keys.blocks");
@@ -864,7 +860,7 @@ fn every_sink_and_bias_of_gpt_oss_changes_the_output() {
             TensorType::F16
         });
         let mut whole = whole(&file.unwrap(), &options(1, Isa::detect()));
-        let (seq, mut logits) = (opened(&mut whole), Vec::new());
+        let (seq, mut logits) = (open(&mut whole), Vec::new());
         let ids = [3, 14, 15, 9, 2, 6];
         whole.append(seq, &ids, &mut logits).unwrap();
         logits
@@ -902,7 +898,7 @@ fn factors_that_are_no_numbers_are_refused_at_load() {
 #[test]
 fn models_without_a_feature_do_not_mention_it() {
     // Their identities are the same as before these features were added.
-    let json = serde_json::to_value(ModelSpec::clone(open("qwen2").spec())).unwrap();
+    let json = serde_json::to_value(ModelSpec::clone(family("qwen2").spec())).unwrap();
     let keys: Vec<&str> = json
         .as_object()
         .unwrap()

@@ -482,8 +482,21 @@ impl RowShape {
 }
 
 /// Activation of a feed-forward gate `g`; `u` is the output of the up projection.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Default,
+    Debug,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::EnumIter,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "snake_case")]
 pub enum Activation {
     /// `g / (1 + exp(-g))`
     #[default]

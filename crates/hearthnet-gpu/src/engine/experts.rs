@@ -3,20 +3,19 @@
 //!
 //! A *pair* is a row and one of its experts; pair `row * used + rank`, best expert first.
 
-use hearthnet_engine::layer::{Expert, ExpertBias, ExpertNorms, Ffn, Router, SharedExpert};
+use hearthnet_engine::layer::{
+    Expert, ExpertBias, ExpertNorms, Ffn, Router, RouterVectors, SharedExpert,
+};
 use hearthnet_files::spec::ExpertSpec;
 
 use super::parts::CardFfn;
+use super::row_buffers::RowBuffers;
 use crate::{Buffer, Gpu, GpuError, GpuLoadError, Matrix};
 
 /// Experts of a layer.
 pub(super) struct CardExperts {
     pub(super) router: Matrix,
-    /// Bias of the scores, a value per expert.
-    pub(super) router_bias: Option<Vec<f32>>,
-    pub(super) correction: Option<Vec<f32>>,
-    /// Factor of the weight of each expert.
-    pub(super) scale: Option<Vec<f32>>,
+    pub(super) vectors: RouterVectors,
     /// Matrices of all experts, one below the other. `None` if there is no gate.
     pub(super) gate: Option<Matrix>,
     pub(super) up: Matrix,
@@ -97,9 +96,7 @@ impl CardExperts {
         });
         Ok(Self {
             router: gpu.matrix(&router.matrix)?,
-            router_bias: router.bias.clone(),
-            correction: router.correction.clone(),
-            scale: router.scale.clone(),
+            vectors: router.vectors.clone(),
             ffn: ups.first().map_or(0, |up| up.rows() as u32),
             gate: match gates.is_empty() {
                 true => None,
@@ -128,35 +125,21 @@ pub(super) struct PairBuffers {
 }
 
 impl PairBuffers {
-    /// Buffers that depend on the rows.
-    pub(super) fn of_rows(&self) -> [&Buffer; 6] {
-        [
-            &self.scores,
-            &self.act,
-            &self.h,
-            &self.up,
-            &self.out,
-            &self.shared,
-        ]
-    }
-
-    /// Buffers for so many rows, of `width` values, and their pairs.
+    /// Buffers for rows of `width` values, and their pairs.
     pub(super) fn new(
-        gpu: &Gpu,
+        buffers: &mut RowBuffers<'_>,
         spec: &ExpertSpec,
-        (rows, width, ffn): (u32, u32, u32),
+        (width, ffn): (u32, u32),
     ) -> Result<Self, GpuError> {
-        let pairs = rows * spec.used;
-        let of = |rows: u32, width: u32| gpu.buffer(u64::from(rows) * u64::from(width.max(1)));
         Ok(Self {
-            pairs,
-            scores: of(rows, spec.count)?,
-            act: gpu.act(pairs, ffn.next_multiple_of(32))?,
-            h: of(pairs, ffn)?,
-            up: of(pairs, ffn)?,
-            out: of(pairs, width)?,
-            shared: of(rows, width)?,
-            shared_weights: of(rows, 1)?,
+            pairs: buffers.rows * spec.used,
+            scores: buffers.of(spec.count)?,
+            act: buffers.act(spec.used, ffn)?,
+            h: buffers.times(spec.used, ffn)?,
+            up: buffers.times(spec.used, ffn)?,
+            out: buffers.times(spec.used, width)?,
+            shared: buffers.of(width)?,
+            shared_weights: buffers.of(1)?,
         })
     }
 }

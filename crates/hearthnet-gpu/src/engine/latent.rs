@@ -4,6 +4,7 @@ use hearthnet_engine::kernels::Packed;
 use hearthnet_engine::layer::{Latent, LatentUp};
 use hearthnet_files::spec::{LatentSpec, ModelSpec};
 
+use super::row_buffers::RowBuffers;
 use crate::{Buffer, Gpu, GpuError, GpuLoadError, Matrix};
 
 /// Norms and up-projections of a layer.
@@ -108,43 +109,26 @@ pub(super) struct LatentBuffers {
 
 impl LatentBuffers {
     pub(super) fn new(
-        gpu: &Gpu,
+        buffers: &mut RowBuffers<'_>,
         spec: &ModelSpec,
         latent: &LatentSpec,
-        rows: u32,
     ) -> Result<Self, GpuError> {
         let w = Widths::of(spec, latent);
-        let of = |width: u32| gpu.buffer(u64::from(rows) * u64::from(width.max(1)));
         let of_head = w.nope.max(w.keys).max(w.values);
+        // Heads begin at the rotated part for RoPE, which so ends behind the last row.
+        let queries = u64::from(buffers.rows) * u64::from(w.heads * w.head) + u64::from(w.head);
         Ok(Self {
             widths: w,
-            low: of(w.low())?,
-            normed: of(w.queries.max(w.keys))?,
-            act: gpu.act(rows * w.heads, of_head.next_multiple_of(32))?,
-            // Heads begin at the rotated part for RoPE, which so ends behind the last row.
-            queries: gpu
-                .buffer(u64::from(rows) * u64::from(w.heads * w.head) + u64::from(w.head))?,
-            both: of(w.heads * (w.nope + w.values))?,
-            wide: of(w.heads * w.key)?,
-            keys: of(w.kv_heads * w.key)?,
-            values: of(w.kv_heads * w.key)?,
-            out: of(w.heads * w.values)?,
-            zeros: gpu.buffer(u64::from(w.key))?,
+            low: buffers.of(w.low())?,
+            normed: buffers.of(w.queries.max(w.keys))?,
+            act: buffers.act(w.heads, of_head)?,
+            queries: buffers.words(queries)?,
+            both: buffers.of(w.heads * (w.nope + w.values))?,
+            wide: buffers.of(w.heads * w.key)?,
+            keys: buffers.of(w.kv_heads * w.key)?,
+            values: buffers.of(w.kv_heads * w.key)?,
+            out: buffers.of(w.heads * w.values)?,
+            zeros: buffers.gpu.buffer(u64::from(w.key))?,
         })
-    }
-
-    /// Buffers that depend on the rows.
-    pub(super) fn of_rows(&self) -> [&Buffer; 9] {
-        [
-            &self.low,
-            &self.normed,
-            &self.act,
-            &self.queries,
-            &self.both,
-            &self.wide,
-            &self.keys,
-            &self.values,
-            &self.out,
-        ]
     }
 }

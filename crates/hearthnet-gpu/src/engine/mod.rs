@@ -4,21 +4,22 @@
 //! |---|---|
 //! | loading, and running a batch | this file |
 //! | weights of layers; those of one kind, with its buffers | `weights`, `parts`; `latent`, `recurrence`, `experts` |
-//! | keys and values; states of recurrent layers | `pages`, `states` |
+//! | keys and values, and states of recurrent layers; their buffers | `memory`; `slots` |
 //! | whether a card is faster than the processor | `measure` |
-//! | buffers and further inputs of a batch | `scratch`, `rows` |
+//! | buffers and further inputs of a batch | `scratch`, `row_buffers`; `rows` |
 //! | the steps of a layer | `pass/` |
 
 mod experts;
 mod latent;
 mod measure;
-mod pages;
+mod memory;
 mod parts;
 mod pass;
 mod recurrence;
+mod row_buffers;
 mod rows;
 mod scratch;
-mod states;
+mod slots;
 mod weights;
 
 use std::fmt;
@@ -26,15 +27,15 @@ use std::ops::Range;
 use std::time::Instant;
 
 use hearthnet_engine::{
-    Backend, Batch, EngineError, EngineOn, EngineOptions, Table, WeightBytes, each_layer,
+    Backend, Batch, EngineError, EngineOn, EngineOptions, PagedSequence, Table, WeightBytes,
+    each_layer,
 };
 use hearthnet_files::ModelFile;
 use hearthnet_files::spec::{CacheDtype, ModelSpec};
 
 use crate::{Gpu, GpuError, GpuLoadError};
 pub use measure::{Comparison, compare};
-pub use pages::CardPages;
-use pages::CardSequence;
+use memory::CardMemory;
 use pass::Pass;
 use rows::RowInfo;
 use scratch::{Angles, Buffers, Widths};
@@ -136,7 +137,7 @@ fn reserve(
     let most = widths.most_rows(spec, gpu.facts().max_binding_words);
     let rows = most.min(PASS as u32);
     let _rows = Buffers::at_least(gpu, (spec, widths), None, (rows, most), 0)?;
-    CardPages::new(gpu, spec, range, options.max_kv_bytes).reserve()
+    memory::pages(gpu, spec, range, options.max_kv_bytes).reserve()
 }
 
 /// Sends layers to the card, each with the bytes of its weights, until one has no room.
@@ -156,7 +157,7 @@ fn upload(
             per_row: layer.token_bytes(used) as u64,
         };
         let block = spec.block(range.start + layers.len() as u32);
-        layers.push((CardLayer::upload(gpu, &block, layer)?, bytes));
+        layers.push((CardLayer::upload(gpu, &block, range.start, layer)?, bytes));
         Ok(())
     })
 }
@@ -180,7 +181,7 @@ fn with_layers(
             windows.push(attention.window);
         }
     }
-    let storage = CardPages::new(gpu, spec, range.clone(), options.max_kv_bytes);
+    let storage = memory::memory(gpu, spec, range.clone(), options.max_kv_bytes);
     let backend = Card {
         gpu: gpu.clone(),
         widths: Widths::of(spec, layers.iter()),
@@ -231,7 +232,7 @@ impl Card {
     fn pass(
         &mut self,
         batch: &Batch<'_>,
-        (pages, sequences): (&CardPages, &[&CardSequence]),
+        (memory, sequences): (&CardMemory, &[&PagedSequence]),
         rows: Range<usize>,
         x: &mut [f32],
     ) -> Result<Option<(u32, usize)>, EngineError> {
@@ -261,7 +262,7 @@ impl Card {
         let mut pass = Pass {
             gpu,
             spec,
-            pages,
+            memory,
             buffers,
             angles: &self.angles,
             info: &info,
@@ -295,21 +296,17 @@ impl Card {
 }
 
 impl Backend for Card {
-    type Storage = CardPages;
-
-    fn all_finite(&self, row: &[f32]) -> bool {
-        row.iter().fold(true, |all, value| all & value.is_finite())
-    }
+    type Storage = CardMemory;
 
     fn run(
         &mut self,
         batch: &Batch<'_>,
-        table: &mut Table<CardPages>,
+        table: &mut Table<CardMemory>,
         x: &mut [f32],
     ) -> Result<(), EngineError> {
         let width = batch.spec.width as usize;
         let total = x.len() / width;
-        let (pages, sequences) = table.batch(batch.spans);
+        let (memory, sequences) = table.batch(batch.spans);
         let most = match batch.spec.encoder {
             // Rows of a text attend to all others of it.
             Some(_) => total.max(1),
@@ -318,7 +315,7 @@ impl Backend for Card {
         for begin in (0..total).step_by(most) {
             let rows = begin..total.min(begin + most);
             let x = &mut x[rows.start * width..rows.end * width];
-            let bad = self.pass(batch, (pages, &sequences), rows, x)?;
+            let bad = self.pass(batch, (memory, &sequences), rows, x)?;
             if let Some((layer, row)) = bad {
                 return Err(EngineError::BoundaryOverflow {
                     layer: batch.layers.start + layer,

@@ -4,11 +4,12 @@
 //! layer with scores takes one read from the card.
 
 use hearthnet_engine::kernels::{Kernels, softplus};
-use hearthnet_engine::layer::{Delta, Layer, Mamba, ShortConvolution};
+use hearthnet_engine::layer::{Delta, Mamba, Recurrence};
 use hearthnet_files::spec::{DeltaSpec, MambaSpec};
 
 use super::parts::BranchEnd;
-use crate::{Buffer, Gpu, GpuError, GpuLoadError, Heads, Matrix, Sharing};
+use super::row_buffers::RowBuffers;
+use crate::{Buffer, Gpu, GpuError, Heads, Matrix, Sharing};
 
 /// Recurrence of a layer.
 pub(super) struct CardRecurrence {
@@ -53,39 +54,6 @@ pub(super) struct CardMamba {
 }
 
 impl CardRecurrence {
-    /// Sends the weights to the card; `None` if the layer has no recurrence.
-    pub(super) fn upload(
-        gpu: &Gpu,
-        layer: &Layer,
-        norm: Option<Buffer>,
-        end: BranchEnd,
-    ) -> Result<Option<Self>, GpuLoadError> {
-        let Some(output) = &layer.attn_output else {
-            return Ok(None);
-        };
-        let (convolution, kind) = match (&layer.delta, &layer.mamba, &layer.convolution) {
-            (Some(delta), ..) => {
-                let kind = Kind::Delta(CardDelta::upload(gpu, delta)?);
-                (&delta.convolution, kind)
-            }
-            (_, Some(mamba), _) => {
-                let kind = Kind::Mamba(CardMamba::upload(gpu, mamba)?);
-                (&mamba.convolution, kind)
-            }
-            (.., Some(convolution)) => (convolution, Kind::Short),
-            _ => return Ok(None),
-        };
-        let matrices = layer.qkv.parts.iter().map(|packed| gpu.matrix(packed));
-        Ok(Some(Self {
-            norm,
-            matrices: matrices.collect::<Result<_, _>>()?,
-            convolution: CardConvolution::upload(gpu, convolution)?,
-            kind,
-            output: gpu.matrix(output)?,
-            end,
-        }))
-    }
-
     /// Values of a row of the matrices' outputs.
     pub(super) fn row(&self) -> u32 {
         self.matrices.iter().map(Matrix::rows).sum()
@@ -115,11 +83,31 @@ impl CardRecurrence {
 }
 
 impl CardConvolution {
-    fn upload(gpu: &Gpu, of: &ShortConvolution) -> Result<Self, GpuError> {
+    pub(super) fn upload(gpu: &Gpu, of: &Recurrence) -> Result<Self, GpuError> {
+        let of = match of {
+            Recurrence::Delta(delta) => &delta.convolution,
+            Recurrence::Convolution(convolution) => convolution,
+            Recurrence::Mamba(mamba) => &mamba.convolution,
+        };
         Ok(Self {
             positions: of.positions as u32,
             channels: of.width as u32,
             weights: gpu.upload_f32(&of.weights)?,
+        })
+    }
+
+    /// Values of its earlier inputs in a state; those of the heads lie behind them.
+    pub(super) fn state(&self) -> u32 {
+        self.positions.saturating_sub(1) * self.channels
+    }
+}
+
+impl Kind {
+    pub(super) fn upload(gpu: &Gpu, of: &Recurrence) -> Result<Self, GpuError> {
+        Ok(match of {
+            Recurrence::Delta(delta) => Self::Delta(CardDelta::upload(gpu, delta)?),
+            Recurrence::Convolution(_) => Self::Short,
+            Recurrence::Mamba(mamba) => Self::Mamba(CardMamba::upload(gpu, mamba)?),
         })
     }
 }
@@ -240,22 +228,15 @@ pub(super) struct RecurrenceBuffers {
 }
 
 impl RecurrenceBuffers {
-    /// Buffers that depend on the rows.
-    pub(super) fn of_rows(&self) -> [&Buffer; 3] {
-        [&self.convolved, &self.scores, &self.factors]
-    }
-
-    /// Buffers for so many rows, with so many channels and factors each.
+    /// Buffers for rows with so many channels and factors each.
     pub(super) fn new(
-        gpu: &Gpu,
-        rows: u32,
+        buffers: &mut RowBuffers<'_>,
         (channels, factors): (u32, u32),
     ) -> Result<Self, GpuError> {
-        let of = |width: u32| gpu.buffer(u64::from(rows) * u64::from(width.max(1)));
         Ok(Self {
-            convolved: of(channels)?,
-            scores: of(factors)?,
-            factors: of(factors)?,
+            convolved: buffers.of(channels)?,
+            scores: buffers.of(factors)?,
+            factors: buffers.of(factors)?,
         })
     }
 }

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use hearthnet_engine::Span;
+use hearthnet_engine::{PagedSequence, Span};
 use hearthnet_files::spec::ModelSpec;
 
-use super::pages::{CardSequence, PAGE};
+use crate::kv_layout::PAGE;
 use crate::{Buffer, Gpu, GpuError, Pieces, View, attention_words, piece};
 
 /// Words of the scores of attention, unless one row needs more.
@@ -37,7 +37,7 @@ impl RowInfo {
         gpu: &Gpu,
         spec: &ModelSpec,
         windows: &[Option<u32>],
-        (spans, sequences): (&[Span], &[&CardSequence]),
+        (spans, sequences): (&[Span], &[&PagedSequence]),
         rows: Range<usize>,
         inputs: &[f32],
     ) -> Result<Self, GpuError> {
@@ -52,7 +52,7 @@ impl RowInfo {
             if start >= end {
                 continue;
             }
-            pages.extend_from_slice(&sequence.table);
+            pages.extend(sequence.table.iter().map(|page| *page as u32));
             let text = span.position + span.rows;
             of_rows.extend((start..end).map(|row| {
                 let position = span.position + (row - all.start) as u32;
@@ -149,7 +149,7 @@ impl Rounds {
     /// Rows `rows` of a batch; `None` if no layer has a state.
     pub(super) fn of(
         gpu: &Gpu,
-        (spans, sequences): (&[Span], &[&CardSequence]),
+        (spans, sequences): (&[Span], &[&PagedSequence]),
         rows: &Range<usize>,
     ) -> Result<Option<Self>, GpuError> {
         let mut rounds: Vec<Vec<[u32; 8]>> = Vec::new();

@@ -6,6 +6,7 @@ use hearthnet_files::spec::{ModelSpec, Rotation};
 use super::experts::PairBuffers;
 use super::latent::LatentBuffers;
 use super::recurrence::RecurrenceBuffers;
+use super::row_buffers::RowBuffers;
 use super::weights::{CardLayer, Feed};
 use crate::{Buffer, Gpu, GpuError, Step};
 
@@ -92,6 +93,8 @@ impl Widths {
 pub(super) struct Buffers {
     pub(super) widths: Widths,
     rows: u32,
+    /// All of the following but `scores`.
+    all: Vec<Buffer>,
     pub(super) x: Buffer,
     pub(super) normed: Buffer,
     pub(super) act: Buffer,
@@ -113,22 +116,7 @@ pub(super) struct Buffers {
 impl Buffers {
     /// Records that all contents are overwritten: they are of conversations.
     pub(super) fn wipe(&self, step: &mut Step) {
-        let own = [
-            &self.x,
-            &self.normed,
-            &self.act,
-            &self.qkv,
-            &self.attn,
-            &self.h,
-            &self.up,
-            &self.branch,
-            &self.scores,
-            &self.out,
-        ];
-        let pairs = self.pairs.iter().flat_map(PairBuffers::of_rows);
-        let latent = self.latent.iter().flat_map(LatentBuffers::of_rows);
-        let recurrence = self.recurrence.iter().flat_map(RecurrenceBuffers::of_rows);
-        for buffer in own.into_iter().chain(pairs).chain(latent).chain(recurrence) {
+        for buffer in self.all.iter().chain([&self.scores]) {
             step.clear(buffer, 0..buffer.words());
         }
     }
@@ -155,30 +143,34 @@ impl Buffers {
             17..=64 => 64,
             _ => rows.next_multiple_of(256).min(most.max(rows)),
         };
-        let of = |width: u32| gpu.buffer(u64::from(rows) * u64::from(width.max(1)));
+        let mut buffers = RowBuffers {
+            gpu,
+            rows,
+            all: Vec::new(),
+        };
         let latent = spec.attention.latent.as_ref();
         let latent = latent.map_or(0, |of| of.keys.max(of.queries.unwrap_or(0)));
         let widest = widths.x.max(widths.attn).max(widths.h).max(latent);
         Ok(Self {
             widths,
             rows,
-            x: of(widths.x)?,
-            normed: of(widths.x)?,
-            act: gpu.act(rows, widest.next_multiple_of(32))?,
-            qkv: of(widths.qkv)?,
-            attn: of(widths.attn)?,
-            h: of(widths.h)?,
-            up: of(widths.h)?,
-            branch: of(widths.x)?,
+            x: buffers.of(widths.x)?,
+            normed: buffers.of(widths.x)?,
+            act: buffers.act(1, widest)?,
+            qkv: buffers.of(widths.qkv)?,
+            attn: buffers.of(widths.attn)?,
+            h: buffers.of(widths.h)?,
+            up: buffers.of(widths.h)?,
+            branch: buffers.of(widths.x)?,
             scores: gpu.buffer(scores.max(1))?,
             latent: match &spec.attention.latent {
-                Some(latent) => Some(LatentBuffers::new(gpu, spec, latent, rows)?),
+                Some(latent) => Some(LatentBuffers::new(&mut buffers, spec, latent)?),
                 None => None,
             },
             pairs: match &spec.experts {
                 Some(experts) if widths.experts > 0 => {
-                    let shape = (rows, widths.x, widths.experts);
-                    Some(PairBuffers::new(gpu, experts, shape)?)
+                    let shape = (widths.x, widths.experts);
+                    Some(PairBuffers::new(&mut buffers, experts, shape)?)
                 }
                 _ => None,
             },
@@ -186,11 +178,12 @@ impl Buffers {
                 0 => None,
                 channels => {
                     let shape = (channels, widths.factors);
-                    Some(RecurrenceBuffers::new(gpu, rows, shape)?)
+                    Some(RecurrenceBuffers::new(&mut buffers, shape)?)
                 }
             },
-            flags: of(widths.layers)?,
-            out: of(widths.x + widths.layers)?,
+            flags: buffers.of(widths.layers)?,
+            out: buffers.of(widths.x + widths.layers)?,
+            all: buffers.all,
         })
     }
 }

@@ -7,7 +7,7 @@ use hearthnet_files::spec::{BlockSpec, Rotation};
 use super::experts::CardExperts;
 use super::latent::CardLatent;
 use super::parts::{BranchEnd, CardFfn};
-use super::recurrence::CardRecurrence;
+use super::recurrence::{CardConvolution, CardRecurrence, Kind};
 use crate::{Buffer, Gpu, GpuLoadError, Matrix};
 
 /// Weights of one layer.
@@ -30,6 +30,8 @@ pub(super) struct Attention {
     pub(super) qkv: Vec<Matrix>,
     pub(super) bias: Option<Buffer>,
     pub(super) latent: Option<CardLatent>,
+    /// Index, among the engine's layers, of the one whose keys and values it uses.
+    pub(super) keys_of: usize,
     pub(super) q: u32,
     /// Width of keys, and of values; 0 if the layer uses those of another one.
     pub(super) kv: u32,
@@ -75,15 +77,17 @@ pub(super) struct PerLayer {
 }
 
 impl CardLayer {
-    /// Sends the weights of a layer to the card.
+    /// Sends the weights of a layer to the card. `first` is the engine's first layer.
     pub(super) fn upload(
         gpu: &Gpu,
         block: &BlockSpec<'_>,
+        first: u32,
         layer: Layer,
     ) -> Result<Self, GpuLoadError> {
         let vector = |values: &[f32]| gpu.upload_f32(values);
         let optional = |values: &Option<Vec<f32>>| values.as_deref().map(vector).transpose();
         let matrix = |packed: &Packed| gpu.matrix(packed);
+        let matrices = |all: &[Packed]| all.iter().map(matrix).collect::<Result<Vec<_>, _>>();
         let end = |bias, norm, sum_norm: &Option<LayerNorm>| {
             let sum_norm = sum_norm.as_ref().map(|LayerNorm { weight, bias }| {
                 let weight = vector(weight)?;
@@ -95,54 +99,53 @@ impl CardLayer {
                 sum_norm: sum_norm.transpose()?,
             })
         };
-        let recurrence = match layer.is_recurrent() {
-            true => {
-                let end = end(
-                    &layer.attn_output_bias,
-                    &layer.attn_post_norm,
-                    &layer.attn_sum_norm,
-                )?;
-                let norm = optional(&layer.attn_norm)?;
-                CardRecurrence::upload(gpu, &layer, norm, end)?
+        let norm = optional(&layer.attn_norm)?;
+        let mixer_end = end(
+            &layer.attn_output_bias,
+            &layer.attn_post_norm,
+            &layer.attn_sum_norm,
+        )?;
+        let (mut attention, mut recurrence) = (None, None);
+        match (&layer.attn_output, &layer.recurrence) {
+            (None, _) => {}
+            (Some(output), Some(of)) => {
+                recurrence = Some(CardRecurrence {
+                    norm,
+                    matrices: matrices(&layer.qkv.parts)?,
+                    convolution: CardConvolution::upload(gpu, of)?,
+                    kind: Kind::upload(gpu, of)?,
+                    output: matrix(output)?,
+                    end: mixer_end,
+                });
             }
-            false => None,
-        };
-        let attention = match &layer.attn_output {
-            Some(output) if !layer.is_recurrent() => Some(Attention {
-                norm: optional(&layer.attn_norm)?,
-                qkv: layer
-                    .qkv
-                    .parts
-                    .iter()
-                    .map(matrix)
-                    .collect::<Result<_, _>>()?,
-                bias: optional(&layer.qkv.bias)?,
-                latent: match &layer.latent {
-                    Some(latent) => Some(CardLatent::upload(gpu, latent)?),
-                    None => None,
-                },
-                q: narrow(layer.q)?,
-                kv: narrow(layer.kv)?,
-                kv_heads: block.kv_heads,
-                head_dim: block.key_width(),
-                norms: [
-                    optional(&layer.q_norm)?,
-                    optional(&layer.k_norm)?,
-                    optional(&layer.v_norm)?,
-                ],
-                keys_as_values: layer.keys_as_values,
-                rotation: layer.rotation,
-                window: block.window,
-                sinks: optional(&layer.sinks)?,
-                output: matrix(output)?,
-                end: end(
-                    &layer.attn_output_bias,
-                    &layer.attn_post_norm,
-                    &layer.attn_sum_norm,
-                )?,
-            }),
-            _ => None,
-        };
+            (Some(output), None) => {
+                attention = Some(Attention {
+                    norm,
+                    qkv: matrices(&layer.qkv.parts)?,
+                    bias: optional(&layer.qkv.bias)?,
+                    latent: match &layer.latent {
+                        Some(latent) => Some(CardLatent::upload(gpu, latent)?),
+                        None => None,
+                    },
+                    keys_of: block.keys_of.saturating_sub(first) as usize,
+                    q: narrow(layer.q)?,
+                    kv: narrow(layer.kv)?,
+                    kv_heads: block.kv_heads,
+                    head_dim: block.key_width(),
+                    norms: [
+                        optional(&layer.q_norm)?,
+                        optional(&layer.k_norm)?,
+                        optional(&layer.v_norm)?,
+                    ],
+                    keys_as_values: layer.keys_as_values,
+                    rotation: layer.rotation,
+                    window: block.window,
+                    sinks: optional(&layer.sinks)?,
+                    output: matrix(output)?,
+                    end: mixer_end,
+                });
+            }
+        }
         let end = end(&layer.ffn_bias, &layer.ffn_post_norm, &layer.ffn_sum_norm)?;
         let feed = match layer.feed_forward {
             FeedForward::None => Feed::None,

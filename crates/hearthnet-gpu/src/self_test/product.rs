@@ -4,7 +4,7 @@ use hearthnet_engine::kernels::{Arena, Matrix as FileMatrix, Packed};
 use hearthnet_files::blocks::WeightType;
 
 use super::operands::{INPUTS, OUTPUTS, PRODUCTS, finite_activations, small_scales, weights};
-use crate::buffers::{Buffer, Input};
+use crate::buffers::Buffer;
 use crate::device::Gpu;
 use crate::error::GpuError;
 use crate::kernels::Kernel;
@@ -66,7 +66,7 @@ pub(super) fn product(
     };
     let matrix = gpu.matrix(&packed)?;
     let (paired, single) = match kernel {
-        Kernel::Matrix { rows, paired, .. } => (paired, rows == 1),
+        Kernel::Matrix { rows, paired, .. } => (paired, rows == 1 && !paired),
         _ => (false, false),
     };
     let rows = order(kernel);
@@ -77,14 +77,16 @@ pub(super) fn product(
     let x = gpu.upload(&x.concat())?;
     let act = gpu.act(count, INPUTS)?;
     let out = gpu.buffer(u64::from(count * OUTPUTS))?;
-    let plain = x.rows(INPUTS);
-    let input = match weight_type.quantised() {
-        true => Input::Quantised(&act),
-        false => Input::Plain(plain),
-    };
-    if weight_type.quantised() {
-        step.quantise(plain, &act, count, INPUTS);
+    if single {
+        for row in 0..PRODUCTS {
+            // Activations of a product begin at row 0.
+            let x = x.rows_at(row * INPUTS, INPUTS);
+            let input = step.input(weight_type, x, &act, (1, INPUTS));
+            step.matmul(&matrix, input, out.rows_at(row * OUTPUTS, OUTPUTS), 1);
+        }
+        return Ok(vec![out]);
     }
+    let input = step.input(weight_type, x.rows(INPUTS), &act, (count, INPUTS));
     let out_rows = out.rows(OUTPUTS);
     if paired {
         let pairs: Vec<u32> = (0..PRODUCTS).flat_map(|row| [row, 0]).collect();
@@ -92,22 +94,6 @@ pub(super) fn product(
         step.matmul_pairs(
             &matrix, OUTPUTS, &pairs, input, PRODUCTS, out_rows, PRODUCTS,
         );
-    } else if single {
-        for row in 0..PRODUCTS {
-            let out = out.rows_at(row * OUTPUTS, OUTPUTS);
-            match input {
-                Input::Plain(_) => {
-                    let x = x.rows_at(row * INPUTS, INPUTS);
-                    step.matmul(&matrix, Input::Plain(x), out, 1);
-                }
-                Input::Quantised(_) => {
-                    // Activations of a product begin at row 0.
-                    let x = x.rows_at(row * INPUTS, INPUTS);
-                    step.quantise(x, &act, 1, INPUTS);
-                    step.matmul(&matrix, Input::Quantised(&act), out, 1);
-                }
-            }
-        }
     } else {
         step.matmul_by(kernel, &matrix, 0..matrix.panels(), input, out_rows, count);
     }

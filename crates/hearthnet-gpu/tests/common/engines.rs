@@ -35,6 +35,12 @@ pub(crate) fn on_processor(file: &ModelFile, layers: Range<u32>) -> Engine {
     Engine::load(file, layers, &options(), &mut |_, _| ()).unwrap()
 }
 
+/// Engines on the card and on the processor with all layers.
+pub(crate) fn both(file: &ModelFile) -> (GpuEngine, Engine) {
+    let layers = 0..file.spec().layers;
+    (on_card(file, layers.clone()), on_processor(file, layers))
+}
+
 /// Appends rows to a sequence in batches of so many rows each, and returns them as they come out.
 pub(crate) fn append<B: Backend>(
     engine: &mut EngineOn<B>,

@@ -4,7 +4,7 @@ use hearthnet_files::blocks::WeightType;
 use hearthnet_gpu::testing::{Draw, INPUTS, Kernel, OUTPUTS, Route, Way, all, weights};
 use hearthnet_gpu::{Arithmetic, Choice, Gpu, Input};
 
-use super::{assert_same, floats, reference, software, words};
+use super::{assert_same, floats, four_rows, reference, software, words};
 
 /// Every kernel's case, in an arithmetic at most as fast as `most`.
 fn all_kernels(gpu: &Gpu) {
@@ -53,12 +53,7 @@ fn a_card_that_flushes_subnormal_numbers_gives_the_same_bytes_natively() {
     // Vulkan drivers take the changed SPIR-V.
     assert_eq!(gpu.way_of(Kernel::Probe).unwrap().route, Route::Spirv);
     all_kernels(&gpu);
-    let kernel = Kernel::Matrix {
-        weight_type: WeightType::Q4_K,
-        rows: 4,
-        paired: false,
-        careful: false,
-    };
+    let kernel = four_rows(WeightType::Q4_K);
     assert_eq!(gpu.arithmetic_of(kernel).unwrap(), Arithmetic::Native);
 }
 

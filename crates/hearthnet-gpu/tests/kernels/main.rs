@@ -20,6 +20,8 @@ mod tiles;
 
 use std::sync::OnceLock;
 
+use hearthnet_files::blocks::WeightType;
+use hearthnet_gpu::testing::Kernel;
 use hearthnet_gpu::{Choice, Gpu};
 
 /// The driver in software, opened once.
@@ -28,6 +30,16 @@ fn software() -> Gpu {
     OPENED
         .get_or_init(|| Gpu::open(Choice::Software).expect("Mesa's lavapipe (mesa-vulkan-drivers)"))
         .clone()
+}
+
+/// Products of a matrix with four rows at a time.
+fn four_rows(weight_type: WeightType) -> Kernel {
+    Kernel::Matrix {
+        weight_type,
+        rows: 4,
+        paired: false,
+        careful: false,
+    }
 }
 
 /// Numbers of places where two results differ; all NaN are the same.

@@ -5,84 +5,63 @@ use hearthnet_gpu::testing::{Draw, INPUTS, Kernel, weights};
 use hearthnet_gpu::{Arithmetic, Choice, Gpu, GpuError};
 
 use super::float_operations::{flushing_card, products};
-use super::{assert_same, differ};
+use super::{assert_same, differ, four_rows};
 
 /// Replaces a part of a text that some kernels have; a text without it stays.
 fn change(text: String, what: &str, by: &str) -> String {
     text.replace(what, by)
 }
 
-#[track_caller]
-fn refused(alter: fn(String) -> String) {
-    match Gpu::open_altered(Choice::Software, Arithmetic::Integers, alter) {
-        Err(GpuError::SelfTest { kernel, .. }) => assert_eq!(kernel, "float operations"),
-        other => panic!("not refused: {:?}", other.map(|gpu| gpu.arithmetic())),
+/// As [`change`], of a part that each kernel has.
+fn change_each(text: String, whole: &str, by: &str) -> String {
+    assert!(text.contains(whole), "{whole}");
+    change(text, whole, by)
+}
+
+#[test]
+fn wrong_float_operations_are_refused() {
+    let mutants: [(&str, fn(String) -> String); 6] = [
+        ("an fma of two roundings", |text| {
+            change_each(
+                text,
+                "fn f_fma(a: u32, b: u32, c: u32) -> u32 { return soft_fma(a, b, c); }",
+                "fn f_fma(a: u32, b: u32, c: u32) -> u32 { return soft_fma(soft_mul(a, b), ONE, c); }",
+            )
+        }),
+        ("a lost sticky bit", |text| {
+            let whole = "let sticky = select(0u, 1u, lost != 0u);";
+            change_each(text, whole, "let sticky = 0u;")
+        }),
+        ("flushed subnormal operands", |text| {
+            change_each(
+                text,
+                "if (f == 0u) { return vec2<u32>(0u, 0u); }",
+                "if (f != 0x7fffffffu) { return vec2<u32>(0u, 0u); }",
+            )
+        }),
+        ("flushed subnormal results", |text| {
+            change_each(
+                text,
+                "    if (field < 1) {",
+                "    if (field < 1) { return sign; }\n    if (field < 1) {",
+            )
+        }),
+        // As conversions in hardware do with another rounding mode.
+        ("a conversion to f16 that cuts", |text| {
+            let whole = "a + 0xfffu + ((a >> 13u) & 1u) - 0x38000000u";
+            change_each(text, whole, "a - 0x38000000u")
+        }),
+        ("a division that is not rounded", |text| {
+            let whole = "quotient = (quotient << 1u) | select(0u, 1u, rest != 0u);";
+            change_each(text, whole, "quotient = quotient << 1u;")
+        }),
+    ];
+    for (what, alter) in mutants {
+        match Gpu::open_altered(Choice::Software, Arithmetic::Integers, alter) {
+            Err(GpuError::SelfTest { kernel, .. }) => assert_eq!(kernel, "float operations"),
+            other => panic!("{what}: {:?}", other.map(|gpu| gpu.arithmetic())),
+        }
     }
-}
-
-#[test]
-fn an_fma_of_two_roundings_is_refused() {
-    refused(|text| {
-        let whole = "fn f_fma(a: u32, b: u32, c: u32) -> u32 { return soft_fma(a, b, c); }";
-        let broken =
-            "fn f_fma(a: u32, b: u32, c: u32) -> u32 { return soft_fma(soft_mul(a, b), ONE, c); }";
-        assert!(text.contains(whole));
-        change(text, whole, broken)
-    });
-}
-
-#[test]
-fn a_lost_sticky_bit_is_refused() {
-    refused(|text| {
-        let whole = "let sticky = select(0u, 1u, lost != 0u);";
-        assert!(text.contains(whole));
-        change(text, whole, "let sticky = 0u;")
-    });
-}
-
-#[test]
-fn flushed_subnormal_operands_are_refused() {
-    refused(|text| {
-        let whole = "if (f == 0u) { return vec2<u32>(0u, 0u); }";
-        assert!(text.contains(whole));
-        change(
-            text,
-            whole,
-            "if (f != 0x7fffffffu) { return vec2<u32>(0u, 0u); }",
-        )
-    });
-}
-
-#[test]
-fn flushed_subnormal_results_are_refused() {
-    refused(|text| {
-        let whole = "    if (field < 1) {";
-        assert!(text.contains(whole));
-        change(
-            text,
-            whole,
-            "    if (field < 1) { return sign; }\n    if (field < 1) {",
-        )
-    });
-}
-
-#[test]
-fn a_conversion_to_f16_that_cuts_is_refused() {
-    // As conversions in hardware do with another rounding mode.
-    refused(|text| {
-        let whole = "a + 0xfffu + ((a >> 13u) & 1u) - 0x38000000u";
-        assert!(text.contains(whole));
-        change(text, whole, "a - 0x38000000u")
-    });
-}
-
-#[test]
-fn a_division_that_is_not_rounded_is_refused() {
-    refused(|text| {
-        let whole = "quotient = (quotient << 1u) | select(0u, 1u, rest != 0u);";
-        assert!(text.contains(whole));
-        change(text, whole, "quotient = quotient << 1u;")
-    });
 }
 
 /// Changes of single kernels, which the self-test of these finds.
@@ -103,13 +82,7 @@ fn a_reassociated_product_is_refused() {
     };
     let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Integers, alter).unwrap();
     for weight_type in WeightType::ALL.into_iter().filter(|ty| ty.quantised()) {
-        let kernel = Kernel::Matrix {
-            weight_type,
-            rows: 4,
-            paired: false,
-            careful: false,
-        };
-        let refused = gpu.arithmetic_of(kernel).unwrap_err();
+        let refused = gpu.arithmetic_of(four_rows(weight_type)).unwrap_err();
         assert!(matches!(refused, GpuError::SelfTest { .. }), "{refused}");
     }
 }

@@ -39,16 +39,7 @@ pub(crate) fn results(kernel: Kernel) -> Vec<u32> {
                 Unary::GeluErf => kernels.gelu_erf(&mut x),
                 Unary::SquaredRelu => kernels.squared_relu(&mut x),
             },
-            Formula::Gate(gate) => {
-                let activation = match gate {
-                    Gate::Silu => Activation::Silu,
-                    Gate::Gelu => Activation::Gelu,
-                    Gate::GeluErf => Activation::GeluErf,
-                    Gate::SquaredRelu => Activation::SquaredRelu,
-                    Gate::Clamped => Activation::Clamped,
-                };
-                kernels.gate(activation, &mut x, &y);
-            }
+            Formula::Gate(activation) => kernels.gate(activation, &mut x, &y),
             Formula::AddRound => {
                 let dtypes = [BoundaryDtype::F32, BoundaryDtype::F16, BoundaryDtype::Bf16];
                 for (row, dtype) in dtypes.into_iter().enumerate() {

@@ -51,13 +51,7 @@ pub(crate) fn products_of_shape(
     let act = gpu.act(n, cols).unwrap();
     let out = gpu.buffer(u64::from(2 + n * (width + 1))).unwrap();
     let mut step = gpu.step();
-    let input = match ty.quantised() {
-        true => {
-            step.quantise(plain, &act, n, cols);
-            Input::Quantised(&act)
-        }
-        false => Input::Plain(plain),
-    };
+    let input = step.input(ty, plain, &act, (n, cols));
     step.matmul(&matrix, input, out.rows_at(2, width + 1), n);
     step.submit().unwrap();
     let got = gpu.read(&out, 2..out.words()).unwrap();
@@ -111,13 +105,7 @@ fn products_with_experts_take_their_rows_and_panels() {
         let mut step = gpu.step();
         let (n, width) = (rows as u32, outputs as u32);
         let plain = plain.rows(inputs as u32);
-        let input = match ty.quantised() {
-            true => {
-                step.quantise(plain, &act, n, inputs as u32);
-                Input::Quantised(&act)
-            }
-            false => Input::Plain(plain),
-        };
+        let input = step.input(ty, plain, &act, (n, inputs as u32));
         let count = pairs.len() as u32;
         step.matmul_pairs(&matrix, width, &list, input, n, out.rows(width), count);
         step.submit().unwrap();

@@ -8,7 +8,7 @@ use super::float_operations::flushing_card;
 use super::reference;
 use super::shapes::{products_of_shape, quantised};
 use super::spirv::TILES;
-use super::{assert_same, software};
+use super::{assert_same, four_rows, software};
 
 fn kernel(weight_type: WeightType, tile: Tile, units: bool) -> Kernel {
     Kernel::Tiles {
@@ -86,13 +86,7 @@ fn refused(ty: WeightType, most: impl Into<Way>, alter: fn(String) -> String) {
         "{refused:?}"
     );
     // The others compute the products.
-    let rows = Kernel::Matrix {
-        weight_type: ty,
-        rows: 4,
-        paired: false,
-        careful: false,
-    };
-    assert!(gpu.way_of(rows).is_ok());
+    assert!(gpu.way_of(four_rows(ty)).is_ok());
 }
 
 /// Changes the text of tiles; other texts stay.
@@ -169,12 +163,7 @@ fn a_native_chain_in_another_order_is_refused() {
     let gpu = Gpu::open_altered(Choice::Software, Arithmetic::Native, alter).unwrap();
     for kernel in [
         kernel(WeightType::Q8_0, TILES[1], false),
-        Kernel::Matrix {
-            weight_type: WeightType::Q8_0,
-            rows: 4,
-            paired: false,
-            careful: false,
-        },
+        four_rows(WeightType::Q8_0),
     ] {
         // Without unguarded chains it is right.
         assert_eq!(

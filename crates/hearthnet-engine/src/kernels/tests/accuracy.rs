@@ -5,7 +5,7 @@ use hearthnet_files::floats::{f16_to_f32, f32_to_f16};
 use hearthnet_files::spec::CacheDtype;
 
 use super::super::*;
-use super::values::{Kind, Values, matrix, packed_matrix, product};
+use super::values::{Kind, Values, matrix, packed_matrix, plain_attention, product};
 
 fn kernels() -> Kernels {
     Kernels::best()
@@ -159,16 +159,8 @@ fn attention_is_accurate_to_f32_rounding_of_a_f64_softmax() {
     let q = values.many(rows * heads * d, Kind::Ordinary);
     let mut out = vec![0.0; q.len()];
     let a = Attention {
-        head_dim: d,
-        cache: CacheDtype::F16,
         heads,
-        scale: 0.125,
-        softcap: None,
-        sinks: None,
-        position,
-        window: None,
-        both_sides: None,
-        pages: &pages,
+        ..plain_attention(d, 0.125, position, &pages)
     };
     kernels().attention(
         &a,

@@ -9,8 +9,8 @@ use super::super::pack::row_bytes;
 use super::super::*;
 use super::reference::{self, Fma};
 use super::values::{
-    Kind, Values, activations, all_kernels, assert_same, fields, matrix, packed_matrix, product,
-    same,
+    Kind, Values, activations, all_kernels, assert_same, fields, in_two, matrix, packed_matrix,
+    product, same,
 };
 
 fn kind() -> impl Strategy<Value = Kind> {
@@ -135,7 +135,7 @@ proptest! {
             kernels.matmul_swiglu(&packed, cut..packed.panels(), &act, right);
             assert_same(kernels.isa().name(), &out, &wanted);
             let mut apart = g.clone();
-            kernels.gate(hearthnet_files::spec::Activation::Silu, &mut apart, &u);
+            kernels.gate(Activation::Silu, &mut apart, &u);
             assert_same(kernels.isa().name(), &apart, &wanted);
         }
     }
@@ -208,29 +208,19 @@ proptest! {
         let rows: Vec<f32> = x[..n / w.len() * w.len()].to_vec();
         let normed: Vec<f32> = rows.chunks(w.len()).flat_map(|x| reference::rms_norm(x, w, 1e-6)).collect();
         for kernels in all_kernels() {
-            let name = kernels.isa().name();
-            let mut out = x.clone();
-            kernels.gate(hearthnet_files::spec::Activation::Gelu, &mut out, &y);
-            assert_same(name, &out, &gelu);
-            let mut out = gates.clone();
-            kernels.gate(hearthnet_files::spec::Activation::Clamped, &mut out, &ups);
-            assert_same(name, &out, &clamped);
-            let mut out = x.clone();
-            kernels.gelu_erf(&mut out);
-            assert_same(name, &out, &exact);
-            let mut out = x.clone();
-            kernels.gate(hearthnet_files::spec::Activation::GeluErf, &mut out, &y);
+            let check = |input: &[f32], run: &dyn Fn(&mut [f32]), wanted: &[f32]| {
+                let mut out = input.to_vec();
+                run(&mut out);
+                assert_same(kernels.isa().name(), &out, wanted);
+            };
+            check(&x, &|out| kernels.gate(Activation::Gelu, out, &y), &gelu);
+            check(&gates, &|out| kernels.gate(Activation::Clamped, out, &ups), &clamped);
+            check(&x, &|out| kernels.gelu_erf(out), &exact);
             let gated: Vec<f32> = exact.iter().zip(&y).map(|(g, u)| g * u).collect();
-            assert_same(name, &out, &gated);
-            let mut out = x.clone();
-            kernels.softcap(&mut out, 30.0);
-            assert_same(name, &out, &capped);
-            let mut out = x.clone();
-            kernels.add_scaled(&mut out, &y, 0.3);
-            assert_same(name, &out, &summed);
-            let mut out = rows.clone();
-            kernels.rms_norm_in_place(&mut out, w, 1e-6);
-            assert_same(name, &out, &normed);
+            check(&x, &|out| kernels.gate(Activation::GeluErf, out, &y), &gated);
+            check(&x, &|out| kernels.softcap(out, 30.0), &capped);
+            check(&x, &|out| kernels.add_scaled(out, &y, 0.3), &summed);
+            check(&rows, &|out| kernels.rms_norm_in_place(out, w, 1e-6), &normed);
         }
     }
 
@@ -563,7 +553,7 @@ proptest! {
         seed: u64,
     ) {
         let mut values = Values(seed);
-        let mut draw = |count: usize| -> Vec<f32> { (0..count).map(|_| values.unit()).collect() };
+        let mut draw = |count| values.units(count);
         let (queries, all_keys) = (draw(rows * keys), draw(rows * keys));
         let (inputs, decay, beta) = (draw(rows * width), draw(rows), draw(rows));
         let mut state = vec![vec![0.0; width]; keys];
@@ -579,11 +569,7 @@ proptest! {
         }
         for kernels in all_kernels() {
             let (mut state, mut out) = (vec![0.0; keys * width], inputs.clone());
-            let cut = cut.min(rows);
-            for part in [0..cut, cut..rows] {
-                if part.is_empty() {
-                    continue;
-                }
+            for part in in_two(rows, cut) {
                 let of_keys = part.start * keys..part.end * keys;
                 let rows = DeltaRows {
                     queries: &queries[of_keys.clone()],
@@ -606,7 +592,7 @@ proptest! {
         seed: u64,
     ) {
         let mut values = Values(seed);
-        let mut draw = |count: usize| -> Vec<f32> { (0..count).map(|_| values.unit()).collect() };
+        let mut draw = |count| values.units(count);
         // Weights of two more channels lie behind.
         let stride = channels + 2;
         let (weights, inputs) = (draw(positions * stride), draw(rows * channels));
@@ -642,7 +628,7 @@ proptest! {
 #[test]
 fn an_unfused_delta_rule_has_other_bits() {
     let mut values = Values(5);
-    let mut draw = |count: usize| -> Vec<f32> { (0..count).map(|_| values.unit()).collect() };
+    let mut draw = |count| values.units(count);
     let (query, key, value) = (draw(32), draw(32), draw(32));
     let [fused, separate] = [Fma::Fused, Fma::Separate].map(|how| {
         let mut state = vec![vec![0.0; 32]; 32];

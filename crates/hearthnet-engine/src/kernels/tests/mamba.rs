@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::super::*;
 use super::reference::{self, Fma};
-use super::values::{Values, all_kernels, assert_same, same};
+use super::values::{Values, all_kernels, assert_same, in_two, same};
 
 proptest! {
     #[test]
@@ -17,7 +17,7 @@ proptest! {
         seed: u64,
     ) {
         let mut values = Values(seed);
-        let mut draw = |count: usize| -> Vec<f32> { (0..count).map(|_| values.unit()).collect() };
+        let mut draw = |count| values.units(count);
         let (write, read) = (draw(rows * keys), draw(rows * keys));
         let (inputs, decay, steps) = (draw(rows * width), draw(rows), draw(rows));
         let skip = draw(1)[0];
@@ -32,11 +32,7 @@ proptest! {
         }
         for kernels in all_kernels() {
             let (mut state, mut out) = (vec![0.0; keys * width], inputs.clone());
-            let cut = cut.min(rows);
-            for part in [0..cut, cut..rows] {
-                if part.is_empty() {
-                    continue;
-                }
+            for part in in_two(rows, cut) {
                 let of_keys = part.start * keys..part.end * keys;
                 let rows = MambaRows {
                     write: &write[of_keys.clone()],
@@ -55,7 +51,7 @@ proptest! {
     #[test]
     fn squared_relus_have_the_bits_of_the_reference(count in 1usize..70, seed: u64) {
         let mut values = Values(seed);
-        let mut x: Vec<f32> = (0..count).map(|_| values.unit()).collect();
+        let mut x = values.units(count);
         x[0] = f32::NAN;
         let expected: Vec<f32> = x.iter().map(|x| reference::squared_relu(*x)).collect();
         let gated: Vec<f32> = expected.iter().zip(&x).map(|(r, u)| r * u).collect();
@@ -73,7 +69,7 @@ proptest! {
 #[test]
 fn an_unfused_scan_has_other_bits() {
     let mut values = Values(5);
-    let mut draw = |count: usize| -> Vec<f32> { (0..count).map(|_| values.unit()).collect() };
+    let mut draw = |count| values.units(count);
     let (write, read, value) = (draw(32), draw(32), draw(32));
     let [fused, separate] = [Fma::Fused, Fma::Separate].map(|how| {
         let mut state = vec![vec![0.0; 32]; 32];

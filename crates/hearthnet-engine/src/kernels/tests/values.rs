@@ -77,6 +77,11 @@ impl Values {
         (0..n).map(|_| self.one(kind)).collect()
     }
 
+    /// Numbers of [`Self::unit`].
+    pub(super) fn units(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.unit()).collect()
+    }
+
     /// Bits of a scale or a minimum.
     fn field(&mut self, kind: Kind) -> u16 {
         // Both zeros, the subnormals next to zero and to the normals, the largest magnitudes.
@@ -143,6 +148,35 @@ pub(crate) fn write_kv(page: &mut [u16], slot: usize, key: &[u16], value: &[u16]
         page[key_cell(d, slot, i)] = key[i];
         page[value_cell(d, slot, i)] = value[i];
     }
+}
+
+/// Attention of one head of `head_dim` values over a cache of binary16, without sinks, cap and
+/// window. `position` is that of the first row.
+pub(super) fn plain_attention<'a>(
+    head_dim: usize,
+    scale: f32,
+    position: usize,
+    pages: &'a [&'a [u16]],
+) -> Attention<'a> {
+    Attention {
+        head_dim,
+        cache: CacheDtype::F16,
+        heads: 1,
+        scale,
+        softcap: None,
+        sinks: None,
+        position,
+        window: None,
+        both_sides: None,
+        pages,
+    }
+}
+
+/// `rows` rows in two parts, without empty ones.
+pub(super) fn in_two(rows: usize, cut: usize) -> impl Iterator<Item = Range<usize>> {
+    let cut = cut.min(rows);
+    let parts = [0..cut, cut..rows].into_iter();
+    parts.filter(|part| !part.is_empty())
 }
 
 pub(super) fn all_kernels() -> impl Iterator<Item = Kernels> {

@@ -7,7 +7,9 @@ use hearthnet_files::spec::{CacheDtype, RopeKind, YarnSpec};
 use sha2::{Digest, Sha256};
 
 use super::super::*;
-use super::values::{activations, all_kernels, fields, matrix, packed_matrix, product};
+use super::values::{
+    activations, all_kernels, fields, matrix, packed_matrix, plain_attention, product,
+};
 
 const SPEC: &str = include_str!(concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -144,17 +146,11 @@ fn the_window_on_both_sides_of_the_specification_holds() {
     }
     for kernels in all_kernels() {
         for window in [None, Some(2)] {
+            let pages = [&page[..]];
             let attention = Attention {
-                head_dim: 8,
-                cache: CacheDtype::F16,
-                heads: 1,
-                scale: f32::from_bits(0x3eb5_04f3),
-                softcap: None,
-                sinks: None,
-                position: 0,
                 window,
                 both_sides: Some(3),
-                pages: &[&page],
+                ..plain_attention(8, f32::from_bits(0x3eb5_04f3), 0, &pages)
             };
             let (mut out, mut scratch) = (vec![0.0; 8], AttentionScratch::default());
             let tile = TileMut::new(&mut out, 1, 8, 8);
@@ -210,12 +206,14 @@ fn the_short_convolution_of_the_specification_holds() {
     }
 }
 
+/// Three rows of two values each: of the index of a value, and of a row.
+fn rows(value: fn(f32, f32) -> f32) -> Vec<f32> {
+    let rows = (0..3).flat_map(|p| (0..2).map(move |i| (i as f32, p as f32)));
+    rows.map(|(i, p)| value(i, p)).collect()
+}
+
 #[test]
 fn the_recurrence_of_the_specification_holds() {
-    let rows = |value: fn(f32, f32) -> f32| -> Vec<f32> {
-        let rows = (0..3).flat_map(|p| (0..2).map(move |i| (i as f32, p as f32)));
-        rows.map(|(i, p)| value(i, p)).collect()
-    };
     let (keys, queries) = (
         rows(|i, p| (i + p + 1.0) / 5.0),
         rows(|i, p| (2.0 - i + p) / 7.0),
@@ -238,10 +236,6 @@ fn the_recurrence_of_the_specification_holds() {
 
 #[test]
 fn the_scan_of_mamba_2_of_the_specification_holds() {
-    let rows = |value: fn(f32, f32) -> f32| -> Vec<f32> {
-        let rows = (0..3).flat_map(|p| (0..2).map(move |i| (i as f32, p as f32)));
-        rows.map(|(i, p)| value(i, p)).collect()
-    };
     let (write, read) = (
         rows(|i, p| (i + p + 1.0) / 5.0),
         rows(|i, p| (2.0 - i + p) / 7.0),
@@ -375,19 +369,8 @@ fn the_absorbed_latent_attention_of_the_specification_holds() {
     let (still, rotated) = (range(&|i| (i - 2.0) / 4.0), range(&|i| (3.0 - i) / 8.0));
     for kernels in all_kernels() {
         let multiply = |bytes: &[u8], rows: usize, x: &[f32]| -> Vec<f32> {
-            let mut arena = Arena::growing_by(1 << 12);
-            let matrix = Matrix {
-                weight_type: WeightType::F32,
-                rows,
-                cols: keys,
-                bytes,
-            };
-            let packed = Packed::pack_stacked(&mut arena, &[matrix]).unwrap();
-            let (mut act, mut y) = (Act::default(), vec![0.0; rows]);
-            kernels.prepare(x, keys, ActForm::of([&packed]), &mut act);
-            let out = TileMut::new(&mut y, 1, rows, rows);
-            kernels.matmul(&packed, 0..packed.panels(), &act, Output::Store, out);
-            y
+            let packed = packed_matrix(&matrix(WeightType::F32, rows, keys, bytes));
+            product(kernels, &packed, x)
         };
         let query = [multiply(&key_up, keys, &still), rotated.clone()].concat();
         let mut page = vec![0u16; page_len(width, CacheDtype::F16)];
@@ -405,18 +388,8 @@ fn the_absorbed_latent_attention_of_the_specification_holds() {
                 .fold(0.0, |acc, (k, q)| k.mul_add(*q, acc));
             scores.push(sum * 0.25);
         }
-        let attention = Attention {
-            head_dim: width,
-            cache: CacheDtype::F16,
-            heads: 1,
-            scale: 0.25,
-            softcap: None,
-            sinks: None,
-            position: 1,
-            window: None,
-            both_sides: None,
-            pages: &[&page],
-        };
+        let pages = [&page[..]];
+        let attention = plain_attention(width, 0.25, 1, &pages);
         let (mut out, mut scratch) = (vec![0.0; width], AttentionScratch::default());
         let tile = TileMut::new(&mut out, 1, width, width);
         kernels.attention(&attention, &query, width, &mut scratch, tile);
@@ -458,17 +431,10 @@ fn the_cache_of_8_bits_of_the_specification_holds() {
                 last(value_cell)
             ));
         }
+        let pages = [&page[..]];
         let attention = Attention {
-            head_dim: 32,
             cache,
-            heads: 1,
-            scale: 0.25,
-            softcap: None,
-            sinks: None,
-            position: 2,
-            window: None,
-            both_sides: None,
-            pages: &[&page],
+            ..plain_attention(32, 0.25, 2, &pages)
         };
         let (mut out, mut scratch) = (vec![0.0; 32], AttentionScratch::default());
         let tile = TileMut::new(&mut out, 1, 32, 32);

@@ -5,7 +5,7 @@ use hearthnet_engine::kernels::Kernels;
 use hearthnet_engine::layer::ExpertBias;
 use hearthnet_engine::{EngineError, Route, choose_experts};
 use hearthnet_files::BoundaryDtype;
-use hearthnet_files::spec::{Activation, ExpertSpec};
+use hearthnet_files::spec::ExpertSpec;
 
 use super::Pass;
 use crate::engine::experts::{CardExperts, PairBuffers};
@@ -103,50 +103,45 @@ impl<'a> Pass<'a> {
         let first = list(&|pair| pair / used, up_panels)?;
         let second = list(&|pair| pair, down_panels)?;
         let (h, up) = (buffers.h.rows(of.ffn), buffers.up.rows(of.ffn));
-        let input_of =
-            |matrix: &Matrix, act: &'a Buffer, plain| match matrix.weight_type().quantised() {
-                true => Input::Quantised(act),
-                false => Input::Plain(plain),
-            };
-        let act = &self.buffers.act;
-        let work = |matrix: &Matrix, panels: u32| {
-            matrix.bytes() / u64::from(matrix.panels().max(1)) * u64::from(panels * count)
-        };
-        let activation = self.spec.activation;
+        let from = (input, &self.buffers.act, self.rows);
         match &of.gate {
             Some(gate) => {
-                self.make_room(work(gate, up_panels))?;
-                let from = input_of(gate, act, input);
-                self.step
-                    .matmul_pairs(gate, of.ffn, &first, from, self.rows, h, count);
-                self.make_room(work(&of.up, up_panels))?;
-                let from = input_of(&of.up, act, input);
-                self.step
-                    .matmul_pairs(&of.up, of.ffn, &first, from, self.rows, up, count);
+                self.multiply_pairs((gate, up_panels), &first, from, (h, of.ffn), count)?;
+                self.multiply_pairs((&of.up, up_panels), &first, from, (up, of.ffn), count)?;
                 self.add_biases(of, routes, h, of.ffn, |bias| &bias.gate)?;
                 self.add_biases(of, routes, up, of.ffn, |bias| &bias.up)?;
-                self.step.gate(activation, h, up, h, count, of.ffn);
+                self.step
+                    .gate(self.spec.activation, h, up, h, count, of.ffn);
             }
             None => {
-                self.make_room(work(&of.up, up_panels))?;
-                let from = input_of(&of.up, act, input);
-                self.step
-                    .matmul_pairs(&of.up, of.ffn, &first, from, self.rows, h, count);
-                let unary = match activation {
-                    Activation::GeluErf => Unary::GeluErf,
-                    _ => Unary::SquaredRelu,
-                };
-                self.step.activate(unary, h, count, of.ffn);
+                self.multiply_pairs((&of.up, up_panels), &first, from, (h, of.ffn), count)?;
+                self.activate(h, count, of.ffn);
             }
         }
         if of.down.weight_type().quantised() {
             self.step.quantise(h, &buffers.act, count, of.ffn);
         }
-        self.make_room(work(&of.down, down_panels))?;
-        let (from, out) = (input_of(&of.down, &buffers.act, h), buffers.out.rows(width));
-        self.step
-            .matmul_pairs(&of.down, width, &second, from, count, out, count);
+        let (from, out) = ((h, &buffers.act, count), buffers.out.rows(width));
+        self.multiply_pairs((&of.down, down_panels), &second, from, (out, width), count)?;
         self.add_biases(of, routes, out, width, |bias| &bias.down)
+    }
+
+    /// Products of the input of each pair in `list`, one of `rows` rows of `x`, with an expert, which
+    /// has so many panels and outputs.
+    fn multiply_pairs(
+        &mut self,
+        (matrix, panels): (&Matrix, u32),
+        list: &Buffer,
+        (x, act, rows): (View<'a>, &'a Buffer, u32),
+        (out, outputs): (View<'a>, u32),
+        count: u32,
+    ) -> Result<(), EngineError> {
+        let panel = matrix.bytes() / u64::from(matrix.panels().max(1));
+        self.make_room(panel * u64::from(panels * count))?;
+        let input = Input::of(matrix.weight_type(), x, act);
+        self.step
+            .matmul_pairs(matrix, outputs, list, input, rows, out, count);
+        Ok(())
     }
 
     /// Adds to the row of each pair the bias of its expert.
@@ -180,15 +175,7 @@ fn routes(of: &CardExperts, spec: &ExpertSpec, scores: Vec<u32>) -> Vec<Route> {
     let mut routes = vec![Route::default(); scores.len() / count.max(1) * used];
     let rows = scores.chunks_exact_mut(count.max(1));
     for (scores, routes) in rows.zip(routes.chunks_exact_mut(used.max(1))) {
-        if let Some(bias) = &of.router_bias {
-            kernels.add_round(scores, bias, BoundaryDtype::F32);
-        }
-        choose_experts(kernels, scores, spec, of.correction.as_deref(), routes);
-        if let Some(scale) = &of.scale {
-            for route in routes {
-                route.weight *= scale[route.expert as usize];
-            }
-        }
+        choose_experts(kernels, scores, spec, &of.vectors, routes);
     }
     routes
 }

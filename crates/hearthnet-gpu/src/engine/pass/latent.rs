@@ -7,7 +7,7 @@ use hearthnet_engine::EngineError;
 use super::Pass;
 use crate::engine::latent::{CardLatent, LatentBuffers, Up, Widths};
 use crate::engine::weights::Attention;
-use crate::{Buffer, Input, Matrix, View};
+use crate::{Buffer, Matrix, View};
 
 impl<'a> Pass<'a> {
     /// Queries, keys and values of the rows, of which `input` is the normalised stream.
@@ -144,13 +144,9 @@ impl<'a> Pass<'a> {
         let pairs = (0..count).flat_map(|pair| [pair, pair % heads * panels]);
         let pairs = self.gpu.upload(&pairs.collect::<Vec<_>>());
         let pairs = pairs?;
-        let input = match matrix.weight_type().quantised() {
-            true => {
-                self.step.quantise(from, &b.act, count, cols);
-                Input::Quantised(&b.act)
-            }
-            false => Input::Plain(from),
-        };
+        let input = self
+            .step
+            .input(matrix.weight_type(), from, &b.act, (count, cols));
         self.make_room(matrix.bytes() * u64::from(self.rows))?;
         self.step
             .matmul_pairs(matrix, outputs, &pairs, input, count, out, count);

@@ -11,7 +11,7 @@ use hearthnet_engine::EngineError;
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::spec::{Activation, ModelSpec};
 
-use super::pages::CardPages;
+use super::memory::CardMemory;
 use super::parts::{BranchEnd, CardFfn};
 use super::rows::RowInfo;
 use super::scratch::{Angles, Buffers};
@@ -22,7 +22,7 @@ use crate::{AttentionShape, Buffer, Gpu, Input, Matrix, Step, Unary, View};
 pub(super) struct Pass<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) spec: &'a ModelSpec,
-    pub(super) pages: &'a CardPages,
+    pub(super) memory: &'a CardMemory,
     pub(super) buffers: &'a Buffers,
     pub(super) angles: &'a Angles,
     pub(super) info: &'a RowInfo,
@@ -55,7 +55,7 @@ impl<'a> Pass<'a> {
         };
         let first = match (&of.attention, &of.recurrence) {
             (Some(attention), _) => {
-                self.attention(attention, layer)?;
+                self.attention(attention)?;
                 Some(&attention.end)
             }
             (None, Some(recurrence)) => {
@@ -141,10 +141,7 @@ impl<'a> Pass<'a> {
     ) -> Result<(), EngineError> {
         let work = matrix.bytes() * u64::from(self.rows.div_ceil(SHARED_ROWS));
         self.make_room(work)?;
-        let input = match matrix.weight_type().quantised() {
-            true => Input::Quantised(&self.buffers.act),
-            false => Input::Plain(x),
-        };
+        let input = Input::of(matrix.weight_type(), x, &self.buffers.act);
         self.step.matmul(matrix, input, out, self.rows);
         Ok(())
     }
@@ -165,7 +162,7 @@ impl<'a> Pass<'a> {
         Ok(step.submit()?)
     }
 
-    fn attention(&mut self, of: &Attention, layer: usize) -> Result<(), EngineError> {
+    fn attention(&mut self, of: &Attention) -> Result<(), EngineError> {
         let (spec, rows, b) = (self.spec, self.rows, self.buffers);
         let (q, kv, d) = (of.q, of.kv, of.head_dim);
         let input = self.norm(of.norm.as_ref());
@@ -178,7 +175,7 @@ impl<'a> Pass<'a> {
             let factors = factors.rows(1);
             self.step.scale_rows(queries, factors, rows, q);
         }
-        let Some(pages) = self.pages.buffer(layer) else {
+        let Some((pages, _)) = self.memory.pages().layer(of.keys_of) else {
             return Err(EngineError::Device("a layer without keys".to_owned()));
         };
         let tables = &self.info.tables;
@@ -290,12 +287,12 @@ impl<'a> Pass<'a> {
         let (rows, width) = (self.rows, down.cols());
         let [h, up_out] = [&self.buffers.h, &self.buffers.up].map(|b| b.rows(width));
         self.prepare(input, ffn.matrices());
-        let activation = self.spec.activation;
         match ffn {
             CardFfn::Gated { gate, up } => {
                 self.multiply(gate, input, h)?;
                 self.multiply(up, input, up_out)?;
-                self.step.gate(activation, h, up_out, h, rows, width);
+                self.step
+                    .gate(self.spec.activation, h, up_out, h, rows, width);
             }
             CardFfn::Ungated { up, bias } => {
                 self.multiply(up, input, h)?;
@@ -303,16 +300,21 @@ impl<'a> Pass<'a> {
                     self.step
                         .add_round(h, bias.rows(0), rows, width, BoundaryDtype::F32);
                 }
-                let unary = match activation {
-                    Activation::GeluErf => Unary::GeluErf,
-                    // All other activations need a gate.
-                    _ => Unary::SquaredRelu,
-                };
-                self.step.activate(unary, h, rows, width);
+                self.activate(h, rows, width);
             }
         }
         self.prepare(h, [down]);
         self.multiply(down, h, out)
+    }
+
+    /// Activates the outputs of a feed-forward layer without a gate.
+    fn activate(&mut self, x: View<'a>, rows: u32, cols: u32) {
+        let unary = match self.spec.activation {
+            Activation::GeluErf => Unary::GeluErf,
+            // All other activations need a gate.
+            _ => Unary::SquaredRelu,
+        };
+        self.step.activate(unary, x, rows, cols);
     }
 
     fn per_layer(

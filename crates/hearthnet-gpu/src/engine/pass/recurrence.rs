@@ -23,11 +23,17 @@ impl<'a> Pass<'a> {
             self.multiply(matrix, input, columns(column))?;
             column += matrix.rows();
         }
-        let (Some(own), Some([inputs, states])) = (&b.recurrence, self.pages.states(layer)) else {
+        let states = self.memory.states().layer(layer);
+        let (Some(own), Some((buffer, words))) = (&b.recurrence, states) else {
             return Err(EngineError::Device(
                 "a recurrence without states".to_owned(),
             ));
         };
+        let [inputs, states] = [0, of.convolution.state()].map(|at| StateView {
+            buffer,
+            words: words as u32,
+            at,
+        });
         let channels = of.convolution.channels;
         let convolved = own.convolved.rows(channels);
         let outputs = match &of.kind {

@@ -1,12 +1,14 @@
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 
+use hearthnet_files::spec::CacheDtype;
+
 use super::*;
-use crate::kernels::{key_cell, value_cell, write_kv};
-use crate::sequence::{SeqId, Span};
+use crate::kernels::{PAGE, key_cell, value_cell, write_kv};
+use crate::sequence::SeqId;
 use crate::sequences::{Limits, Table};
 
-type Cache = Table<Pages>;
+type Cache = Table<HostMemory>;
 
 /// Two layers with different heads.
 const PLACES: [KvPlace; 2] = [
@@ -53,7 +55,9 @@ fn cache(pages: u64, context: u32) -> Cache {
         context,
         sequences: 12,
     };
-    Table::new(Pages::new(geometry(), limits.bytes), limits)
+    let pages = HostPages::new(geometry(), limits.bytes);
+    let memory = Memory::new(geometry().footprint(), pages, HostStates::new(0));
+    Table::new(memory, limits)
 }
 
 /// A finite binary16 that depends on the token and the cell.
@@ -76,8 +80,8 @@ fn append(cache: &mut Cache, batch: &[(SeqId, &[u16])]) -> Result<(), EngineErro
 }
 
 fn write(cache: &mut Cache, batch: &[(SeqId, &[u16])], spans: &[Span]) {
-    let (pages, tables) = cache.batch(spans);
-    let tables = pages.views(&tables);
+    let (memory, sequences) = cache.batch(spans);
+    let tables = memory.views(&sequences, spans).pages;
     for ((span, (_, tokens)), table) in spans.iter().zip(batch).zip(tables) {
         for (position, token) in (span.position as usize..).zip(*tokens) {
             for (slab, dim, range) in slabs() {
@@ -113,13 +117,14 @@ fn expected(tokens: &[u16]) -> Vec<u16> {
 /// Cells that a sequence holds, in the order of [`expected`].
 fn content(cache: &mut Cache, seq: SeqId) -> Vec<u16> {
     let len = cache.len(seq).unwrap() as usize;
-    let (pages, tables) = cache.batch(&[Span::new(seq, 0, 0)]);
+    let (memory, sequences) = cache.batch(&[Span::new(seq, 0, 0)]);
+    let table = &sequences[0].table;
     let cells: [fn(usize, usize, usize) -> usize; 2] = [key_cell, value_cell];
     let mut out = Vec::new();
     for (_, dim, range) in slabs() {
         for cell_of in cells {
             for position in 0..len {
-                let page = &pages.memory[tables[0][position / PAGE]];
+                let page = &memory.pages().pages[table[position / PAGE]];
                 let page = &page[range.clone()];
                 out.extend((0..dim).map(|i| page[cell_of(dim, position % PAGE, i)]));
             }
@@ -350,9 +355,10 @@ fn op() -> impl Strategy<Value = Op> {
 /// Checks that no page leaks, and that pages in use do not exceed those of unshared sequences.
 fn check_pages(cache: &mut Cache, model: &[(SeqId, Vec<u16>)]) -> TestCaseResult {
     let spans: Vec<Span> = model.iter().map(|(seq, _)| Span::new(*seq, 0, 0)).collect();
-    let (pages, tables) = cache.batch(&spans);
-    let owned: std::collections::BTreeSet<usize> = tables.into_iter().flatten().copied().collect();
-    let in_use = pages.pages_in_use() as usize;
+    let (memory, sequences) = cache.batch(&spans);
+    let tables = sequences.into_iter().flat_map(|sequence| &sequence.table);
+    let owned: std::collections::BTreeSet<usize> = tables.copied().collect();
+    let in_use = memory.pages_in_use() as usize;
     prop_assert_eq!(in_use, owned.len(), "no page is lost or counted twice");
     let most = model.iter().map(|(_, tokens)| tokens.len().div_ceil(PAGE));
     prop_assert!(owned.len() <= most.sum::<usize>());

@@ -6,11 +6,13 @@ use std::ops::Range;
 
 use hearthnet_files::spec::CacheDtype;
 
-use super::{Geometry, KvPlace, Pages};
+use super::pages::{Geometry, HostPages, KvPlace};
+use super::{HostMemory, Memory, PagedSequence};
 use crate::error::EngineError;
 use crate::kernels::{PAGE, key_cell, value_cell};
 use crate::sequence::{SeqId, Span};
 use crate::sequences::{Limits, Storage as _, Table};
+use crate::state::HostStates;
 
 /// A layer with one head.
 const PLACE: KvPlace = KvPlace {
@@ -52,7 +54,9 @@ pub fn pages(input: &[u8]) {
         context: CONTEXT,
         sequences: SEQUENCES,
     };
-    let mut cache = Table::new(Pages::new(geometry, limits.bytes), limits);
+    let pages = HostPages::new(geometry, limits.bytes);
+    let memory = Memory::new(geometry.footprint(), pages, HostStates::new(0));
+    let mut cache = Table::new(memory, limits);
     let mut model = Model::new();
     let operations = input.chunks_exact(3).take(512);
     for (salt, operation) in (1u16..).zip(operations) {
@@ -108,7 +112,13 @@ pub fn pages(input: &[u8]) {
 }
 
 /// Appends rows to some sequences in one batch, as the engine does: begin, write, finish.
-fn append(cache: &mut Table<Pages>, model: &mut Model, indices: &[usize], rows: u8, salt: u16) {
+fn append(
+    cache: &mut Table<HostMemory>,
+    model: &mut Model,
+    indices: &[usize],
+    rows: u8,
+    salt: u16,
+) {
     let span = |&index: &usize| {
         let (seq, tokens) = &model[index];
         Span::new(*seq, tokens.len() as u32, rows.into())
@@ -118,13 +128,13 @@ fn append(cache: &mut Table<Pages>, model: &mut Model, indices: &[usize], rows: 
     let begun = cache.begin(&LAYERS, &spans);
     let is_begun = begun.is_ok();
     if is_begun {
-        let (pages, tables) = cache.batch(&spans);
-        for (span, table) in spans.iter().zip(tables) {
+        let (memory, sequences) = cache.batch(&spans);
+        for (span, sequence) in spans.iter().zip(sequences) {
             for position in (span.position as usize..).take(rows.into()) {
-                let (page, slot) = (table[position / PAGE], position % PAGE);
-                let memory = &mut pages.memory[page];
-                memory[key_cell(PLACE.head_dim, slot, 7)] = token(salt, span, position);
-                memory[value_cell(PLACE.head_dim, slot, 0)] = token(salt, span, position);
+                let (page, slot) = (sequence.table[position / PAGE], position % PAGE);
+                let cells = &mut memory.pages.memory.pages[page];
+                cells[key_cell(PLACE.head_dim, slot, 7)] = token(salt, span, position);
+                cells[value_cell(PLACE.head_dim, slot, 0)] = token(salt, span, position);
             }
         }
     }
@@ -154,20 +164,21 @@ fn token(salt: u16, span: &Span, position: usize) -> u16 {
     (salt.wrapping_mul(151) ^ sequence.wrapping_mul(7919)).wrapping_add(position as u16)
 }
 
-fn check(cache: &mut Table<Pages>, model: &Model, budget: u64) {
+fn check(cache: &mut Table<HostMemory>, model: &Model, budget: u64) {
     assert_eq!(cache.sequences(), model.len());
     assert!(cache.bytes_in_use() <= budget);
     let spans: Vec<Span> = model.iter().map(|(seq, _)| Span::new(*seq, 0, 0)).collect();
-    let (pages, tables) = cache.batch(&spans);
+    let (memory, sequences) = cache.batch(&spans);
     let mut owned = BTreeSet::new();
-    for (table, (_, tokens)) in tables.into_iter().zip(model) {
+    for (PagedSequence { table, .. }, (_, tokens)) in sequences.into_iter().zip(model) {
         assert_eq!(table.len(), tokens.len().div_ceil(PAGE));
         for (position, token) in tokens.iter().enumerate() {
-            let (memory, slot) = (&pages.memory[table[position / PAGE]], position % PAGE);
-            assert_eq!(memory[key_cell(PLACE.head_dim, slot, 7)], *token);
-            assert_eq!(memory[value_cell(PLACE.head_dim, slot, 0)], *token);
+            let cells = &memory.pages().pages[table[position / PAGE]];
+            let slot = position % PAGE;
+            assert_eq!(cells[key_cell(PLACE.head_dim, slot, 7)], *token);
+            assert_eq!(cells[value_cell(PLACE.head_dim, slot, 0)], *token);
         }
         owned.extend(table.iter().copied());
     }
-    assert_eq!(pages.pages_in_use(), owned.len() as u64, "a page leaked");
+    assert_eq!(memory.pages_in_use(), owned.len() as u64, "a page leaked");
 }
