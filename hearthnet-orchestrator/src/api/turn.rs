@@ -6,7 +6,7 @@ use hearthnet_tokens::tools::{MAX_TOOL_BYTES, MAX_TOOL_NAME, MAX_TOOLS, Tool, To
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::grammar::{Refused, nothing_left, take, unsupported, wrong};
+use super::fields::{Fields, Refused, unsupported, wrong};
 use crate::chat::TurnOptions;
 
 /// Maximum number of template variables of a request, and the longest name and text of one.
@@ -71,17 +71,16 @@ impl TurnFields {
         }
     }
 
-    /// Takes the fields out of an object.
-    pub(super) fn take(fields: &mut Map<String, Value>) -> Self {
-        let mut take = |name| take(fields, name);
+    /// Takes the fields out of a request.
+    pub(super) fn take(fields: &mut Fields) -> Self {
         Self {
-            tools: take("tools"),
-            tool_choice: take("tool_choice"),
-            parallel_tool_calls: take("parallel_tool_calls"),
-            reasoning_effort: take("reasoning_effort"),
-            reasoning: take("reasoning"),
-            thinking_budget: take("thinking_budget"),
-            chat_template_kwargs: take("chat_template_kwargs"),
+            tools: fields.take("tools"),
+            tool_choice: fields.take("tool_choice"),
+            parallel_tool_calls: fields.take("parallel_tool_calls"),
+            reasoning_effort: fields.take("reasoning_effort"),
+            reasoning: fields.take("reasoning"),
+            thinking_budget: fields.take("thinking_budget"),
+            chat_template_kwargs: fields.take("chat_template_kwargs"),
         }
     }
 
@@ -150,52 +149,30 @@ fn tools(value: Value) -> Result<Vec<Tool>, Refused> {
 /// The tool at the path `at`.
 pub(super) fn tool(at: &str, value: Value) -> Result<Tool, Refused> {
     let must = "{\"type\": \"function\", \"function\": {\"name\": ...}}";
-    let Value::Object(mut given) = value else {
-        return Err(wrong(at, must));
-    };
-    match take(&mut given, "type").as_ref().and_then(Value::as_str) {
+    let mut given = Fields::object_with(at, value, must)?;
+    match given.take("type").as_ref().and_then(Value::as_str) {
         Some("function") => {}
         None => return Err(wrong(at, must)),
         Some(_) => {
-            let at = format!("{at}.type");
+            let at = given.path("type");
             let problem = format!("`{at}` must be function: other tools are not supported");
             return Err(unsupported(&at, problem));
         }
     }
-    let at = format!("{at}.function");
-    let Some(Value::Object(mut function)) = take(&mut given, "function") else {
-        return Err(wrong(&at, "an object with `name`"));
-    };
-    let name = match take(&mut function, "name") {
-        Some(Value::String(name)) if Tool::is_name(&name) => name,
-        _ => {
-            let must = format!("1 to {MAX_TOOL_NAME} letters, digits, `_` and `-`");
-            return Err(wrong(&format!("{at}.name"), &must));
-        }
-    };
-    let description = match take(&mut function, "description") {
-        None => None,
-        Some(Value::String(text)) => Some(text),
-        Some(_) => return Err(wrong(&format!("{at}.description"), "a text")),
-    };
+    let at = given.path("function");
+    let function = given.take("function").unwrap_or_default();
+    let mut function = Fields::object_with(&at, function, "an object with `name`")?;
+    let must = format!("1 to {MAX_TOOL_NAME} letters, digits, `_` and `-`");
+    let name = function.need("name", &must, |name: &String| Tool::is_name(name))?;
+    let description = function.text("description")?;
+    let must = "a JSON schema whose `type` is object";
     let is_object = |schema: &Map<String, Value>| match schema.get("type") {
         None | Some(Value::Null) => true,
         Some(kind) => kind == "object",
     };
-    let parameters = match take(&mut function, "parameters") {
-        None => None,
-        Some(Value::Object(schema)) if is_object(&schema) => Some(schema),
-        Some(_) => {
-            let must = "a JSON schema whose `type` is object";
-            return Err(wrong(&format!("{at}.parameters"), must));
-        }
-    };
-    let strict = match take(&mut function, "strict") {
-        None => false,
-        Some(Value::Bool(strict)) => strict,
-        Some(_) => return Err(wrong(&format!("{at}.strict"), "true or false")),
-    };
-    nothing_left(&function, &at)?;
+    let parameters = function.read("parameters", must, is_object)?;
+    let strict = function.bool("strict")?.unwrap_or(false);
+    function.nothing_left(&[])?;
     Ok(Tool {
         name,
         description,
@@ -250,25 +227,24 @@ fn allowed_tools(
     list: &mut Vec<Tool>,
 ) -> Result<ToolChoice, Refused> {
     let at = "tool_choice.allowed_tools";
-    let Some(Value::Object(mut allowed)) = take(&mut given, "allowed_tools") else {
-        return Err(wrong(at, "an object with `mode` and `tools`"));
-    };
-    let mode = take(&mut allowed, "mode");
+    let allowed = given.remove("allowed_tools").unwrap_or_default();
+    let mut allowed = Fields::object_with(at, allowed, "an object with `mode` and `tools`")?;
+    let mode = allowed.take("mode");
     let choice = match mode.as_ref().and_then(Value::as_str) {
         Some("auto") => ToolChoice::Auto,
         Some("required") => ToolChoice::Required,
-        _ => return Err(wrong(&format!("{at}.mode"), "auto or required")),
+        _ => return Err(wrong(&allowed.path("mode"), "auto or required")),
     };
-    let tools = take(&mut allowed, "tools").unwrap_or_default();
+    let tools = allowed.take("tools").unwrap_or_default();
     let tools = tools.as_array().into_iter().flatten();
     let names = tools.map(|tool| tool.as_object().and_then(named));
     let names: Option<Vec<&str>> = names.collect();
     let known = |name: &&str| list.iter().any(|tool| tool.name == *name);
     let names = names.filter(|names| !names.is_empty() && names.iter().all(known));
     let must = "a list of functions of `tools` that is not empty";
-    let names = names.ok_or_else(|| wrong(&format!("{at}.tools"), must))?;
+    let names = names.ok_or_else(|| wrong(&allowed.path("tools"), must))?;
     list.retain(|tool| names.contains(&tool.name.as_str()));
-    nothing_left(&allowed, at)?;
+    allowed.nothing_left(&[])?;
     Ok(choice)
 }
 
@@ -302,25 +278,18 @@ fn budget(at: &str, value: &Value) -> Result<Option<u32>, Refused> {
 
 /// OpenRouter's field.
 fn reasoning(value: Value, options: &mut TurnOptions) -> Result<(), Refused> {
-    let at = "reasoning";
-    let Value::Object(mut given) = value else {
-        return Err(wrong(
-            at,
-            "an object with `effort`, `max_tokens` or `enabled`",
-        ));
-    };
-    match take(&mut given, "enabled") {
-        None => {}
-        Some(Value::Bool(on)) => switch(options, on),
-        Some(_) => return Err(wrong("reasoning.enabled", "true or false")),
+    let must = "an object with `effort`, `max_tokens` or `enabled`";
+    let mut given = Fields::object_with("reasoning", value, must)?;
+    if let Some(on) = given.bool("enabled")? {
+        switch(options, on);
     }
-    if let Some(given) = take(&mut given, "effort") {
-        effort("reasoning.effort", &given, options)?;
+    if let Some(value) = given.take("effort") {
+        effort(&given.path("effort"), &value, options)?;
     }
-    if let Some(given) = take(&mut given, "max_tokens") {
-        options.thinking_tokens = budget("reasoning.max_tokens", &given)?;
+    if let Some(value) = given.take("max_tokens") {
+        options.thinking_tokens = budget(&given.path("max_tokens"), &value)?;
     }
-    nothing_left(&given, at)
+    given.nothing_left(&[])
 }
 
 /// Variables of the chat template. Its control tokens are made of other characters than the texts

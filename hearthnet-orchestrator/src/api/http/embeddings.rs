@@ -14,9 +14,9 @@ use hearthnet_files::{Pooling, WeightsId};
 use hearthnet_http::ApiError;
 use serde_json::{Value, json};
 
-use super::fields::{Fields, field, unsupported};
 use super::reply::fingerprint;
 use super::request::{GivenPrompt, MAX_USER};
+use crate::api::fields::{Fields, Refused, invalid, unsupported};
 use crate::chat::{Done, EmbedRequest, Embedding, Frame, Prompt, TextModel, tokens_of};
 use crate::error::ChatError;
 use crate::exact::{Arithmetics, Exact};
@@ -72,16 +72,16 @@ pub(super) fn request(body: &[u8]) -> Result<EmbeddingsRequest, ApiError> {
         .read(name, &must, |given: &GivenPrompt| {
             (1..=MAX_INPUTS).contains(&given.count())
         })?
-        .ok_or_else(|| field(name, "`input` is missing: the text to embed"))?;
+        .ok_or_else(|| invalid(name, "`input` is missing: the text to embed"))?;
     let is_list = given.is_list();
     let formats = "one of float, base64";
     let format = fields.read("encoding_format", formats, |name: &String| {
         ["float", "base64"].contains(&name.as_str())
     })?;
     let dimensions = fields.integer("dimensions", 1, u64::MAX)?;
-    let user = fields.read("user", "a text", |_: &String| true)?;
+    let user = fields.text("user")?;
     let exact = fields.exact()?;
-    fields.nothing_left(&[], "", "is not a field that this server reads here")?;
+    fields.all_read(&[])?;
     let request = EmbeddingsRequest {
         model,
         inputs: given.into_prompts(),
@@ -112,8 +112,8 @@ impl EmbeddingsRequest {
     /// Refuses inputs without text: their vector would be that of a start token, or of nothing.
     ///
     /// # Errors
-    /// 400.
-    pub(super) fn no_empty_input(&self) -> Result<(), ApiError> {
+    /// Names the first of them.
+    pub(super) fn no_empty_input(&self) -> Result<(), Refused> {
         let is_empty = |input: &Prompt| match input {
             Prompt::Text(text) => text.is_empty(),
             Prompt::Tokens(ids) => ids.is_empty(),
@@ -123,7 +123,7 @@ impl EmbeddingsRequest {
             None => Ok(()),
             Some(index) => {
                 let at = self.name_of(index);
-                Err(field(&at, format!("`{at}` must not be empty")))
+                Err(invalid(&at, format!("`{at}` must not be empty")))
             }
         }
     }
@@ -138,7 +138,7 @@ impl EmbeddingsRequest {
                 "`dimensions` other than {width} is not supported: the vectors of this model have \
                  {width} values, and their beginnings mean nothing by themselves"
             );
-            return Err(unsupported("dimensions", problem));
+            return Err(unsupported("dimensions", problem).into());
         }
         let bytes = self.inputs.len().saturating_mul(width.saturating_mul(4));
         if bytes > MAX_BYTES {
@@ -147,7 +147,7 @@ impl EmbeddingsRequest {
                 "`{}` must have at most {most} texts: the vectors of this model have {width} values",
                 self.field
             );
-            return Err(field(self.field, problem));
+            return Err(invalid(self.field, problem).into());
         }
         Ok(bytes)
     }

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use super::super::fields::Rules;
 use super::super::reply::Shape;
 use super::common::{
-    End, Fields, Part, Piece, Stamp, Translated, Translation, add_text, function, set_stream,
-    unsupported, wrong,
+    End, Part, Piece, Stamp, Translated, Translation, add_text, function, set_stream,
 };
+use crate::api::fields::{Fields, Refused, unsupported, wrong};
 
 /// Fields that do not change the answer.
 const IGNORED: &[&str] = &[
@@ -67,7 +67,7 @@ pub(in crate::api::http) fn request(
     {
         let problem = "`mcp_servers` is not supported here: this server connects to no others; \
                        connect the client, and describe their tools in `tools`";
-        return Err(unsupported("mcp_servers", problem));
+        return Err(unsupported("mcp_servers", problem).into());
     }
     fields.move_to(
         &mut request,
@@ -84,7 +84,7 @@ pub(in crate::api::http) fn request(
         ],
     );
     if purpose == Purpose::Answer && request.get("max_tokens").is_none() {
-        return Err(wrong("max_tokens", "a whole number, and is needed"));
+        return Err(wrong("max_tokens", "a whole number, and is needed").into());
     }
     let mut conversation = Conversation::default();
     if let Some(system) = fields.take("system") {
@@ -98,11 +98,11 @@ pub(in crate::api::http) fn request(
     let Conversation { messages, offers } = conversation;
     match messages.last().map(|last| last["role"].as_str()) {
         None | Some(Some("system")) => {
-            return Err(wrong("messages", "a list that is not empty"));
+            return Err(wrong("messages", "a list that is not empty").into());
         }
         Some(Some("assistant")) => {
             let problem = "an answer cannot be begun in `messages`: end with a user's message";
-            return Err(unsupported("messages", problem));
+            return Err(unsupported("messages", problem).into());
         }
         Some(_) => {}
     }
@@ -161,7 +161,7 @@ fn text(
     value: Value,
     mut offers: Option<&mut Offers>,
     rules: Rules,
-) -> Result<String, ApiError> {
+) -> Result<String, Refused> {
     let blocks = match value {
         Value::String(text) => return Ok(text),
         Value::Array(blocks) => blocks,
@@ -186,7 +186,7 @@ fn text(
 }
 
 /// Refusal of a block. Anthropic's errors name no field, so the message does.
-fn unread(block: &Fields, kind: &str) -> ApiError {
+fn unread(block: &Fields, kind: &str) -> Refused {
     let (at, kind) = (
         block.path("type"),
         kind.chars().take(40).collect::<String>(),
@@ -195,7 +195,7 @@ fn unread(block: &Fields, kind: &str) -> ApiError {
         "`{at}` {kind:?} is not supported here: this server reads text, and calls of tools and their \
          results"
     );
-    unsupported(&at, &problem)
+    unsupported(&at, problem)
 }
 
 /// Translates a message into one or several. A system message becomes text of the user: few chat
@@ -205,7 +205,7 @@ fn message(
     value: Value,
     conversation: &mut Conversation,
     rules: Rules,
-) -> Result<(), ApiError> {
+) -> Result<(), Refused> {
     let mut fields = Fields::object(at, value)?;
     let role = fields.needed("role")?;
     if !["user", "assistant", "system"].contains(&role.as_str()) {
@@ -282,7 +282,7 @@ fn tools(
     request: &mut Value,
     offers: &Offers,
     rules: Rules,
-) -> Result<(), ApiError> {
+) -> Result<(), Refused> {
     let mut tools = Vec::new();
     for (index, tool) in fields.list("tools")?.into_iter().enumerate() {
         let mut tool = Fields::object(&format!("tools[{index}]"), tool)?;
@@ -327,7 +327,7 @@ fn tools(
 }
 
 /// Translates `thinking`. Models that reason do so by default, and `adaptive` changes nothing.
-fn thinking(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(), ApiError> {
+fn thinking(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(), Refused> {
     let Some(thinking) = fields.take("thinking") else {
         return Ok(());
     };
@@ -342,7 +342,7 @@ fn thinking(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<()
 }
 
 /// Translates the format of an answer.
-fn output_format(at: &str, format: Value) -> Result<Value, ApiError> {
+fn output_format(at: &str, format: Value) -> Result<Value, Refused> {
     let mut format = Fields::object(at, format)?;
     if format.needed("type")? != "json_schema" {
         return Err(wrong(&format.path("type"), "json_schema"));

@@ -1,10 +1,9 @@
-//! Shared by the translations of all APIs: fields of requests, pieces and ends of answers. Pure.
+//! Shared by the translations of all APIs: pieces and ends of answers. Pure.
 
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use hearthnet_http::ApiError;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::super::reply::Shape;
 use crate::chat::Timings;
@@ -203,121 +202,6 @@ impl End {
 
     pub(super) fn completion_tokens(&self) -> u64 {
         self.usage["completion_tokens"].as_u64().unwrap_or_default()
-    }
-}
-
-/// 400: invalid value of a field.
-pub(super) fn wrong(at: &str, must: &str) -> ApiError {
-    let message = format!("`{at}` must be {must}");
-    ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message).about(at)
-}
-
-/// 400: unsupported value that would change the answer.
-pub(super) fn unsupported(at: &str, message: &str) -> ApiError {
-    ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(at)
-}
-
-/// Object of a request, from which fields are taken. `null` is the same as a missing field.
-pub(super) struct Fields {
-    /// Path of the object, with a dot behind it.
-    at: String,
-    left: Map<String, Value>,
-}
-
-impl Fields {
-    /// Body of a request.
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let wrong = |why| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", why);
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(left)) => Ok(Self {
-                at: String::new(),
-                left,
-            }),
-            Ok(_) => Err(wrong("the body must be a JSON object".to_owned())),
-            Err(why) => Err(wrong(format!("the body is not JSON: {why}"))),
-        }
-    }
-
-    /// Object at the path `at`.
-    pub(super) fn object(at: &str, value: Value) -> Result<Self, ApiError> {
-        match value {
-            Value::Object(left) => Ok(Self {
-                at: format!("{at}."),
-                left,
-            }),
-            _ => Err(wrong(at, "an object")),
-        }
-    }
-
-    /// Path of a field.
-    pub(super) fn path(&self, name: &str) -> String {
-        format!("{}{name}", self.at)
-    }
-
-    /// A field, which stays.
-    pub(super) fn get(&self, name: &str) -> Option<&Value> {
-        self.left.get(name).filter(|value| !value.is_null())
-    }
-
-    /// Removes a field.
-    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
-        self.left.remove(name).filter(|value| !value.is_null())
-    }
-
-    /// Removes a text.
-    pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => Err(wrong(&self.path(name), "a text")),
-        }
-    }
-
-    /// Removes a text that must be there.
-    pub(super) fn needed(&mut self, name: &str) -> Result<String, ApiError> {
-        let text = self.text(name)?;
-        text.ok_or_else(|| wrong(&self.path(name), "a text"))
-    }
-
-    /// Removes a boolean.
-    pub(super) fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::Bool(value)) => Ok(Some(value)),
-            Some(_) => Err(wrong(&self.path(name), "true or false")),
-        }
-    }
-
-    /// Removes a list; an empty one if it is missing.
-    pub(super) fn list(&mut self, name: &str) -> Result<Vec<Value>, ApiError> {
-        match self.take(name) {
-            None => Ok(Vec::new()),
-            Some(Value::Array(list)) => Ok(list),
-            Some(_) => Err(wrong(&self.path(name), "a list")),
-        }
-    }
-
-    /// Moves fields to a request, each under its name there. `request.rs` checks their values.
-    pub(super) fn move_to(&mut self, request: &mut Value, names: &[(&str, &str)]) {
-        for (theirs, ours) in names {
-            if let Some(value) = self.take(theirs) {
-                request[*ours] = value;
-            }
-        }
-    }
-
-    /// Refuses the remaining fields that are not in `ignored`: a typo must not pass for a setting.
-    pub(super) fn nothing_left(self, ignored: &[&str]) -> Result<(), ApiError> {
-        let matters =
-            |(name, value): &(String, Value)| !value.is_null() && !ignored.contains(&name.as_str());
-        match self.left.into_iter().find(matters) {
-            None => Ok(()),
-            Some((name, _)) => {
-                let name: String = name.chars().take(100).collect();
-                let at = format!("{}{name}", self.at);
-                Err(unsupported(&at, &format!("`{at}` is not supported here")))
-            }
-        }
     }
 }
 

@@ -9,13 +9,10 @@ use serde_json::{Value, json};
 use super::super::embeddings::{EmbeddingsRequest, MAX_INPUTS, VectorFormat};
 use super::super::fields::Rules;
 use super::super::reply::Shape;
-use super::common::{
-    End, Fields, Part, Piece, Stamp, ToolCall, Translated, Translation, set_stream, unsupported,
-    wrong,
-};
+use super::common::{End, Part, Piece, Stamp, ToolCall, Translated, Translation, set_stream};
 use super::date::rfc3339;
+use crate::api::fields::{Fields, Refused, unsupported, wrong};
 use crate::chat::Prompt;
-use crate::exact::Exact;
 
 /// Options that do not change the answer of this server: they are about memory and processors of
 /// Ollama's. The context is always the model's own.
@@ -89,7 +86,7 @@ pub(in crate::api::http) fn request(
         // Models that reason do so by default.
         Some(Value::Bool(true)) => {}
         Some(effort @ Value::String(_)) => request["reasoning_effort"] = effort,
-        Some(_) => return Err(wrong("think", "true, false, or an effort")),
+        Some(_) => return Err(wrong("think", "true, false, or an effort").into()),
     }
     // Not a field of Ollama's.
     fields.move_to(&mut request, &[("exact", "exact")]);
@@ -139,14 +136,10 @@ pub(in crate::api::http) fn embed(
         VectorFormat::OlderOllama => ("prompt", fields.text("prompt")?.map(Value::String)),
         _ => {
             truncate = fields.bool("truncate")?.unwrap_or(true);
-            dimensions = fields.take("dimensions").filter(|value| *value != json!(0));
+            dimensions = fields.read("dimensions", "a whole number from 0", |_: &u64| true)?;
             ("input", fields.take("input"))
         }
     };
-    let dimensions = dimensions.map(|value| {
-        let whole = value.as_u64();
-        whole.ok_or_else(|| wrong("dimensions", "a whole number from 0"))
-    });
     let must = format!("a text, or a list of at most {MAX_INPUTS} texts");
     let is_list = matches!(given, Some(Value::Array(_)));
     let texts: Vec<String> = match given {
@@ -156,22 +149,19 @@ pub(in crate::api::http) fn embed(
         Some(list) => serde_json::from_value(list).map_err(|_| wrong(field, &must))?,
     };
     if texts.len() > MAX_INPUTS {
-        return Err(wrong(field, &must));
+        return Err(wrong(field, &must).into());
     }
     // Not a field of Ollama's.
-    let exact = fields.take("exact").map(|exact| {
-        let names = format!("one of {}", Exact::NAMES.join(", "));
-        serde_json::from_value(exact).map_err(|_| wrong("exact", &names))
-    });
+    let exact = fields.exact()?;
     fields.nothing_left(&[])?;
     let request = EmbeddingsRequest {
         model,
         inputs: texts.into_iter().map(Prompt::Text).collect(),
         field,
         is_list,
-        dimensions: dimensions.transpose()?,
+        dimensions: dimensions.filter(|asked| *asked != 0),
         truncate,
-        exact: exact.transpose()?,
+        exact,
         user: String::new(),
         format,
     };
@@ -197,7 +187,7 @@ fn without_tag(model: String) -> String {
 }
 
 /// Reads the fields of `/api/chat`. True if there are no messages.
-fn chat(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<bool, ApiError> {
+fn chat(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<bool, Refused> {
     fields.move_to(request, &[("tools", "tools")]);
     let (mut messages, mut calls) = (Vec::new(), Calls::default());
     for (index, value) in fields.list("messages")?.into_iter().enumerate() {
@@ -217,7 +207,7 @@ struct Calls {
     open: VecDeque<String>,
 }
 
-fn message(at: &str, value: Value, calls: &mut Calls, rules: Rules) -> Result<Value, ApiError> {
+fn message(at: &str, value: Value, calls: &mut Calls, rules: Rules) -> Result<Value, Refused> {
     let mut fields = Fields::object(at, value)?;
     let role = fields.needed("role")?;
     let content = fields.text("content")?.unwrap_or_default();
@@ -259,24 +249,24 @@ fn message(at: &str, value: Value, calls: &mut Calls, rules: Rules) -> Result<Va
     Ok(message)
 }
 
-fn no_images(fields: &mut Fields) -> Result<(), ApiError> {
+fn no_images(fields: &mut Fields) -> Result<(), Refused> {
     match fields.list("images")?.is_empty() {
         true => Ok(()),
         false => {
             let at = fields.path("images");
             let problem = format!("`{at}` is not supported: this server reads text only");
-            Err(unsupported(&at, &problem))
+            Err(unsupported(&at, problem))
         }
     }
 }
 
 /// Reads the fields of `/api/generate`. True if there is no prompt.
-fn generate(fields: &mut Fields, request: &mut Value) -> Result<(Shape, bool), ApiError> {
+fn generate(fields: &mut Fields, request: &mut Value) -> Result<(Shape, bool), Refused> {
     no_images(fields)?;
     for name in ["suffix", "template"] {
         if fields.text(name)?.is_some_and(|text| !text.is_empty()) {
             let problem = format!("`{name}` is not supported here; `raw` leaves the template out");
-            return Err(unsupported(name, &problem));
+            return Err(unsupported(name, problem));
         }
     }
     if !fields.list("context")?.is_empty() {
@@ -310,7 +300,7 @@ fn generate(fields: &mut Fields, request: &mut Value) -> Result<(Shape, bool), A
 }
 
 /// Reads `options`.
-fn options(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(), ApiError> {
+fn options(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(), Refused> {
     let Some(options) = fields.take("options") else {
         return Ok(());
     };
@@ -351,17 +341,15 @@ fn options(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(),
         let value = options.take(name);
         if value.is_some_and(|value| value.as_f64() != off.as_f64()) {
             let at = options.path(name);
-            return Err(unsupported(
-                &at,
-                &format!("`{at}` other than {off} is not supported here"),
-            ));
+            let problem = format!("`{at}` other than {off} is not supported here");
+            return Err(unsupported(&at, problem));
         }
     }
     options.nothing_left(rules.ignored(IGNORED_OPTIONS))
 }
 
 /// Reads `format`.
-fn format(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
+fn format(fields: &mut Fields, request: &mut Value) -> Result<(), Refused> {
     let format = match fields.take("format") {
         None => return Ok(()),
         Some(Value::String(text)) if text.is_empty() => return Ok(()),

@@ -1,10 +1,10 @@
 //! Items of a request of OpenAI's Responses API, as messages. Pure.
 
-use hearthnet_http::ApiError;
 use serde_json::{Value, json};
 
-use super::common::{Fields, add_text, unsupported, wrong};
+use super::common::add_text;
 use super::response_tools::take_name;
+use crate::api::fields::{Fields, Refused, unsupported, wrong};
 
 /// Items of earlier turns without text for the prompt: reasoning, and searches by the servers of
 /// another model, whose results are in its answer.
@@ -15,7 +15,7 @@ const NO_TEXT: &[&str] = &["reasoning", "web_search_call"];
 pub(super) fn input(
     fields: &mut Fields,
     messages: &mut Vec<Value>,
-) -> Result<Vec<(String, Value)>, ApiError> {
+) -> Result<Vec<(String, Value)>, Refused> {
     let mut added = Vec::new();
     let items = match fields.take("input") {
         Some(Value::String(text)) => {
@@ -41,7 +41,7 @@ fn item(
     value: Value,
     messages: &mut Vec<Value>,
     added: &mut Vec<(String, Value)>,
-) -> Result<(), ApiError> {
+) -> Result<(), Refused> {
     let mut item = Fields::object(at, value)?;
     let kind = item.text("type")?;
     match kind.as_deref() {
@@ -105,7 +105,7 @@ fn item(
 }
 
 /// Text given as one text or in parts.
-fn text(at: &str, value: Value) -> Result<String, ApiError> {
+fn text(at: &str, value: Value) -> Result<String, Refused> {
     let parts = match value {
         Value::String(text) => return Ok(text),
         Value::Array(parts) => parts,

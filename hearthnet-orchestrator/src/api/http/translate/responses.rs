@@ -6,11 +6,10 @@ use serde_json::{Value, json};
 
 use super::super::fields::Rules;
 use super::super::reply::Shape;
-use super::common::{
-    End, Fields, Part, Piece, Stamp, Translated, Translation, set_stream, unsupported,
-};
+use super::common::{End, Part, Piece, Stamp, Translated, Translation, set_stream};
 use super::response_input::input;
 use super::response_tools::{Namespaces, tools};
+use crate::api::fields::{Fields, Refused, unsupported};
 
 /// Fields that do not change the answer.
 const IGNORED: &[&str] = &[
@@ -102,7 +101,7 @@ pub(in crate::api::http) fn request(
     for (name, value) in [("background", json!(false)), ("top_logprobs", json!(0))] {
         if fields.take(name).is_some_and(|given| given != value) {
             let problem = format!("`{name}` other than {value} is not supported here");
-            return Err(unsupported(name, &problem));
+            return Err(unsupported(name, problem).into());
         }
     }
     fields.take("metadata");
@@ -172,7 +171,7 @@ fn echo(fields: &Fields) -> Value {
 }
 
 /// Translates `text.format`: members of a schema stand beside its type.
-fn response_format(format: Value) -> Result<Value, ApiError> {
+fn response_format(format: Value) -> Result<Value, Refused> {
     let mut format = Fields::object("text.format", format)?;
     let kind = format.needed("type")?;
     let mut translated = json!({"type": kind});
