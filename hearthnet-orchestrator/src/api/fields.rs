@@ -1,4 +1,4 @@
-//! Fields of an object in a request, each read by its name. Pure.
+//! Fields of an object in a request, each read by its name; objects with more members. Pure.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -33,6 +33,14 @@ pub(super) fn unsupported(field: &str, problem: impl Into<String>) -> Refused {
         is_unsupported: true,
         ..invalid(field, problem)
     }
+}
+
+/// An object with more members, which replace those of the same names.
+pub(super) fn with(mut object: Value, more: Value) -> Value {
+    if let (Value::Object(members), Value::Object(more)) = (&mut object, more) {
+        members.extend(more);
+    }
+    object
 }
 
 /// Object of a request, from which fields are taken. `null` is the same as a missing field.

@@ -317,12 +317,10 @@ fn element(format: VectorFormat, index: usize, vector: &Embedding) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::fields::with;
 
     fn read(extra: Value) -> Result<EmbeddingsRequest, ApiError> {
-        let mut body = json!({"model": "m", "input": "hi"});
-        for (name, value) in extra.as_object().unwrap() {
-            body[name] = value.clone();
-        }
+        let body = with(json!({"model": "m", "input": "hi"}), extra);
         request(body.to_string().as_bytes())
     }
 

@@ -2,6 +2,7 @@ use hearthnet_tokens::Role;
 use proptest::prelude::*;
 
 use super::*;
+use crate::api::fields;
 
 const RULES: Rules = Rules {
     seed: 99,
@@ -13,11 +14,7 @@ fn base() -> Value {
 }
 
 fn with(extra: Value) -> Result<ApiRequest, ApiError> {
-    let mut body = base();
-    let (Value::Object(body_map), Value::Object(extra)) = (&mut body, extra) else {
-        unreachable!()
-    };
-    body_map.extend(extra);
+    let body = fields::with(base(), extra);
     chat(body.to_string().as_bytes(), RULES)
 }
 

@@ -12,6 +12,7 @@ use std::net::TcpStream;
 use hearthnet_http::{ApiKey, KeyLimits, NamedKey, NamedKeys, Part};
 
 use super::*;
+use crate::api::fields::with;
 use crate::service::ServiceSettings;
 use crate::service::tests::{Fixture, TIMEOUT, fixture, settings};
 
@@ -154,15 +155,11 @@ fn post(path: &str, body: &str, headers: &str) -> String {
 
 /// Chat request with a deterministic answer.
 fn ask(extra: Value) -> Value {
-    let mut body = json!({
+    let body = json!({
         "model": "tiny", "messages": [{"role": "user", "content": "hello"}],
         "max_tokens": 12, "temperature": 0,
     });
-    let (Value::Object(fields), Value::Object(extra)) = (&mut body, extra) else {
-        unreachable!()
-    };
-    fields.extend(extra);
-    body
+    with(body, extra)
 }
 
 fn parse(text: &str) -> Reply {

@@ -158,13 +158,7 @@ fn a_response_continues_one_of_the_same_caller() {
     let head = "Connection: close\r\nAuthorization: Bearer 0123456789abcdef\r\n";
     let send = |path: &str, body: Value| house.raw(&super::post(path, &body.to_string(), head));
     let base = json!({"model": "tiny", "max_output_tokens": 8, "temperature": 0});
-    let ask = |extra: Value| {
-        let mut body = base.clone();
-        for (name, value) in extra.as_object().unwrap() {
-            body[name] = value.clone();
-        }
-        send("/v1/responses", body)
-    };
+    let ask = |extra: Value| send("/v1/responses", with(base.clone(), extra));
     let text = |response: &Value| {
         let text = response["output"][0]["content"][0]["text"].as_str();
         text.unwrap_or_default().to_owned()

@@ -115,10 +115,7 @@ fn texts_that_cannot_be_embedded_are_refused_by_name_without_a_backend() {
     let house = open();
     let long = "word ".repeat(200);
     let error = |extra: Value| {
-        let mut body = json!({"model": "tiny", "input": "hello"});
-        for (name, value) in extra.as_object().unwrap() {
-            body[name] = value.clone();
-        }
+        let body = with(json!({"model": "tiny", "input": "hello"}), extra);
         house.post("/v1/embeddings", &body).error()
     };
     for (extra, status, code, param) in [

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::super::fields::Rules;
 use super::super::reply::Shape;
 use super::common::{
-    End, Part, Piece, Stamp, Translated, Translation, add_text, function, set_stream,
+    End, Part, Piece, Stamp, Translated, Translation, add_text, arguments, function, set_stream,
 };
 use crate::api::fields::{Fields, Refused, unsupported, wrong};
 
@@ -472,7 +472,7 @@ impl Translation for Messages {
             content.push(json!({"type": "text", "text": answered.text}));
         }
         content.extend(answered.calls.iter().map(|call| {
-            json!({"type": "tool_use", "id": call.id, "name": call.name, "input": call.input()})
+            json!({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments(call)})
         }));
         let mut message = self.message(&content);
         message["stop_reason"] = json!(stop_reason(end));

@@ -1,6 +1,7 @@
 use super::super::common::Answered;
 use super::super::common::tests::{end, stream, text_and_call};
 use super::*;
+use crate::api::fields::with;
 
 fn read_by(rules: Rules, body: &Value) -> Result<Translated, ApiError> {
     let stamp = Stamp {
@@ -15,13 +16,11 @@ fn read(body: Value) -> Result<Translated, ApiError> {
 }
 
 fn base(extra: Value) -> Value {
-    let mut body = json!({
-        "model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}],
-    });
-    for (name, value) in extra.as_object().unwrap() {
-        body[name] = value.clone();
-    }
-    body
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    with(
+        json!({"model": "m", "max_tokens": 9, "messages": messages}),
+        extra,
+    )
 }
 
 fn translation() -> Box<dyn Translation> {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hearthnet_http::ApiError;
+use hearthnet_tokens::tools::ToolCall;
 use serde_json::{Value, json};
 
 use super::super::reply::Shape;
@@ -89,26 +90,6 @@ pub(in crate::api::http) enum Piece {
     Arguments(String),
 }
 
-/// Call of a tool.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::api::http) struct ToolCall {
-    pub(super) id: String,
-    pub(super) name: String,
-    /// JSON.
-    pub(super) arguments: String,
-}
-
-impl ToolCall {
-    /// Arguments as an object; text that is no object becomes one with the member `arguments`.
-    pub(super) fn input(&self) -> Value {
-        match serde_json::from_str(&self.arguments) {
-            Ok(Value::Object(input)) => Value::Object(input),
-            _ if self.arguments.trim().is_empty() => json!({}),
-            _ => json!({"arguments": self.arguments}),
-        }
-    }
-}
-
 /// Answer so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::api::http) struct Answered {
@@ -140,13 +121,18 @@ impl Answered {
     pub(super) fn message(&self) -> Value {
         let mut message = json!({"role": "assistant", "content": self.text});
         if !self.calls.is_empty() {
-            let calls = self.calls.iter().map(|call| {
-                let function = json!({"name": call.name, "arguments": call.arguments});
-                json!({"id": call.id, "type": "function", "function": function})
-            });
-            message["tool_calls"] = calls.collect();
+            message["tool_calls"] = json!(self.calls);
         }
         message
+    }
+}
+
+/// Arguments of a call as an object; text that is no object becomes one with the member `arguments`.
+pub(super) fn arguments(call: &ToolCall) -> Value {
+    match serde_json::from_str(&call.arguments) {
+        Ok(Value::Object(arguments)) => Value::Object(arguments),
+        _ if call.arguments.trim().is_empty() => json!({}),
+        _ => json!({"arguments": call.arguments}),
     }
 }
 
@@ -244,6 +230,7 @@ pub(super) fn set_stream(request: &mut Value, stream: bool) {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::api::fields::with;
 
     /// End of an answer with 20 tokens of prompt, 5 of them cached, and 7 of text.
     pub(in crate::api::http::translate) fn end(answered: Answered, reason: &str) -> End {
@@ -298,10 +285,7 @@ pub(super) mod tests {
     #[test]
     fn pieces_of_chunks_add_up_to_the_message() {
         let call = |index: u32, rest: Value| {
-            let mut call = json!({"index": index});
-            for (name, value) in rest.as_object().unwrap() {
-                call[name] = value.clone();
-            }
+            let call = with(json!({"index": index}), rest);
             json!({"delta": {"tool_calls": [call]}})
         };
         let chunks = [
@@ -332,7 +316,7 @@ pub(super) mod tests {
             whole.add(&piece);
         }
         assert_eq!(streamed, whole);
-        assert_eq!(whole.calls[0].input(), json!({"city": "Rome"}));
+        assert_eq!(arguments(&whole.calls[0]), json!({"city": "Rome"}));
         assert_eq!(whole.message()["tool_calls"], message["tool_calls"]);
         assert_eq!(pieces(&json!({"text": "raw"})), [Piece::Text("raw".into())]);
     }

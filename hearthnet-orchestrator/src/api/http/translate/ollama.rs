@@ -4,14 +4,15 @@
 use std::collections::VecDeque;
 
 use hearthnet_http::{ApiError, ErrorFormat};
+use hearthnet_tokens::tools::ToolCall;
 use serde_json::{Value, json};
 
 use super::super::embeddings::{EmbeddingsRequest, MAX_INPUTS, VectorFormat};
 use super::super::fields::Rules;
 use super::super::reply::Shape;
-use super::common::{End, Part, Piece, Stamp, ToolCall, Translated, Translation, set_stream};
+use super::common::{End, Part, Piece, Stamp, Translated, Translation, arguments, set_stream};
 use super::date::rfc3339;
-use crate::api::fields::{Fields, Refused, unsupported, wrong};
+use crate::api::fields::{Fields, Refused, unsupported, with, wrong};
 use crate::chat::Prompt;
 
 /// Options that do not change the answer of this server: they are about memory and processors of
@@ -105,7 +106,7 @@ pub(in crate::api::http) fn request(
     fields.nothing_left(&[])?;
     if is_empty {
         let reason = if unloads { "unload" } else { "load" };
-        let mut value = answer.object("", Vec::new());
+        let mut value = answer.object("", json!({}));
         value["done"] = json!(true);
         value["done_reason"] = json!(reason);
         return Ok(Asked::Load(model, value));
@@ -375,56 +376,54 @@ struct Answer {
 
 impl Answer {
     /// Object with a piece of text, and other members of the message.
-    fn object(&self, text: &str, more: Vec<(&str, Value)>) -> Value {
-        let mut object = json!({"model": self.model, "created_at": self.created});
-        let message = match self.endpoint {
+    fn object(&self, text: &str, more: Value) -> Value {
+        let mut message = match self.endpoint {
             Endpoint::Chat => {
-                object["message"] = json!({"role": "assistant", "content": text});
-                &mut object["message"]
+                let message = json!({"role": "assistant", "content": text});
+                json!({"message": with(message, more)})
             }
-            Endpoint::Generate => {
-                object["response"] = json!(text);
-                &mut object
-            }
+            Endpoint::Generate => with(json!({"response": text}), more),
         };
-        for (name, value) in more {
-            message[name] = value;
-        }
-        object["done"] = json!(false);
-        object
+        message["done"] = json!(false);
+        with(
+            json!({"model": self.model, "created_at": self.created}),
+            message,
+        )
     }
 
     /// Part with the call whose arguments are complete.
     fn call(&mut self) -> Option<Part> {
         let call = self.call.take()?;
-        let object = self.object("", vec![("tool_calls", calls(&[call]))]);
+        let object = self.object("", json!({"tool_calls": calls(&[call])}));
         Some(Part::of(&object))
     }
 
     /// Last object, with more members of its message.
-    fn last(&self, text: &str, more: Vec<(&str, Value)>, end: &End) -> Value {
+    fn last(&self, text: &str, more: Value, end: &End) -> Value {
         let ns = |ms: f64| (ms * 1e6) as u64;
-        let mut object = self.object(text, more);
-        let (prompt, _) = end.prompt_tokens();
-        object["done"] = json!(true);
-        object["done_reason"] = json!(match end.reason.as_str() {
+        let reason = match end.reason.as_str() {
             "length" => "length",
             _ => "stop",
+        };
+        let (prompt, _) = end.prompt_tokens();
+        let about = json!({
+            "done": true,
+            "done_reason": reason,
+            "total_duration": u64::try_from(end.total.as_nanos()).unwrap_or(u64::MAX),
+            "load_duration": ns(end.timings.construct_ms),
+            "prompt_eval_count": prompt,
+            "prompt_eval_duration": ns(end.timings.prefill_ms),
+            "eval_count": end.completion_tokens(),
+            "eval_duration": ns(end.timings.decode_ms),
         });
-        object["total_duration"] = json!(u64::try_from(end.total.as_nanos()).unwrap_or(u64::MAX));
-        object["load_duration"] = json!(ns(end.timings.construct_ms));
-        object["prompt_eval_count"] = json!(prompt);
-        object["prompt_eval_duration"] = json!(ns(end.timings.prefill_ms));
-        object["eval_count"] = json!(end.completion_tokens());
-        object["eval_duration"] = json!(ns(end.timings.decode_ms));
-        object
+        with(self.object(text, more), about)
     }
 }
 
 /// Calls in Ollama's form.
 fn calls(calls: &[ToolCall]) -> Value {
     let calls = calls.iter().enumerate().map(|(index, call)| {
-        let function = json!({"index": index, "name": call.name, "arguments": call.input()});
+        let function = json!({"index": index, "name": call.name, "arguments": arguments(call)});
         json!({"id": call.id, "function": function})
     });
     calls.collect()
@@ -442,9 +441,9 @@ impl Translation for Answer {
         }
         let mut parts = Vec::from_iter(self.call());
         match piece {
-            Piece::Text(text) => parts.push(Part::of(&self.object(text, Vec::new()))),
+            Piece::Text(text) => parts.push(Part::of(&self.object(text, json!({})))),
             Piece::Reasoning(text) => {
-                let object = self.object("", vec![("thinking", json!(text))]);
+                let object = self.object("", json!({"thinking": text}));
                 parts.push(Part::of(&object));
             }
             Piece::Call { id, name } => {
@@ -461,7 +460,7 @@ impl Translation for Answer {
 
     fn end(&mut self, end: &End) -> Vec<Part> {
         let mut parts = Vec::from_iter(self.call());
-        parts.push(Part::of(&self.last("", Vec::new(), end)));
+        parts.push(Part::of(&self.last("", json!({}), end)));
         parts
     }
 
@@ -471,12 +470,12 @@ impl Translation for Answer {
 
     fn whole(&mut self, end: &End) -> Value {
         let answered = &end.answered;
-        let mut more = Vec::new();
+        let mut more = json!({});
         if !answered.reasoning.is_empty() {
-            more.push(("thinking", json!(answered.reasoning)));
+            more["thinking"] = json!(answered.reasoning);
         }
         if !answered.calls.is_empty() {
-            more.push(("tool_calls", calls(&answered.calls)));
+            more["tool_calls"] = calls(&answered.calls);
         }
         self.last(&answered.text, more, end)
     }

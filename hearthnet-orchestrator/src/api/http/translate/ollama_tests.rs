@@ -58,10 +58,7 @@ fn a_strict_server_refuses_what_others_ignore() {
         (json!({"options": {"num_ctx": 4096}}), "options.num_ctx"),
         (json!({"messages": named}), "messages[0].name"),
     ] {
-        let mut asked = json!({"model": "m", "messages": hi()});
-        for (name, value) in body.as_object().unwrap() {
-            asked[name] = value.clone();
-        }
+        let asked = with(json!({"model": "m", "messages": hi()}), body);
         let refused = read_by(strict, Endpoint::Chat, &asked).err().unwrap();
         assert_eq!(refused.body()["error"]["param"], param);
         read(Endpoint::Chat, asked).unwrap();
@@ -154,10 +151,7 @@ fn what_is_not_supported_is_refused_by_name() {
         (Endpoint::Generate, json!({"context": [1]}), "context"),
         (Endpoint::Generate, json!({"images": ["x"]}), "images"),
     ] {
-        let mut body = json!({"model": "m"});
-        for (name, value) in extra.as_object().unwrap() {
-            body[name] = value.clone();
-        }
+        let body = with(json!({"model": "m"}), extra);
         let refused = read(endpoint, body).err().unwrap().body();
         assert_eq!(refused["error"]["param"], param);
     }

@@ -9,7 +9,7 @@ use super::super::reply::Shape;
 use super::common::{End, Part, Piece, Stamp, Translated, Translation, set_stream};
 use super::response_input::input;
 use super::response_tools::{Namespaces, tools};
-use crate::api::fields::{Fields, Refused, unsupported};
+use crate::api::fields::{Fields, Refused, unsupported, with};
 
 /// Fields that do not change the answer.
 const IGNORED: &[&str] = &[
@@ -280,17 +280,12 @@ impl Responses {
 
     /// The response so far.
     fn response(&self, status: &str) -> Value {
-        let mut response = json!({
+        let response = json!({
             "id": id(self.stamp.random), "object": "response",
             "created_at": self.stamp.created_ms / 1000, "status": status, "error": null,
             "incomplete_details": null, "output": self.output, "usage": null,
         });
-        if let Value::Object(echo) = &self.echo {
-            for (name, value) in echo {
-                response[name] = value.clone();
-            }
-        }
-        response
+        with(response, self.echo.clone())
     }
 
     /// The whole response.
@@ -345,35 +340,29 @@ impl Responses {
         };
         let (id, index) = (self.item_id(&item), self.output.len());
         let about = json!({"item_id": id, "output_index": index});
-        let with = |more: Value| {
-            let mut event = about.clone();
-            if let Value::Object(more) = more {
-                for (name, value) in more {
-                    event[name] = value;
-                }
-            }
-            event
-        };
         let mut parts = Vec::new();
         match &item {
             Item::Reasoning(text) => {
-                let event = with(json!({"content_index": 0, "text": text}));
+                let event = with(about.clone(), json!({"content_index": 0, "text": text}));
                 parts.push(self.event("response.reasoning_text.done", event));
             }
             Item::Message(text) => {
-                let event = with(json!({"content_index": 0, "text": text, "logprobs": []}));
+                let event = with(
+                    about.clone(),
+                    json!({"content_index": 0, "text": text, "logprobs": []}),
+                );
                 parts.push(self.event("response.output_text.done", event));
             }
             Item::Call {
                 name, arguments, ..
             } => {
-                let event = with(json!({"name": name, "arguments": arguments}));
+                let event = with(about.clone(), json!({"name": name, "arguments": arguments}));
                 parts.push(self.event("response.function_call_arguments.done", event));
             }
         }
         let part = item.part();
         if !part.is_null() {
-            let event = with(json!({"content_index": 0, "part": part}));
+            let event = with(about, json!({"content_index": 0, "part": part}));
             parts.push(self.event("response.content_part.done", event));
         }
         let value = item.value(&id, true);

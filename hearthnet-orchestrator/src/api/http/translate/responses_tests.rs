@@ -214,10 +214,7 @@ fn a_strict_server_refuses_what_others_ignore() {
         (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
     ] {
-        let mut body = json!({"model": "m", "input": "hi"});
-        for (name, value) in extra.as_object().unwrap() {
-            body[name] = value.clone();
-        }
+        let body = with(json!({"model": "m", "input": "hi"}), extra);
         let refused = read_by(strict, &body).err().unwrap().body();
         assert_eq!(refused["error"]["code"], "unsupported_parameter");
         assert_eq!(refused["error"]["param"], param);
@@ -276,10 +273,7 @@ fn what_is_not_supported_is_refused_by_name() {
         ),
         (json!({"temprature": 1}), "temprature"),
     ] {
-        let mut body = json!({"model": "m", "input": "hi"});
-        for (name, value) in extra.as_object().unwrap() {
-            body[name] = value.clone();
-        }
+        let body = with(json!({"model": "m", "input": "hi"}), extra);
         let refused = read(body).err().unwrap().body();
         assert_eq!(refused["error"]["param"], param);
     }
