@@ -70,7 +70,7 @@ pub fn descriptor(concurrent: u32) -> CapabilityDescriptor {
             .optional("frequency_penalty", number(-2.0, 2.0))
             .optional("logprobs", integer(0, i64::from(MAX_LOGPROBS)))
             .optional("stop", Kind::list(MAX_STOPS, Kind::text(MAX_STOP_BYTES)))
-            .optional("exact", Kind::one_of(&Exact::NAMES))
+            .optional("exact", Kind::one_of(Exact::NAMES))
             .optional("response_format", Kind::json(MAX_GRAMMAR))
             .optional("structured_outputs", Kind::json(MAX_GRAMMAR))
             .optional("json_schema", Kind::json(MAX_GRAMMAR))

@@ -529,7 +529,7 @@ impl Backend for ShardedBackend {
                 layers: (hop.span.lo, hop.span.hi),
                 memory_mb: link.descriptor.vram_required_mb,
                 arithmetic: link.descriptor.arithmetic.clone(),
-                policy: hop.span.policy.as_str().into(),
+                policy: hop.span.policy.into_str().into(),
             }
         };
         self.hops.iter().map(hop).collect()
