@@ -6,7 +6,8 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Response, header};
+use axum::http::{Response, header};
+use axum::response::IntoResponse as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::stream;
@@ -286,10 +287,8 @@ impl Vectors {
         });
         let parts = [head].into_iter().chain(vectors).chain([close.to_owned()]);
         let parts = parts.map(|part| Ok::<_, Infallible>(Bytes::from(part)));
-        let mut response = Response::new(Body::from_stream(stream::iter(parts)));
-        let kind = HeaderValue::from_static("application/json");
-        response.headers_mut().insert(header::CONTENT_TYPE, kind);
-        Some(response)
+        let kind = (header::CONTENT_TYPE, "application/json");
+        Some(([kind], Body::from_stream(stream::iter(parts))).into_response())
     }
 }
 
