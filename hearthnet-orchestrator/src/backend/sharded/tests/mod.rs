@@ -29,7 +29,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::backend::fallback::{LoadLocal, WithFallback};
-use crate::backend::tests::run_rows;
+use crate::backend::tests::{run_all, run_quietly, run_rows};
 use crate::exact::{Arithmetics, Exact};
 use crate::hosts::health::{FailureKind, ShardHealth, Standing};
 use crate::hosts::link::{HostAddr, HostLink};
@@ -718,13 +718,21 @@ impl Stage {
             choice: self.choice(hosted),
             convicted: Arc::clone(&self.convicted),
         };
+        let opened = self.open_by(source, settings);
+        opened.map(|backend| backend.with_local_audits(self.here.clone()))
+    }
+
+    fn open_by(
+        &self,
+        source: impl HostSource + 'static,
+        settings: PumpSettings,
+    ) -> Result<ShardedBackend, ChatError> {
         let runtime = self.runtime.handle().clone();
         let settings = PumpSettings {
             audit_share: self.audit_share,
             ..settings
         };
-        let opened = ShardedBackend::open(runtime, Box::new(source), settings, &self.cancel);
-        opened.map(|backend| backend.with_local_audits(self.here.clone()))
+        ShardedBackend::open(runtime, Box::new(source), settings, &self.cancel)
     }
 
     fn choice(&self, hosted: Range<u32>) -> Choice {
@@ -766,20 +774,12 @@ impl Stage {
         let runtime = self.runtime.handle().clone();
         let key = Arc::new(caller_key());
         let (config, choice) = (Config::default(), self.choice(0..LAYERS));
-        let pool = HostPool::new(runtime.clone(), key, config, addresses, choice);
-        let settings = PumpSettings {
-            audit_share: self.audit_share,
-            ..settings
-        };
-        ShardedBackend::open(runtime, Box::new(pool), settings, &self.cancel)
+        let pool = HostPool::new(runtime, key, config, addresses, choice);
+        self.open_by(pool, settings)
     }
 
     fn open(&self) -> ShardedBackend {
-        self.open_with(PumpSettings {
-            prefill_rows: 3,
-            ..PumpSettings::default()
-        })
-        .unwrap()
+        self.open_with(in_pieces_of(3)).unwrap()
     }
 
     /// Sequence that waits so long for room.
@@ -834,10 +834,16 @@ impl Stage {
         Ok(())
     }
 
-    /// Runs one call with [`PROMPT`]. Its output must be as without failures.
-    fn answer(&self, backend: &mut ShardedBackend, tokens: u32) -> Heard {
+    /// Runs one call, which must not fail.
+    fn ended(&self, backend: &mut ShardedBackend, prompt: &[u32], tokens: u32) -> Heard {
         let mut heard = Heard::default();
-        self.call(backend, &PROMPT, tokens, &mut heard).unwrap();
+        self.call(backend, prompt, tokens, &mut heard).unwrap();
+        heard
+    }
+
+    /// Runs the first call with [`PROMPT`]. Its output must be as without failures.
+    fn answer(&self, backend: &mut ShardedBackend, tokens: u32) -> Heard {
+        let heard = self.ended(backend, &PROMPT, tokens);
         assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, tokens)]));
         heard
     }
@@ -883,9 +889,21 @@ impl Stage {
         (result, moves)
     }
 
-    fn health_of(&self, host: &str) -> ShardHealth {
+    /// `None` for a host that was not used yet.
+    fn known_of(&self, host: &str) -> Option<ShardHealth> {
         let mut all = self.health.all().into_iter();
-        all.find(|one| one.host.to_string() == host).unwrap()
+        all.find(|one| one.host.to_string() == host)
+    }
+
+    fn health_of(&self, host: &str) -> ShardHealth {
+        self.known_of(host).unwrap()
+    }
+
+    /// Number of hosts in quarantine.
+    fn quarantined(&self) -> usize {
+        let all = self.health.all().into_iter();
+        all.filter(|one| one.standing == Standing::Quarantined)
+            .count()
     }
 
     fn all_are_good(&self) {
@@ -909,6 +927,14 @@ impl Stage {
     }
 }
 
+/// Prompts are cut into pieces of so many rows.
+fn in_pieces_of(prefill_rows: usize) -> PumpSettings {
+    PumpSettings {
+        prefill_rows,
+        ..PumpSettings::default()
+    }
+}
+
 /// As with a fallback: gives up after the second failure, once rows have been sent.
 fn fallback_settings() -> PumpSettings {
     PumpSettings {
@@ -919,24 +945,28 @@ fn fallback_settings() -> PumpSettings {
 
 const PROMPT: [u32; 8] = [3, 1, 4, 1, 5, 9, 2, 6];
 
+/// Honest hosts of some layers: the output of each further row.
+fn honest(hosted: Range<u32>) -> impl FnMut(u32) -> u32 {
+    let mut layers = vec![Vec::new(); hosted.len()];
+    let mut positions = 0..;
+    move |given| {
+        let position = positions.next().unwrap();
+        let numbered = hosted.clone().zip(&mut layers);
+        numbered.fold(given, |value, (number, state)| {
+            layer(number, state, position, value)
+        })
+    }
+}
+
 /// Expected outputs of the calls of one conversation, without failures.
 fn undisturbed(calls: &[(&[u32], u32)]) -> Vec<u32> {
-    let mut layers = vec![Vec::new(); LAYERS as usize];
-    let (mut position, mut outputs) = (0, Vec::new());
+    let (mut honest, mut outputs) = (honest(0..LAYERS), Vec::new());
     for (prompt, tokens) in calls {
-        let mut rows = prompt.to_vec();
-        for _ in 0..=*tokens {
-            let mut value = 0;
-            for given in rows {
-                value = (0..)
-                    .zip(&mut layers)
-                    .fold(given, |value, (number, state)| {
-                        layer(number, state, position, value)
-                    });
-                position += 1;
-            }
-            outputs.push(value);
-            rows = vec![value];
+        let mut last = prompt.iter().fold(0, |_, given| honest(*given));
+        outputs.push(last);
+        for _ in 0..*tokens {
+            last = honest(last);
+            outputs.push(last);
         }
     }
     outputs
@@ -977,12 +1007,7 @@ fn a_sequence_moves_off_a_host_that_leaves_and_nothing_has_failed() {
 fn a_caller_with_private_layers_gets_every_row_once_despite_host_failures() {
     // Rows in parts, layers 1 and 2 of 4 on hosts; output of each position.
     let prompt: Vec<u32> = (0..20).map(|n| n * 37 % 101).collect();
-    let mut layers = [Vec::new(), Vec::new()];
-    let through = |(position, value): (u32, &u32)| {
-        let [one, two] = &mut layers;
-        layer(2, two, position, layer(1, one, position, *value))
-    };
-    let expected: Vec<u32> = (0..).zip(&prompt).map(through).collect();
+    let expected: Vec<u32> = prompt.iter().copied().map(honest(1..3)).collect();
     let deeds = [Deed::Die, Deed::Leave, Deed::Preempt];
     for (span, position, deed) in (0..2).flat_map(|span| {
         [0, 7, 13, 19]
@@ -990,11 +1015,7 @@ fn a_caller_with_private_layers_gets_every_row_once_despite_host_failures() {
             .concat()
     }) {
         let stage = Stage::new(&HALVES);
-        let settings = PumpSettings {
-            prefill_rows: 3,
-            ..PumpSettings::default()
-        };
-        let mut backend = stage.open_between(1..3, settings).unwrap();
+        let mut backend = stage.open_between(1..3, in_pieces_of(3)).unwrap();
         let node = stage.runs(&backend, span).node();
         stage.host(&node).at(position, deed);
         backend.begin_call(0);
@@ -1047,15 +1068,13 @@ fn with_spoiler(spoil: fn(&mut StepResult)) -> (Stage, String) {
 fn a_host_that_always_returns_nan_spoils_one_of_five_chats() {
     let (stage, liar) = with_spoiler(|result| result.data = vec![0xff; result.data.len()].into());
     let expected = undisturbed(&[(&[5, 6, 7], 4)]);
-    let mut heard = Heard::default();
+    let mut degraded = Vec::new();
     for _ in 0..5 {
-        heard.outputs.clear();
-        stage
-            .call(&mut stage.open(), &[5, 6, 7], 4, &mut heard)
-            .unwrap();
+        let heard = stage.ended(&mut stage.open(), &[5, 6, 7], 4);
         assert_eq!(heard.outputs, expected);
+        degraded.extend(heard.degraded);
     }
-    assert_eq!(heard.degraded, ["tensor_nonfinite"]);
+    assert_eq!(degraded, ["tensor_nonfinite"]);
     let told = stage.health_of(&liar);
     assert_eq!(told.standing, Standing::Quarantined);
     assert!(told.quarantine_ms > 0);
@@ -1077,9 +1096,7 @@ fn a_host_that_returns_the_same_rows_for_other_rows_is_found_out() {
         let one: Vec<u8> = one.collect();
         result.data = one.repeat(result.rows as usize).into();
     });
-    let mut heard = Heard::default();
-    let mut backend = stage.open();
-    stage.call(&mut backend, &[5, 6, 7], 4, &mut heard).unwrap();
+    let heard = stage.ended(&mut stage.open(), &[5, 6, 7], 4);
     assert_eq!(heard.outputs, undisturbed(&[(&[5, 6, 7], 4)]));
     assert_eq!(heard.degraded, ["tensor_band"]);
     assert_eq!(stage.health_of(&liar).standing, Standing::Quarantined);
@@ -1088,35 +1105,28 @@ fn a_host_that_returns_the_same_rows_for_other_rows_is_found_out() {
 #[test]
 fn the_same_conversation_again_and_its_beginning_in_another_are_no_repeats() {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut heard = Heard::default();
     for prompt in [&[5, 6, 7][..], &[5, 6, 7], &[5, 6, 8, 7], &[5, 5, 5, 5, 5]] {
-        let mut backend = stage.open();
-        stage.call(&mut backend, prompt, 6, &mut heard).unwrap();
+        let heard = stage.ended(&mut stage.open(), prompt, 6);
+        assert_eq!(heard.degraded, [""; 0]);
     }
-    assert!(heard.degraded.is_empty(), "{:?}", heard.degraded);
 }
 
 #[test]
 fn a_slow_host_is_left_to_others_by_the_next_chat() {
     // 20 ms per step, where others take much less.
     let (stage, slow) = with_spoiler(|_| std::thread::sleep(Duration::from_millis(20)));
-    let mut heard = Heard::default();
-    stage
-        .call(&mut stage.open(), &[5, 6, 7], 12, &mut heard)
-        .unwrap();
+    let mut heard = vec![stage.ended(&mut stage.open(), &[5, 6, 7], 12)];
     // The spares are unmeasured, but the host of the other layers is a reference.
     let mut asked = Vec::new();
     for _ in 0..4 {
         let mut backend = stage.open();
         asked.push(stage.runs(&backend, 0).node());
-        stage
-            .call(&mut backend, &[5, 6, 7], 12, &mut heard)
-            .unwrap();
+        heard.push(stage.ended(&mut backend, &[5, 6, 7], 12));
     }
     assert!(!asked.contains(&slow), "{slow}: {asked:?}");
     let speed = stage.health_of(&slow).shards[0].p50_ms;
     assert!(speed >= 10.0, "20 ms through two layers");
-    assert!(heard.degraded.is_empty(), "{:?}", heard.degraded);
+    assert!(heard.iter().all(|heard| heard.degraded.is_empty()));
 }
 
 #[test]
@@ -1147,8 +1157,7 @@ fn a_leaving_host_without_replacement_works_to_the_end() {
 fn a_conversation_that_rests_lets_a_leaving_host_go_and_goes_on_elsewhere() {
     let stage = Stage::new(&HALVES);
     let mut backend = stage.open();
-    let mut heard = Heard::default();
-    stage.call(&mut backend, &PROMPT, 4, &mut heard).unwrap();
+    let mut heard = stage.answer(&mut backend, 4);
     let first = stage.runs(&backend, 0);
     let second = stage.runs(&backend, 1);
     Puppet::leave(&mut first.state());
@@ -1206,11 +1215,8 @@ fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
     let mut backend = stage.with_fallback(Ok(stage.open()), Arc::new(load));
     std::thread::scope(|scope| {
         let cancel = &stage.cancel;
-        let call = scope.spawn(move || {
-            let notify = &mut |_| {};
-            let run = &mut Run { cancel, notify };
-            run_rows(&mut backend, 0, &rows(&PROMPT), run).map(drop)
-        });
+        let call =
+            scope.spawn(move || run_quietly(&mut backend, 0, &rows(&PROMPT), cancel).map(drop));
         begun.recv_timeout(TIMEOUT).unwrap();
         cancel.cancel();
         assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
@@ -1487,8 +1493,7 @@ fn streams_are_opened_for_the_expected_length_and_grow() {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
     let mut backend = stage.open();
     backend.begin_call(PROMPT.len() as u32 + 3);
-    let mut heard = Heard::default();
-    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
+    let mut heard = stage.answer(&mut backend, 3);
     for host in &stage.hosts {
         assert_eq!(host.state().asked, [1, 11]);
     }
@@ -1712,15 +1717,13 @@ impl HostSource for Vain {
 fn the_recovery_time_of_a_fallback_includes_the_search_for_hosts() {
     let stage = Stage::new(&[(0, 3)]);
     stage.hosts[0].at(9, Deed::Die);
-    let runtime = stage.runtime.handle().clone();
     let wait = Duration::from_millis(300);
     let connected = Connected {
         links: stage.links.clone(),
         choice: stage.choice(0..LAYERS),
         convicted: Convicted::default(),
     };
-    let source = Box::new(Vain(connected, wait));
-    let hosts = ShardedBackend::open(runtime, source, fallback_settings(), &stage.cancel);
+    let hosts = stage.open_by(Vain(connected, wait), fallback_settings());
     let mut backend = stage.with_fallback(hosts, here());
     let (result, moves) = stage.failovers(&mut backend, 3);
     result.unwrap();
@@ -1769,9 +1772,8 @@ proptest! {
     ) {
         let stage = Stage::new(&[(0, 1), (0, 3), (2, 3), (0, 1), (2, 3), (0, 3)]);
         let mut backend = stage.open_with(PumpSettings {
-            prefill_rows: 3,
             history_bytes,
-            ..PumpSettings::default()
+            ..in_pieces_of(3)
         }).unwrap();
         for (host, position, deed) in deeds {
             // The last host may be busy, but it stays.
@@ -1784,8 +1786,7 @@ proptest! {
                 stage.hosts[host].state().refusals.push(code);
             }
         }
-        let mut heard = Heard::default();
-        stage.call(&mut backend, &PROMPT, 6, &mut heard).unwrap();
+        let mut heard = stage.ended(&mut backend, &PROMPT, 6);
         stage.call(&mut backend, &[8, 8], 10, &mut heard).unwrap();
         prop_assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 6), (&[8, 8], 10)]));
         drop(backend);
