@@ -2,6 +2,7 @@
 
 use axum::http::StatusCode;
 use hearthnet_http::{ApiError, ErrorFormat, THREAD_UNSUPPORTED};
+use hearthnet_tokens::tools::ToolCall;
 use serde_json::{Value, json};
 
 use super::super::fields::Rules;
@@ -228,11 +229,11 @@ fn message(
             (_, "text") => texts.push(block.needed("text")?),
             ("assistant", "tool_use") => {
                 let input = block.take("input").unwrap_or_else(|| json!({}));
-                let function =
-                    json!({"name": block.needed("name")?, "arguments": input.to_string()});
-                calls.push(json!({
-                    "id": block.needed("id")?, "type": "function", "function": function,
-                }));
+                calls.push(ToolCall {
+                    name: block.needed("name")?,
+                    id: block.needed("id")?,
+                    arguments: input.to_string(),
+                });
             }
             // Reasoning of earlier turns is not part of the prompt.
             ("assistant", "thinking" | "redacted_thinking") => continue,
@@ -292,14 +293,11 @@ fn tools(
             let problem = "tools of Anthropic's servers are not supported: describe your own";
             return Err(unsupported(&tool.path("type"), problem));
         }
-        let (name, description) = (tool.needed("name")?, tool.take("description"));
+        let name = tool.needed("name")?;
         let offer = offers.iter().rev().find(|(offered, _)| *offered == name);
         let deferred = tool.bool("defer_loading")? == Some(true);
         let is_offered = offer.map_or(!deferred, |(_, is_offered)| *is_offered);
-        let mut function = function(name, description, tool.take("input_schema"));
-        if let Some(strict) = tool.bool("strict")? {
-            function["function"]["strict"] = json!(strict);
-        }
+        let function = function(&name, &mut tool, "input_schema")?;
         tool.nothing_left(rules.ignored(IGNORED_IN_TOOLS))?;
         if is_offered {
             tools.push(function);

@@ -7,6 +7,7 @@ use hearthnet_tokens::tools::ToolCall;
 use serde_json::{Value, json};
 
 use super::super::reply::Shape;
+use crate::api::fields::{Fields, Refused};
 use crate::chat::Timings;
 
 /// Request of another API, as one of OpenAI's older two.
@@ -191,20 +192,17 @@ impl End {
     }
 }
 
-/// Function for OpenAI's `tools`.
-pub(super) fn function(
-    name: String,
-    description: Option<Value>,
-    parameters: Option<Value>,
-) -> Value {
+/// Function for OpenAI's `tools`, of a tool whose schema has the name `schema`.
+pub(super) fn function(name: &str, tool: &mut Fields, schema: &str) -> Result<Value, Refused> {
     let mut function = json!({"name": name});
-    if let Some(description) = description {
-        function["description"] = description;
+    tool.move_to(
+        &mut function,
+        &[("description", "description"), (schema, "parameters")],
+    );
+    if let Some(strict) = tool.bool("strict")? {
+        function["strict"] = json!(strict);
     }
-    if let Some(parameters) = parameters {
-        function["parameters"] = parameters;
-    }
-    json!({"type": "function", "function": function})
+    Ok(json!({"type": "function", "function": function}))
 }
 
 /// Adds a message of the user or the system. It continues the last one, behind a line feed, if that

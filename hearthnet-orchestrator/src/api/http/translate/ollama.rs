@@ -227,9 +227,11 @@ fn message(at: &str, value: Value, calls: &mut Calls, rules: Rules) -> Result<Va
         };
         calls.count += 1;
         calls.open.push_back(id.clone());
-        let function =
-            json!({"name": function.needed("name")?, "arguments": arguments.to_string()});
-        called.push(json!({"id": id, "type": "function", "function": function}));
+        called.push(ToolCall {
+            id,
+            name: function.needed("name")?,
+            arguments: arguments.to_string(),
+        });
     }
     if !called.is_empty() {
         message["tool_calls"] = json!(called);

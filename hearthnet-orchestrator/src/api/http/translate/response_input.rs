@@ -1,5 +1,6 @@
 //! Items of a request of OpenAI's Responses API, as messages. Pure.
 
+use hearthnet_tokens::tools::ToolCall;
 use serde_json::{Value, json};
 
 use super::common::add_text;
@@ -64,9 +65,10 @@ fn item(
                 // A call of another model, in the form of its tool: any text.
                 _ => json!({"input": item.needed("input")?}).to_string(),
             };
-            let function = json!({"name": name, "arguments": arguments});
-            let call = json!({
-                "id": item.needed("call_id")?, "type": "function", "function": function,
+            let call = json!(ToolCall {
+                id: item.needed("call_id")?,
+                name,
+                arguments,
             });
             // Calls of one turn are one message, with the text before them.
             match messages.last_mut() {

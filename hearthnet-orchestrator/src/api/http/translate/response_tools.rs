@@ -120,12 +120,9 @@ impl Reader {
         mut tool: Fields,
         namespace: Option<&str>,
     ) -> Result<(), Refused> {
-        let (name, description) = (tool.needed("name")?, tool.take("description"));
+        let name = tool.needed("name")?;
         let known = known_name(namespace, &name);
-        let mut function = function(known.clone(), description, tool.take("parameters"));
-        if let Some(strict) = tool.bool("strict")? {
-            function["function"]["strict"] = json!(strict);
-        }
+        let function = function(&known, &mut tool, "parameters")?;
         // Checked here, where the client's path is known: the list may be shorter than the client's.
         turn::tool(at, function.clone()).map_err(|mut error| {
             let inner = format!("{at}.function");
