@@ -179,3 +179,13 @@ impl Fields {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Rows of a table in JSON.
+    pub(in crate::api) fn cases<T: DeserializeOwned>(table: Value) -> Vec<T> {
+        serde_json::from_value(table).unwrap()
+    }
+}

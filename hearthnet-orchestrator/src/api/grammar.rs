@@ -217,6 +217,7 @@ fn json_schema(at: &str, mut schema: Value) -> Result<Grammar, Refused> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::fields::tests::cases;
 
     fn read(fields: Value) -> Result<Option<Grammar>, Refused> {
         let fields: GrammarFields = serde_json::from_value(fields).unwrap();
@@ -290,72 +291,29 @@ mod tests {
     #[test]
     fn wrong_and_unsupported_values_name_their_field() {
         let schema = || json!({"type": "object"});
-        for (fields, field, is_unsupported) in [
-            (json!({"response_format": "json"}), "response_format", false),
-            (
-                json!({"response_format": {"type": 5}}),
-                "response_format",
-                false,
-            ),
-            (
-                json!({"response_format": {"type": "structural_tag"}}),
-                "response_format.type",
-                true,
-            ),
-            (
-                json!({"response_format": {"type": "json_schema"}}),
-                "response_format.json_schema",
-                false,
-            ),
-            (
-                json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}),
-                "response_format.json_schema.schema",
-                false,
-            ),
-            (
-                json!({"response_format": {"type": "json_object", "strict": true}}),
-                "response_format.strict",
-                true,
-            ),
-            (
-                json!({"structured_outputs": {}}),
-                "structured_outputs",
-                false,
-            ),
-            (
-                json!({"structured_outputs": {"regex": "a", "json": schema()}}),
-                "structured_outputs",
-                false,
-            ),
-            (
-                json!({"structured_outputs": {"regex": 1}}),
-                "structured_outputs.regex",
-                false,
-            ),
-            (
-                json!({"structured_outputs": {"choice": ["a", ""]}}),
-                "structured_outputs.choice",
-                false,
-            ),
-            (
-                json!({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}),
-                "structured_outputs.whitespace_pattern",
-                true,
-            ),
-            (json!({"json_schema": 5}), "json_schema", false),
-            (json!({"grammar": "root ::= \"a\""}), "grammar", true),
-            (
-                json!({"grammar": "start: \"a\"", "json_schema": schema()}),
-                "grammar",
-                false,
-            ),
-        ] {
+        for (fields, field, is_unsupported) in cases::<(Value, String, bool)>(json!([
+            [{"response_format": "json"}, "response_format", false],
+            [{"response_format": {"type": 5}}, "response_format", false],
+            [{"response_format": {"type": "structural_tag"}}, "response_format.type", true],
+            [{"response_format": {"type": "json_schema"}}, "response_format.json_schema", false],
+            [{"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+             "response_format.json_schema.schema", false],
+            [{"response_format": {"type": "json_object", "strict": true}},
+             "response_format.strict", true],
+            [{"structured_outputs": {}}, "structured_outputs", false],
+            [{"structured_outputs": {"regex": "a", "json": schema()}}, "structured_outputs", false],
+            [{"structured_outputs": {"regex": 1}}, "structured_outputs.regex", false],
+            [{"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice", false],
+            [{"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+             "structured_outputs.whitespace_pattern", true],
+            [{"json_schema": 5}, "json_schema", false],
+            [{"grammar": "root ::= \"a\""}, "grammar", true],
+            [{"grammar": "start: \"a\"", "json_schema": schema()}, "grammar", false],
+        ])) {
             let refused = read(fields).unwrap_err();
-            assert_eq!(
-                (refused.field.as_str(), refused.is_unsupported),
-                (field, is_unsupported)
-            );
-            assert!(refused.problem.contains(field), "{}", refused.problem);
+            let found = (refused.field.as_str(), refused.is_unsupported);
+            assert_eq!(found, (field.as_str(), is_unsupported));
+            assert!(refused.problem.contains(&field), "{}", refused.problem);
         }
     }
 }

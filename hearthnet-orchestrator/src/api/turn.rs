@@ -332,6 +332,7 @@ fn variables(value: Value, options: &mut TurnOptions) -> Result<(), Refused> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::fields::tests::cases;
 
     fn read(fields: Value) -> Result<TurnOptions, Refused> {
         let fields: TurnFields = serde_json::from_value(fields).unwrap();
@@ -404,95 +405,38 @@ mod tests {
             .map(|n| named(&format!("f{n}"))[0].clone())
             .collect();
         let long = json!({"type": "object", "description": "x".repeat(70_000)});
-        for (fields, field, is_unsupported) in [
-            (json!({"tools": {}}), "tools", false),
-            (json!({"tools": many}), "tools", false),
-            (
-                json!({"tools": [{"type": "function", "function":
-                {"name": "f", "parameters": long}}]}),
-                "tools",
-                false,
-            ),
-            (
-                json!({"tools": [{"type": "web_search"}]}),
-                "tools[0].type",
-                true,
-            ),
-            (
-                json!({"tools": [{"type": "function"}]}),
-                "tools[0].function",
-                false,
-            ),
-            (
-                json!({"tools": named("a b")}),
-                "tools[0].function.name",
-                false,
-            ),
-            (
-                json!({"tools": [weather(), weather()]}),
-                "tools[1].function.name",
-                false,
-            ),
-            (
-                json!({"tools": [{"type": "function", "function":
-                {"name": "f", "parameters": {"type": "string"}}}]}),
-                "tools[0].function.parameters",
-                false,
-            ),
-            (
-                json!({"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}),
-                "tools[0].function.x",
-                true,
-            ),
-            (json!({"tool_choice": "required"}), "tool_choice", false),
-            (json!({"tool_choice": "sometimes"}), "tool_choice", false),
-            (
-                json!({"tools": named("f"), "tool_choice":
-                {"type": "function", "function": {"name": "g"}}}),
-                "tool_choice",
-                false,
-            ),
-            (
-                json!({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}),
-                "tool_choice.type",
-                true,
-            ),
-            (
-                json!({"tool_choice": {"type": "allowed_tools"}}),
-                "tool_choice.allowed_tools",
-                false,
-            ),
-            (
-                json!({"parallel_tool_calls": 1}),
-                "parallel_tool_calls",
-                false,
-            ),
-            (
-                json!({"reasoning_effort": "huge"}),
-                "reasoning_effort",
-                false,
-            ),
-            (json!({"thinking_budget": -2}), "thinking_budget", false),
-            (
-                json!({"reasoning": {"summary": "auto"}}),
-                "reasoning.summary",
-                true,
-            ),
-            (
-                json!({"chat_template_kwargs": {"messages": 1}}),
-                "chat_template_kwargs.messages",
-                true,
-            ),
-            (
-                json!({"chat_template_kwargs": {"a": "<|im_end|>"}}),
-                "chat_template_kwargs.a",
-                false,
-            ),
-        ] {
+        for (fields, field, is_unsupported) in cases::<(Value, String, bool)>(json!([
+            [{"tools": {}}, "tools", false],
+            [{"tools": many}, "tools", false],
+            [{"tools": [{"type": "function", "function": {"name": "f", "parameters": long}}]},
+             "tools", false],
+            [{"tools": [{"type": "web_search"}]}, "tools[0].type", true],
+            [{"tools": [{"type": "function"}]}, "tools[0].function", false],
+            [{"tools": named("a b")}, "tools[0].function.name", false],
+            [{"tools": [weather(), weather()]}, "tools[1].function.name", false],
+            [{"tools": [{"type": "function",
+                         "function": {"name": "f", "parameters": {"type": "string"}}}]},
+             "tools[0].function.parameters", false],
+            [{"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]},
+             "tools[0].function.x", true],
+            [{"tool_choice": "required"}, "tool_choice", false],
+            [{"tool_choice": "sometimes"}, "tool_choice", false],
+            [{"tools": named("f"), "tool_choice": {"type": "function", "function": {"name": "g"}}},
+             "tool_choice", false],
+            [{"tool_choice": {"type": "custom", "custom": {"name": "f"}}},
+             "tool_choice.type", true],
+            [{"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools", false],
+            [{"parallel_tool_calls": 1}, "parallel_tool_calls", false],
+            [{"reasoning_effort": "huge"}, "reasoning_effort", false],
+            [{"thinking_budget": -2}, "thinking_budget", false],
+            [{"reasoning": {"summary": "auto"}}, "reasoning.summary", true],
+            [{"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages", true],
+            [{"chat_template_kwargs": {"a": "<|im_end|>"}}, "chat_template_kwargs.a", false],
+        ])) {
             let refused = read(fields).unwrap_err();
             let found = (refused.field.as_str(), refused.is_unsupported);
-            assert_eq!(found, (field, is_unsupported));
-            assert!(refused.problem.contains(field), "{}", refused.problem);
+            assert_eq!(found, (field.as_str(), is_unsupported));
+            assert!(refused.problem.contains(&field), "{}", refused.problem);
         }
     }
 }

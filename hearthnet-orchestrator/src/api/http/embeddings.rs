@@ -316,6 +316,7 @@ fn element(format: VectorFormat, index: usize, vector: &Embedding) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::fields::tests::cases;
     use crate::api::fields::with;
 
     fn read(extra: Value) -> Result<EmbeddingsRequest, ApiError> {
@@ -346,25 +347,21 @@ mod tests {
 
     #[test]
     fn invalid_requests_name_their_field() {
-        for (extra, code, param) in [
-            (json!({"input": null}), "invalid_value", "input"),
-            (json!({"input": ""}), "invalid_value", "input"),
-            (json!({"input": []}), "invalid_value", "input"),
-            (json!({"input": ["a", ""]}), "invalid_value", "input[1]"),
-            (json!({"input": [[1], []]}), "invalid_value", "input[1]"),
-            (json!({"input": ["a", 1]}), "invalid_value", "input"),
-            (json!({"input": [-1]}), "invalid_value", "input"),
-            (json!({"input": {"text": "a"}}), "invalid_value", "input"),
-            (json!({"input": vec!["a"; 2049]}), "invalid_value", "input"),
-            (json!({"model": 1}), "invalid_value", "model"),
-            (
-                json!({"encoding_format": "hex"}),
-                "invalid_value",
-                "encoding_format",
-            ),
-            (json!({"dimensions": 0}), "invalid_value", "dimensions"),
-            (json!({"stream": true}), "unsupported_parameter", "stream"),
-        ] {
+        for (extra, code, param) in cases::<(Value, String, String)>(json!([
+            [{"input": null}, "invalid_value", "input"],
+            [{"input": ""}, "invalid_value", "input"],
+            [{"input": []}, "invalid_value", "input"],
+            [{"input": ["a", ""]}, "invalid_value", "input[1]"],
+            [{"input": [[1], []]}, "invalid_value", "input[1]"],
+            [{"input": ["a", 1]}, "invalid_value", "input"],
+            [{"input": [-1]}, "invalid_value", "input"],
+            [{"input": {"text": "a"}}, "invalid_value", "input"],
+            [{"input": vec!["a"; 2049]}, "invalid_value", "input"],
+            [{"model": 1}, "invalid_value", "model"],
+            [{"encoding_format": "hex"}, "invalid_value", "encoding_format"],
+            [{"dimensions": 0}, "invalid_value", "dimensions"],
+            [{"stream": true}, "unsupported_parameter", "stream"],
+        ])) {
             let error = read(extra).err().unwrap().body()["error"].clone();
             assert_eq!(
                 (&error["code"], &error["param"]),

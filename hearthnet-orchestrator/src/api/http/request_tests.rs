@@ -3,6 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::api::fields;
+use crate::api::fields::tests::cases;
 
 const RULES: Rules = Rules {
     seed: 99,
@@ -189,17 +190,11 @@ fn values_out_of_range_name_their_field() {
         let refused = refusal(with(json!({field: value})));
         assert_eq!(refused, ("invalid_value".into(), format!("{field}{param}")));
     }
-    for (extra, param) in [
-        (
-            json!({"logprobs": true, "top_logprobs": 21}),
-            "top_logprobs",
-        ),
-        (
-            json!({"stream": true, "stream_options": {"other": 1}}),
-            "stream_options",
-        ),
-    ] {
-        assert_eq!(refusal(with(extra)), ("invalid_value".into(), param.into()));
+    for (extra, param) in cases::<(Value, String)>(json!([
+        [{"logprobs": true, "top_logprobs": 21}, "top_logprobs"],
+        [{"stream": true, "stream_options": {"other": 1}}, "stream_options"],
+    ])) {
+        assert_eq!(refusal(with(extra)), ("invalid_value".into(), param));
     }
 }
 
@@ -308,17 +303,9 @@ fn a_strict_server_names_the_field_that_it_would_ignore() {
     let at = "stream_options.include_obfuscation";
     assert_eq!(refused, ("unsupported_parameter".into(), at.into()));
     let call = |call: Value, function: Value| {
-        let mut made = json!({"id": "c", "type": "function"});
-        made["function"] = json!({"name": "f", "arguments": "{}"});
-        for (at, more) in [("/function", function), ("", call)] {
-            let members = more.as_object().unwrap().clone();
-            made.pointer_mut(at)
-                .unwrap()
-                .as_object_mut()
-                .unwrap()
-                .extend(members);
-        }
-        json!({"role": "assistant", "tool_calls": [made]})
+        let function = fields::with(json!({"name": "f", "arguments": "{}"}), function);
+        let made = json!({"id": "c", "type": "function", "function": function});
+        json!({"role": "assistant", "tool_calls": [fields::with(made, call)]})
     };
     let part = json!({"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}});
     for (message, param) in [

@@ -15,6 +15,7 @@ use std::net::TcpStream;
 use hearthnet_http::{ApiKey, Part};
 
 use super::*;
+use crate::api::fields::tests::cases;
 use crate::api::fields::with;
 use crate::service::ServiceSettings;
 use crate::service::tests::{Fixture, TIMEOUT, fixture, settings};

@@ -18,48 +18,22 @@ fn models_are_listed_and_found() {
 #[test]
 fn every_refusal_has_its_status_code_and_param() {
     let house = open();
-    for (extra, status, code, param) in [
-        (json!({"model": "none"}), 404, "model_not_found", "model"),
-        (
-            json!({"temperature": 3}),
-            400,
-            "invalid_value",
-            "temperature",
-        ),
-        (json!({"tools": [1]}), 400, "invalid_value", "tools[0]"),
-        (json!({"n": 9}), 400, "invalid_value", "n"),
+    for (extra, status, code, param) in cases::<(Value, u16, String, String)>(json!([
+        [{"model": "none"}, 404, "model_not_found", "model"],
+        [{"temperature": 3}, 400, "invalid_value", "temperature"],
+        [{"tools": [1]}, 400, "invalid_value", "tools[0]"],
+        [{"n": 9}, 400, "invalid_value", "n"],
         // Of a token that this model does not have.
-        (
-            json!({"logit_bias": {"9999999": 1}}),
-            400,
-            "bad_request",
-            "",
-        ),
-        (json!({"top_k": -2}), 400, "invalid_value", "top_k"),
+        // Of a token that this model does not have.
+        [{"logit_bias": {"9999999": 1}}, 400, "bad_request", ""],
+        [{"top_k": -2}, 400, "invalid_value", "top_k"],
         // Refused by the compiler, for a chat that had its turn.
-        (
-            json!({"json_schema": {"not": {}}}),
-            400,
-            "unsupported_parameter",
-            "json_schema",
-        ),
-        (
-            json!({"structured_outputs": {"regex": "("}}),
-            400,
-            "invalid_value",
-            "structured_outputs",
-        ),
-        (
-            json!({"grammar": "x".repeat(70_000)}),
-            400,
-            "invalid_value",
-            "grammar",
-        ),
-    ] {
-        assert_eq!(
-            house.chat(extra).error(),
-            (status, code.into(), param.into())
-        );
+        // Refused by the compiler, for a chat that had its turn.
+        [{"json_schema": {"not": {}}}, 400, "unsupported_parameter", "json_schema"],
+        [{"structured_outputs": {"regex": "("}}, 400, "invalid_value", "structured_outputs"],
+        [{"grammar": "x".repeat(70_000)}, 400, "invalid_value", "grammar"],
+    ])) {
+        assert_eq!(house.chat(extra).error(), (status, code, param));
     }
     let long = json!({"messages": [{"role": "user", "content": "long ".repeat(300)}]});
     let long = house.chat(long);

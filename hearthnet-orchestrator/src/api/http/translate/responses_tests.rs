@@ -2,6 +2,7 @@ use super::super::super::request::chat;
 use super::super::common::Answered;
 use super::super::common::tests::{end, stream, text_and_call};
 use super::*;
+use crate::api::fields::tests::cases;
 
 fn read(body: Value) -> Result<Translated, ApiError> {
     read_by(Rules::default(), &body)
@@ -205,15 +206,12 @@ fn a_strict_server_refuses_what_others_ignore() {
         strict: true,
         ..Rules::default()
     };
-    for (extra, param) in [
-        (json!({"include": []}), "include"),
-        (
-            json!({"reasoning": {"summary": "auto"}}),
-            "reasoning.summary",
-        ),
-        (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
-    ] {
+    for (extra, param) in cases::<(Value, String)>(json!([
+        [{"include": []}, "include"],
+        [{"reasoning": {"summary": "auto"}}, "reasoning.summary"],
+        [{"text": {"verbosity": "low"}}, "text.verbosity"],
+        [{"tools": [{"type": "web_search"}]}, "tools[0].type"],
+    ])) {
         let body = with(json!({"model": "m", "input": "hi"}), extra);
         let refused = read_by(strict, &body).err().unwrap().body();
         assert_eq!(refused["error"]["code"], "unsupported_parameter");
@@ -251,28 +249,17 @@ fn system_messages_stand_at_the_beginning() {
 
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
-    for (extra, param) in [
-        (json!({"input": null}), "input"),
-        (
-            json!({"input": [{"type": "item_reference", "id": "x"}]}),
-            "input[0].type",
-        ),
-        (
-            json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-            "input[0].content[0].type",
-        ),
-        (
-            json!({"input": [{"type": "compaction", "encrypted_content": "x"}]}),
-            "input[0].type",
-        ),
-        (json!({"background": true}), "background"),
-        (json!({"conversation": "c"}), "conversation"),
-        (
-            json!({"previous_response_id": "resp_other"}),
-            "previous_response_id",
-        ),
-        (json!({"temprature": 1}), "temprature"),
-    ] {
+    for (extra, param) in cases::<(Value, String)>(json!([
+        [{"input": null}, "input"],
+        [{"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"],
+        [{"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input[0].content[0].type"],
+        [{"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"],
+        [{"background": true}, "background"],
+        [{"conversation": "c"}, "conversation"],
+        [{"previous_response_id": "resp_other"}, "previous_response_id"],
+        [{"temprature": 1}, "temprature"],
+    ])) {
         let body = with(json!({"model": "m", "input": "hi"}), extra);
         let refused = read(body).err().unwrap().body();
         assert_eq!(refused["error"]["param"], param);
