@@ -315,6 +315,7 @@ fn element(format: VectorFormat, index: usize, vector: &Embedding) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fields::tests::refusal;
     use super::*;
     use crate::api::fields::tests::cases;
     use crate::api::fields::with;
@@ -362,11 +363,7 @@ mod tests {
             [{"dimensions": 0}, "invalid_value", "dimensions"],
             [{"stream": true}, "unsupported_parameter", "stream"],
         ])) {
-            let error = read(extra).err().unwrap().body()["error"].clone();
-            assert_eq!(
-                (&error["code"], &error["param"]),
-                (&json!(code), &json!(param))
-            );
+            assert_eq!(refusal(read(extra)), (code, param));
         }
     }
 
@@ -378,8 +375,7 @@ mod tests {
         assert!(error["message"].as_str().unwrap().contains("at most 1024"));
         let request = read(json!({"dimensions": 576})).unwrap();
         assert!(request.bytes(576).is_ok());
-        let error = request.bytes(1024).unwrap_err().body()["error"].clone();
-        assert_eq!(error["code"], "unsupported_parameter");
+        assert_eq!(refusal(request.bytes(1024)).0, "unsupported_parameter");
     }
 
     #[test]

@@ -47,3 +47,21 @@ impl Fields {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::api::http) const STRICT: Rules = Rules {
+        seed: 0,
+        strict: true,
+    };
+
+    /// Code and param of a refusal.
+    pub(in crate::api::http) fn refusal<T>(result: Result<T, ApiError>) -> (String, String) {
+        let body = result.err().expect("a refusal").body();
+        let text = |name: &str| body["error"][name].as_str().unwrap_or_default().to_owned();
+        assert_eq!(body["error"]["type"], "invalid_request_error");
+        (text("code"), text("param"))
+    }
+}

@@ -1,6 +1,7 @@
 use hearthnet_tokens::Role;
 use proptest::prelude::*;
 
+use super::super::fields::tests::{STRICT, refusal};
 use super::*;
 use crate::api::fields;
 use crate::api::fields::tests::cases;
@@ -22,14 +23,6 @@ fn with(extra: Value) -> Result<ApiRequest, ApiError> {
 /// List of one message.
 fn one(role: &str, content: Value) -> Value {
     json!([{"role": role, "content": content}])
-}
-
-/// Code and param of a refusal.
-fn refusal(result: Result<ApiRequest, ApiError>) -> (String, String) {
-    let body = result.expect_err("a refusal").body();
-    let text = |name: &str| body["error"][name].as_str().unwrap_or_default().to_owned();
-    assert_eq!(body["error"]["type"], "invalid_request_error");
-    (text("code"), text("param"))
 }
 
 #[test]
@@ -279,15 +272,11 @@ fn a_message_of_the_assistant_may_be_empty() {
 
 #[test]
 fn a_strict_server_names_the_field_that_it_would_ignore() {
-    let strict = Rules {
-        strict: true,
-        ..RULES
-    };
     let asked = |name: &str, value: Value| {
         let mut body = base();
         body["stream"] = json!(true);
         body[name] = value;
-        chat(body.to_string().as_bytes(), strict)
+        chat(body.to_string().as_bytes(), STRICT)
     };
     asked("user", json!("u")).unwrap();
     for name in IGNORED {

@@ -1,3 +1,4 @@
+use super::super::super::fields::tests::{STRICT, refusal};
 use super::super::common::Answered;
 use super::super::common::tests::{end, stream, text_and_call};
 use super::*;
@@ -144,13 +145,12 @@ fn what_is_not_supported_is_refused_by_name() {
         [{"temprature": 1}, "temprature"],
         [{"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}, "mcp_servers"],
     ])) {
-        let refused = read(base(extra)).err().unwrap().body();
-        assert_eq!(refused["error"]["param"], param);
+        assert_eq!(refusal(read(base(extra))).1, param);
     }
     let thread = base(json!({"thread": {"type": "create"}}));
-    let refused = read(thread).err().unwrap().body();
-    assert_eq!(refused["error"]["code"], "thread_unsupported_request");
-    assert_eq!(refused["error"]["param"], "thread");
+    let (code, param) = refusal(read(thread));
+    assert_eq!(code, "thread_unsupported_request");
+    assert_eq!(param, "thread");
 }
 
 #[test]
@@ -158,10 +158,6 @@ fn a_strict_server_refuses_what_others_ignore() {
     let cached = json!({"type": "ephemeral"});
     let block = json!({"type": "text", "text": "hi", "cache_control": cached});
     let tool = json!({"name": "f", "cache_control": cached});
-    let strict = Rules {
-        strict: true,
-        ..Rules::default()
-    };
     for (extra, param) in cases::<(Value, String)>(json!([
         [{"service_tier": "auto"}, "service_tier"],
         [{"cache_control": cached}, "cache_control"],
@@ -172,12 +168,11 @@ fn a_strict_server_refuses_what_others_ignore() {
         [{"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"],
     ])) {
         let body = base(extra);
-        let refused = read_by(strict, &body).err().unwrap().body();
-        assert_eq!(refused["error"]["code"], "unsupported_parameter");
-        assert_eq!(refused["error"]["param"], param);
+        let refused = refusal(read_by(STRICT, &body));
+        assert_eq!(refused, ("unsupported_parameter".into(), param));
         read(body).unwrap();
     }
-    read_by(strict, &base(json!({"mcp_servers": []}))).unwrap();
+    read_by(STRICT, &base(json!({"mcp_servers": []}))).unwrap();
 }
 
 #[test]

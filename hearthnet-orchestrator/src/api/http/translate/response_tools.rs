@@ -204,23 +204,16 @@ fn named(choice: &mut Fields) -> Result<Value, Refused> {
 
 #[cfg(test)]
 mod tests {
-    use hearthnet_http::ApiError;
-
+    use super::super::super::fields::tests::{STRICT, refusal};
     use super::*;
 
     fn read(asked: Value, strict: bool) -> Result<Value, (String, String)> {
-        let rules = Rules {
-            strict,
-            ..Rules::default()
-        };
+        let rules = if strict { STRICT } else { Rules::default() };
         let mut fields = Fields::object("", asked).unwrap();
         let mut request = json!({});
         let read = tools(&mut fields, Vec::new(), &mut request, rules);
-        read.map(|_| request).map_err(|refused| {
-            let error = &ApiError::from(refused).body()["error"];
-            let text = |name: &str| error[name].as_str().unwrap().to_owned();
-            (text("code"), text("param"))
-        })
+        read.map(|_| request)
+            .map_err(|refused| refusal::<()>(Err(refused.into())))
     }
 
     fn function(name: &str) -> Value {
