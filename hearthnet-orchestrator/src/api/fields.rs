@@ -137,6 +137,20 @@ impl Fields {
         self.read(name, &must, |n| (min..=max).contains(n))
     }
 
+    /// Removes an object.
+    pub(super) fn inner(&mut self, name: &str) -> Result<Option<Self>, Refused> {
+        let value = self.take(name);
+        value
+            .map(|value| Self::object(&self.path(name), value))
+            .transpose()
+    }
+
+    /// Removes an object that must be there. `must` describes it.
+    pub(super) fn needed_inner(&mut self, name: &str, must: &str) -> Result<Self, Refused> {
+        let value = self.take(name).unwrap_or_default();
+        Self::object_with(&self.path(name), value, must)
+    }
+
     /// Removes a list; an empty one if it is missing.
     pub(super) fn list(&mut self, name: &str) -> Result<Vec<Value>, Refused> {
         Ok(self.read(name, "a list", |_| true)?.unwrap_or_default())

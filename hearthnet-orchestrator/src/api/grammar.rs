@@ -132,8 +132,7 @@ fn openais_schema(value: Value) -> Result<Grammar, Refused> {
     // An answer always follows its schema.
     given.bool("strict")?;
     let at = given.path("schema");
-    let schema = given.take("schema");
-    let schema = schema.ok_or_else(|| wrong(&at, "a JSON schema"))?;
+    let schema = given.need("schema", "a JSON schema", |_| true)?;
     given.nothing_left(&[])?;
     json_schema(&at, schema)
 }

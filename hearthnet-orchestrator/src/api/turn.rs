@@ -159,9 +159,7 @@ pub(super) fn tool(at: &str, value: Value) -> Result<Tool, Refused> {
             return Err(unsupported(&at, problem));
         }
     }
-    let at = given.path("function");
-    let function = given.take("function").unwrap_or_default();
-    let mut function = Fields::object_with(&at, function, "an object with `name`")?;
+    let mut function = given.needed_inner("function", "an object with `name`")?;
     let must = format!("1 to {MAX_TOOL_NAME} letters, digits, `_` and `-`");
     let name = function.need("name", &must, |name: &String| Tool::is_name(name))?;
     let description = function.text("description")?;

@@ -110,19 +110,17 @@ pub(in crate::api::http) fn request(
     request["messages"] = json!(messages);
     tools(&mut fields, &mut request, &offers, rules)?;
     thinking(&mut fields, &mut request, rules)?;
-    if let Some(config) = fields.take("output_config") {
-        let mut config = Fields::object("output_config", config)?;
-        if let Some(format) = config.take("format") {
-            request["response_format"] = output_format("output_config.format", format)?;
+    if let Some(mut config) = fields.inner("output_config")? {
+        if let Some(format) = config.inner("format")? {
+            request["response_format"] = output_format(format)?;
         }
         config.move_to(&mut request, &[("effort", "reasoning_effort")]);
         config.nothing_left(&[])?;
     }
-    if let Some(format) = fields.take("output_format") {
-        request["response_format"] = output_format("output_format", format)?;
+    if let Some(format) = fields.inner("output_format")? {
+        request["response_format"] = output_format(format)?;
     }
-    if let Some(metadata) = fields.take("metadata") {
-        let mut metadata = Fields::object("metadata", metadata)?;
+    if let Some(mut metadata) = fields.inner("metadata")? {
         metadata.move_to(&mut request, &[("user_id", "user")]);
     }
     let stream = fields.bool("stream")?.unwrap_or(false);
@@ -249,8 +247,7 @@ fn message(
                 messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
             }
             ("system", "tool_addition" | "tool_removal") => {
-                let at = block.path("tool");
-                let mut tool = Fields::object(&at, block.take("tool").unwrap_or_default())?;
+                let mut tool = block.needed_inner("tool", "an object")?;
                 if tool.needed("type")? != "tool_reference" {
                     let problem = "name a tool of `tools`, as a `tool_reference`";
                     return Err(unsupported(&tool.path("type"), problem));
@@ -307,10 +304,9 @@ fn tools(
     if has_tools {
         request["tools"] = json!(tools);
     }
-    let Some(choice) = fields.take("tool_choice") else {
+    let Some(mut choice) = fields.inner("tool_choice")? else {
         return Ok(());
     };
-    let mut choice = Fields::object("tool_choice", choice)?;
     request["tool_choice"] = match choice.needed("type")?.as_str() {
         "auto" => json!("auto"),
         "none" => json!("none"),
@@ -326,10 +322,9 @@ fn tools(
 
 /// Translates `thinking`. Models that reason do so by default, and `adaptive` changes nothing.
 fn thinking(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(), Refused> {
-    let Some(thinking) = fields.take("thinking") else {
+    let Some(mut thinking) = fields.inner("thinking")? else {
         return Ok(());
     };
-    let mut thinking = Fields::object("thinking", thinking)?;
     match thinking.needed("type")?.as_str() {
         "disabled" => request["reasoning_effort"] = json!("none"),
         "enabled" => thinking.move_to(request, &[("budget_tokens", "thinking_budget")]),
@@ -340,13 +335,11 @@ fn thinking(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<()
 }
 
 /// Translates the format of an answer.
-fn output_format(at: &str, format: Value) -> Result<Value, Refused> {
-    let mut format = Fields::object(at, format)?;
+fn output_format(mut format: Fields) -> Result<Value, Refused> {
     if format.needed("type")? != "json_schema" {
         return Err(wrong(&format.path("type"), "json_schema"));
     }
-    let schema = format.take("schema");
-    let schema = schema.ok_or_else(|| wrong(&format.path("schema"), "a JSON schema"))?;
+    let schema: Value = format.need("schema", "a JSON schema", |_| true)?;
     format.nothing_left(&[])?;
     Ok(json!({"type": "json_schema", "json_schema": {"schema": schema}}))
 }

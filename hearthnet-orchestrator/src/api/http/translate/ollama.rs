@@ -218,8 +218,7 @@ fn message(at: &str, value: Value, calls: &mut Calls, rules: Rules) -> Result<Va
     for (index, call) in fields.list("tool_calls")?.into_iter().enumerate() {
         let at = format!("{at}.tool_calls[{index}]");
         let mut call = Fields::object(&at, call)?;
-        let function = call.take("function").unwrap_or_default();
-        let mut function = Fields::object(&format!("{at}.function"), function)?;
+        let mut function = call.needed_inner("function", "an object")?;
         let arguments = function.take("arguments").unwrap_or_else(|| json!({}));
         let id = match call.text("id")? {
             Some(id) => id,
@@ -304,10 +303,9 @@ fn generate(fields: &mut Fields, request: &mut Value) -> Result<(Shape, bool), R
 
 /// Reads `options`.
 fn options(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(), Refused> {
-    let Some(options) = fields.take("options") else {
+    let Some(mut options) = fields.inner("options")? else {
         return Ok(());
     };
-    let mut options = Fields::object("options", options)?;
     match options.take("num_predict") {
         None => {}
         // As many as the context holds.

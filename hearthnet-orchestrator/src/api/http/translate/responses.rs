@@ -85,15 +85,13 @@ pub(in crate::api::http) fn request(
     }
     request["messages"] = json!(messages);
     let namespaces = tools(&mut fields, added, &mut request, rules)?;
-    if let Some(text) = fields.take("text") {
-        let mut text = Fields::object("text", text)?;
-        if let Some(format) = text.take("format") {
+    if let Some(mut text) = fields.inner("text")? {
+        if let Some(format) = text.inner("format")? {
             request["response_format"] = response_format(format)?;
         }
         text.nothing_left(rules.ignored(&["verbosity"]))?;
     }
-    if let Some(reasoning) = fields.take("reasoning") {
-        let mut reasoning = Fields::object("reasoning", reasoning)?;
+    if let Some(mut reasoning) = fields.inner("reasoning")? {
         reasoning.move_to(&mut request, &[("effort", "reasoning_effort")]);
         let ignored = &["summary", "generate_summary", "context"];
         reasoning.nothing_left(rules.ignored(ignored))?;
@@ -171,8 +169,7 @@ fn echo(fields: &Fields) -> Value {
 }
 
 /// Translates `text.format`: members of a schema stand beside its type.
-fn response_format(format: Value) -> Result<Value, Refused> {
-    let mut format = Fields::object("text.format", format)?;
+fn response_format(mut format: Fields) -> Result<Value, Refused> {
     let kind = format.needed("type")?;
     let mut translated = json!({"type": kind});
     if kind == "json_schema" {
@@ -201,21 +198,15 @@ impl Item {
     /// The item in the API's form; without its content if it is not `done`.
     fn value(&self, id: &str, done: bool) -> Value {
         let status = if done { "completed" } else { "in_progress" };
-        let content = || {
-            if done {
-                json!([self.part()])
-            } else {
-                json!([])
-            }
-        };
+        let content = Vec::from_iter(done.then(|| self.part()));
         match self {
             Self::Reasoning(_) => json!({
-                "id": id, "type": "reasoning", "summary": [], "content": content(),
+                "id": id, "type": "reasoning", "summary": [], "content": content,
                 "status": status,
             }),
             Self::Message(_) => json!({
                 "id": id, "type": "message", "status": status, "role": "assistant",
-                "content": content(),
+                "content": content,
             }),
             Self::Call {
                 id: call,
@@ -340,26 +331,23 @@ impl Responses {
         };
         let (id, index) = (self.item_id(&item), self.output.len());
         let about = json!({"item_id": id, "output_index": index});
-        let mut parts = Vec::new();
-        match &item {
-            Item::Reasoning(text) => {
-                let event = with(about.clone(), json!({"content_index": 0, "text": text}));
-                parts.push(self.event("response.reasoning_text.done", event));
-            }
-            Item::Message(text) => {
-                let event = with(
-                    about.clone(),
-                    json!({"content_index": 0, "text": text, "logprobs": []}),
-                );
-                parts.push(self.event("response.output_text.done", event));
-            }
+        let (kind, more) = match &item {
+            Item::Reasoning(text) => (
+                "response.reasoning_text.done",
+                json!({"content_index": 0, "text": text}),
+            ),
+            Item::Message(text) => (
+                "response.output_text.done",
+                json!({"content_index": 0, "text": text, "logprobs": []}),
+            ),
             Item::Call {
                 name, arguments, ..
-            } => {
-                let event = with(about.clone(), json!({"name": name, "arguments": arguments}));
-                parts.push(self.event("response.function_call_arguments.done", event));
-            }
-        }
+            } => (
+                "response.function_call_arguments.done",
+                json!({"name": name, "arguments": arguments}),
+            ),
+        };
+        let mut parts = vec![self.event(kind, with(about.clone(), more))];
         let part = item.part();
         if !part.is_null() {
             let event = with(about, json!({"content_index": 0, "part": part}));
@@ -412,10 +400,7 @@ impl Translation for Responses {
                 })
             }
         };
-        let mut parts = match begin {
-            Some(item) => self.begin_item(item),
-            None => Vec::new(),
-        };
+        let mut parts = begin.map_or_else(Vec::new, |item| self.begin_item(item));
         let kind = match (piece, &mut self.open) {
             (Piece::Reasoning(text), Some(Item::Reasoning(whole))) => {
                 whole.push_str(text);
