@@ -6,14 +6,25 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::str::FromStr;
 
 use hearthnet_engine::ARITHMETIC;
 use serde::{Deserialize, Serialize};
 
 /// Rule for the arithmetics of a caller's hosts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Default,
+    Serialize,
+    Deserialize,
+    strum::EnumString,
+    strum::VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", parse_err_ty = String, parse_err_fn = unknown)]
 #[allow(clippy::exhaustive_enums)] // Each caller decides for all of them.
 pub enum Exact {
     /// Exact hosts only.
@@ -28,7 +39,7 @@ pub enum Exact {
 
 impl Exact {
     /// Names, in the order of [`Exact`].
-    pub const NAMES: [&str; 3] = ["require", "prefer", "any"];
+    pub const NAMES: &[&str] = <Self as strum::VariantNames>::VARIANTS;
 
     /// Arithmetics that a route may have. `before`: arithmetic of the replaced host of a running
     /// sequence; `None` for a new one.
@@ -42,16 +53,8 @@ impl Exact {
     }
 }
 
-impl FromStr for Exact {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let all = [Self::Require, Self::Prefer, Self::Any];
-        let found = Self::NAMES.iter().zip(all).find(|(own, _)| **own == name);
-        found
-            .map(|(_, exact)| exact)
-            .ok_or_else(|| format!("it is one of {}", Self::NAMES.join(", ")))
-    }
+fn unknown(_: &str) -> String {
+    format!("it is one of {}", Exact::NAMES.join(", "))
 }
 
 /// Arithmetics that a route may have.
@@ -115,7 +118,8 @@ mod tests {
 
     #[test]
     fn names_match_the_configuration() {
-        for name in Exact::NAMES {
+        assert_eq!(Exact::NAMES, ["require", "prefer", "any"]);
+        for &name in Exact::NAMES {
             let exact: Exact = name.parse().unwrap();
             assert_eq!(serde_json::to_value(exact).unwrap(), name);
         }

@@ -3,7 +3,9 @@
 
 use hearthnet_tokens::{Grammar, grammar};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+
+use super::fields::{Fields, Refused, invalid, unsupported, wrong};
 
 /// Mark at the beginning of a Lark grammar in llama.cpp's field.
 const LARK_MARK: &str = "%llguidance";
@@ -28,33 +30,6 @@ pub(super) struct AskedGrammar {
     pub(super) grammar: Grammar,
 }
 
-/// Refused field.
-#[derive(Debug)]
-pub(super) struct Refused {
-    /// Path of the field.
-    pub(super) field: String,
-    pub(super) problem: String,
-    /// True if the value may be right, but is not supported.
-    pub(super) is_unsupported: bool,
-}
-
-/// Refused field with a wrong value.
-pub(super) fn wrong(field: &str, must: &str) -> Refused {
-    Refused {
-        field: field.to_owned(),
-        problem: format!("`{field}` must be {must}"),
-        is_unsupported: false,
-    }
-}
-
-pub(super) fn unsupported(field: &str, problem: impl Into<String>) -> Refused {
-    Refused {
-        field: field.to_owned(),
-        problem: problem.into(),
-        is_unsupported: true,
-    }
-}
-
 impl GrammarFields {
     /// Fields that ask for a grammar.
     pub(super) fn of(grammar: Option<&Grammar>) -> Self {
@@ -70,6 +45,16 @@ impl GrammarFields {
             Some(Grammar::Regex(regex)) => vllms("regex", regex),
             Some(Grammar::Lark(lark)) => vllms("grammar", lark),
             _ => Self::default(),
+        }
+    }
+
+    /// Takes the fields out of a request.
+    pub(super) fn take(fields: &mut Fields) -> Self {
+        Self {
+            response_format: fields.take("response_format"),
+            structured_outputs: fields.take("structured_outputs"),
+            json_schema: fields.take("json_schema"),
+            grammar: fields.take("grammar"),
         }
     }
 
@@ -97,11 +82,7 @@ impl GrammarFields {
             };
             if let Some(other) = &asked {
                 let problem = format!("`{field}` and `{}` exclude each other", other.field);
-                return Err(Refused {
-                    field: field.to_owned(),
-                    problem,
-                    is_unsupported: false,
-                });
+                return Err(invalid(field, problem));
             }
             asked = Some(AskedGrammar { field, grammar });
         }
@@ -113,12 +94,10 @@ impl GrammarFields {
 fn response_format(value: Value) -> Result<Option<Grammar>, Refused> {
     let at = "response_format";
     let must = "an object whose `type` is text, json_object or json_schema";
-    let Value::Object(mut format) = value else {
-        return Err(wrong(at, must));
-    };
-    let kind = take(&mut format, "type");
-    let beside = take(&mut format, "schema");
-    let given = take(&mut format, "json_schema");
+    let mut format = Fields::object_with(at, value, must)?;
+    let kind = format.take("type");
+    let beside = format.take("schema");
+    let given = format.take("json_schema");
     let grammar = match (kind.as_ref().and_then(Value::as_str), given, beside) {
         (Some("text"), None, None) => None,
         (Some("json_object"), None, None) => Some(Grammar::json_object()),
@@ -139,47 +118,37 @@ fn response_format(value: Value) -> Result<Option<Grammar>, Refused> {
             return Err(unsupported(at, problem));
         }
     };
-    nothing_left(&format, at)?;
+    format.nothing_left(&[])?;
     Ok(grammar)
 }
 
 /// Member `json_schema` of OpenAI's field.
 fn openais_schema(value: Value) -> Result<Grammar, Refused> {
     let at = "response_format.json_schema";
-    let Value::Object(mut given) = value else {
-        return Err(wrong(at, "an object with `schema`"));
-    };
+    let mut given = Fields::object_with(at, value, "an object with `schema`")?;
     for name in ["name", "description"] {
-        if take(&mut given, name).is_some_and(|name| !name.is_string()) {
-            return Err(wrong(&format!("{at}.{name}"), "a text"));
-        }
+        given.text(name)?;
     }
     // An answer always follows its schema.
-    if take(&mut given, "strict").is_some_and(|strict| !strict.is_boolean()) {
-        return Err(wrong(&format!("{at}.strict"), "true or false"));
-    }
-    let at_schema = format!("{at}.schema");
-    let schema = take(&mut given, "schema");
-    let schema = schema.ok_or_else(|| wrong(&at_schema, "a JSON schema"))?;
-    nothing_left(&given, at)?;
-    json_schema(&at_schema, schema)
+    given.bool("strict")?;
+    let at = given.path("schema");
+    let schema = given.need("schema", "a JSON schema", |_| true)?;
+    given.nothing_left(&[])?;
+    json_schema(&at, schema)
 }
 
 /// vLLM's field.
 fn structured_outputs(value: Value) -> Result<Option<Grammar>, Refused> {
     let at = "structured_outputs";
     let must = "an object with one of json, regex, choice, grammar and json_object";
-    let Value::Object(mut given) = value else {
-        return Err(wrong(at, must));
-    };
-    given.retain(|_, value| !value.is_null());
+    let mut given = Fields::object_with(at, value, must)?;
     let mut found = Vec::new();
     for name in ["json", "regex", "choice", "grammar", "json_object"] {
-        if let Some(value) = take(&mut given, name) {
-            found.push((format!("{at}.{name}"), name, value));
+        if let Some(value) = given.take(name) {
+            found.push((given.path(name), name, value));
         }
     }
-    nothing_left(&given, at)?;
+    given.nothing_left(&[])?;
     let mut found = found.into_iter();
     let (Some((at_part, name, value)), None) = (found.next(), found.next()) else {
         return Err(wrong(at, must));
@@ -244,29 +213,10 @@ fn json_schema(at: &str, mut schema: Value) -> Result<Grammar, Refused> {
     }
 }
 
-/// Removes a member; `None` if it is missing or null.
-pub(super) fn take(object: &mut Map<String, Value>, name: &str) -> Option<Value> {
-    object.remove(name).filter(|value| !value.is_null())
-}
-
-/// Refuses members that were not read: each might change the answer.
-pub(super) fn nothing_left(object: &Map<String, Value>, at: &str) -> Result<(), Refused> {
-    match object.iter().find(|(_, value)| !value.is_null()) {
-        None => Ok(()),
-        Some((name, _)) => {
-            let at: String = at
-                .chars()
-                .chain(['.'])
-                .chain(name.chars().take(100))
-                .collect();
-            Err(unsupported(&at, format!("`{at}` is not supported here")))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::fields::tests::cases;
 
     fn read(fields: Value) -> Result<Option<Grammar>, Refused> {
         let fields: GrammarFields = serde_json::from_value(fields).unwrap();
@@ -340,72 +290,29 @@ mod tests {
     #[test]
     fn wrong_and_unsupported_values_name_their_field() {
         let schema = || json!({"type": "object"});
-        for (fields, field, is_unsupported) in [
-            (json!({"response_format": "json"}), "response_format", false),
-            (
-                json!({"response_format": {"type": 5}}),
-                "response_format",
-                false,
-            ),
-            (
-                json!({"response_format": {"type": "structural_tag"}}),
-                "response_format.type",
-                true,
-            ),
-            (
-                json!({"response_format": {"type": "json_schema"}}),
-                "response_format.json_schema",
-                false,
-            ),
-            (
-                json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}),
-                "response_format.json_schema.schema",
-                false,
-            ),
-            (
-                json!({"response_format": {"type": "json_object", "strict": true}}),
-                "response_format.strict",
-                true,
-            ),
-            (
-                json!({"structured_outputs": {}}),
-                "structured_outputs",
-                false,
-            ),
-            (
-                json!({"structured_outputs": {"regex": "a", "json": schema()}}),
-                "structured_outputs",
-                false,
-            ),
-            (
-                json!({"structured_outputs": {"regex": 1}}),
-                "structured_outputs.regex",
-                false,
-            ),
-            (
-                json!({"structured_outputs": {"choice": ["a", ""]}}),
-                "structured_outputs.choice",
-                false,
-            ),
-            (
-                json!({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}),
-                "structured_outputs.whitespace_pattern",
-                true,
-            ),
-            (json!({"json_schema": 5}), "json_schema", false),
-            (json!({"grammar": "root ::= \"a\""}), "grammar", true),
-            (
-                json!({"grammar": "start: \"a\"", "json_schema": schema()}),
-                "grammar",
-                false,
-            ),
-        ] {
+        for (fields, field, is_unsupported) in cases::<(Value, String, bool)>(json!([
+            [{"response_format": "json"}, "response_format", false],
+            [{"response_format": {"type": 5}}, "response_format", false],
+            [{"response_format": {"type": "structural_tag"}}, "response_format.type", true],
+            [{"response_format": {"type": "json_schema"}}, "response_format.json_schema", false],
+            [{"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+             "response_format.json_schema.schema", false],
+            [{"response_format": {"type": "json_object", "strict": true}},
+             "response_format.strict", true],
+            [{"structured_outputs": {}}, "structured_outputs", false],
+            [{"structured_outputs": {"regex": "a", "json": schema()}}, "structured_outputs", false],
+            [{"structured_outputs": {"regex": 1}}, "structured_outputs.regex", false],
+            [{"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice", false],
+            [{"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+             "structured_outputs.whitespace_pattern", true],
+            [{"json_schema": 5}, "json_schema", false],
+            [{"grammar": "root ::= \"a\""}, "grammar", true],
+            [{"grammar": "start: \"a\"", "json_schema": schema()}, "grammar", false],
+        ])) {
             let refused = read(fields).unwrap_err();
-            assert_eq!(
-                (refused.field.as_str(), refused.is_unsupported),
-                (field, is_unsupported)
-            );
-            assert!(refused.problem.contains(field), "{}", refused.problem);
+            let found = (refused.field.as_str(), refused.is_unsupported);
+            assert_eq!(found, (field.as_str(), is_unsupported));
+            assert!(refused.problem.contains(&field), "{}", refused.problem);
         }
     }
 }

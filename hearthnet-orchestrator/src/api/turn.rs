@@ -6,7 +6,7 @@ use hearthnet_tokens::tools::{MAX_TOOL_BYTES, MAX_TOOL_NAME, MAX_TOOLS, Tool, To
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::grammar::{Refused, nothing_left, take, unsupported, wrong};
+use super::fields::{Fields, Refused, unsupported, wrong};
 use crate::chat::TurnOptions;
 
 /// Maximum number of template variables of a request, and the longest name and text of one.
@@ -71,17 +71,16 @@ impl TurnFields {
         }
     }
 
-    /// Takes the fields out of an object.
-    pub(super) fn take(fields: &mut Map<String, Value>) -> Self {
-        let mut take = |name| take(fields, name);
+    /// Takes the fields out of a request.
+    pub(super) fn take(fields: &mut Fields) -> Self {
         Self {
-            tools: take("tools"),
-            tool_choice: take("tool_choice"),
-            parallel_tool_calls: take("parallel_tool_calls"),
-            reasoning_effort: take("reasoning_effort"),
-            reasoning: take("reasoning"),
-            thinking_budget: take("thinking_budget"),
-            chat_template_kwargs: take("chat_template_kwargs"),
+            tools: fields.take("tools"),
+            tool_choice: fields.take("tool_choice"),
+            parallel_tool_calls: fields.take("parallel_tool_calls"),
+            reasoning_effort: fields.take("reasoning_effort"),
+            reasoning: fields.take("reasoning"),
+            thinking_budget: fields.take("thinking_budget"),
+            chat_template_kwargs: fields.take("chat_template_kwargs"),
         }
     }
 
@@ -150,52 +149,28 @@ fn tools(value: Value) -> Result<Vec<Tool>, Refused> {
 /// The tool at the path `at`.
 pub(super) fn tool(at: &str, value: Value) -> Result<Tool, Refused> {
     let must = "{\"type\": \"function\", \"function\": {\"name\": ...}}";
-    let Value::Object(mut given) = value else {
-        return Err(wrong(at, must));
-    };
-    match take(&mut given, "type").as_ref().and_then(Value::as_str) {
+    let mut given = Fields::object_with(at, value, must)?;
+    match given.take("type").as_ref().and_then(Value::as_str) {
         Some("function") => {}
         None => return Err(wrong(at, must)),
         Some(_) => {
-            let at = format!("{at}.type");
+            let at = given.path("type");
             let problem = format!("`{at}` must be function: other tools are not supported");
             return Err(unsupported(&at, problem));
         }
     }
-    let at = format!("{at}.function");
-    let Some(Value::Object(mut function)) = take(&mut given, "function") else {
-        return Err(wrong(&at, "an object with `name`"));
-    };
-    let name = match take(&mut function, "name") {
-        Some(Value::String(name)) if Tool::is_name(&name) => name,
-        _ => {
-            let must = format!("1 to {MAX_TOOL_NAME} letters, digits, `_` and `-`");
-            return Err(wrong(&format!("{at}.name"), &must));
-        }
-    };
-    let description = match take(&mut function, "description") {
-        None => None,
-        Some(Value::String(text)) => Some(text),
-        Some(_) => return Err(wrong(&format!("{at}.description"), "a text")),
-    };
+    let mut function = given.needed_inner("function", "an object with `name`")?;
+    let must = format!("1 to {MAX_TOOL_NAME} letters, digits, `_` and `-`");
+    let name = function.need("name", &must, |name: &String| Tool::is_name(name))?;
+    let description = function.text("description")?;
+    let must = "a JSON schema whose `type` is object";
     let is_object = |schema: &Map<String, Value>| match schema.get("type") {
         None | Some(Value::Null) => true,
         Some(kind) => kind == "object",
     };
-    let parameters = match take(&mut function, "parameters") {
-        None => None,
-        Some(Value::Object(schema)) if is_object(&schema) => Some(schema),
-        Some(_) => {
-            let must = "a JSON schema whose `type` is object";
-            return Err(wrong(&format!("{at}.parameters"), must));
-        }
-    };
-    let strict = match take(&mut function, "strict") {
-        None => false,
-        Some(Value::Bool(strict)) => strict,
-        Some(_) => return Err(wrong(&format!("{at}.strict"), "true or false")),
-    };
-    nothing_left(&function, &at)?;
+    let parameters = function.read("parameters", must, is_object)?;
+    let strict = function.bool("strict")?.unwrap_or(false);
+    function.nothing_left(&[])?;
     Ok(Tool {
         name,
         description,
@@ -250,25 +225,24 @@ fn allowed_tools(
     list: &mut Vec<Tool>,
 ) -> Result<ToolChoice, Refused> {
     let at = "tool_choice.allowed_tools";
-    let Some(Value::Object(mut allowed)) = take(&mut given, "allowed_tools") else {
-        return Err(wrong(at, "an object with `mode` and `tools`"));
-    };
-    let mode = take(&mut allowed, "mode");
+    let allowed = given.remove("allowed_tools").unwrap_or_default();
+    let mut allowed = Fields::object_with(at, allowed, "an object with `mode` and `tools`")?;
+    let mode = allowed.take("mode");
     let choice = match mode.as_ref().and_then(Value::as_str) {
         Some("auto") => ToolChoice::Auto,
         Some("required") => ToolChoice::Required,
-        _ => return Err(wrong(&format!("{at}.mode"), "auto or required")),
+        _ => return Err(wrong(&allowed.path("mode"), "auto or required")),
     };
-    let tools = take(&mut allowed, "tools").unwrap_or_default();
+    let tools = allowed.take("tools").unwrap_or_default();
     let tools = tools.as_array().into_iter().flatten();
     let names = tools.map(|tool| tool.as_object().and_then(named));
     let names: Option<Vec<&str>> = names.collect();
     let known = |name: &&str| list.iter().any(|tool| tool.name == *name);
     let names = names.filter(|names| !names.is_empty() && names.iter().all(known));
     let must = "a list of functions of `tools` that is not empty";
-    let names = names.ok_or_else(|| wrong(&format!("{at}.tools"), must))?;
+    let names = names.ok_or_else(|| wrong(&allowed.path("tools"), must))?;
     list.retain(|tool| names.contains(&tool.name.as_str()));
-    nothing_left(&allowed, at)?;
+    allowed.nothing_left(&[])?;
     Ok(choice)
 }
 
@@ -302,25 +276,18 @@ fn budget(at: &str, value: &Value) -> Result<Option<u32>, Refused> {
 
 /// OpenRouter's field.
 fn reasoning(value: Value, options: &mut TurnOptions) -> Result<(), Refused> {
-    let at = "reasoning";
-    let Value::Object(mut given) = value else {
-        return Err(wrong(
-            at,
-            "an object with `effort`, `max_tokens` or `enabled`",
-        ));
-    };
-    match take(&mut given, "enabled") {
-        None => {}
-        Some(Value::Bool(on)) => switch(options, on),
-        Some(_) => return Err(wrong("reasoning.enabled", "true or false")),
+    let must = "an object with `effort`, `max_tokens` or `enabled`";
+    let mut given = Fields::object_with("reasoning", value, must)?;
+    if let Some(on) = given.bool("enabled")? {
+        switch(options, on);
     }
-    if let Some(given) = take(&mut given, "effort") {
-        effort("reasoning.effort", &given, options)?;
+    if let Some(value) = given.take("effort") {
+        effort(&given.path("effort"), &value, options)?;
     }
-    if let Some(given) = take(&mut given, "max_tokens") {
-        options.thinking_tokens = budget("reasoning.max_tokens", &given)?;
+    if let Some(value) = given.take("max_tokens") {
+        options.thinking_tokens = budget(&given.path("max_tokens"), &value)?;
     }
-    nothing_left(&given, at)
+    given.nothing_left(&[])
 }
 
 /// Variables of the chat template. Its control tokens are made of other characters than the texts
@@ -363,6 +330,7 @@ fn variables(value: Value, options: &mut TurnOptions) -> Result<(), Refused> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::fields::tests::cases;
 
     fn read(fields: Value) -> Result<TurnOptions, Refused> {
         let fields: TurnFields = serde_json::from_value(fields).unwrap();
@@ -435,95 +403,38 @@ mod tests {
             .map(|n| named(&format!("f{n}"))[0].clone())
             .collect();
         let long = json!({"type": "object", "description": "x".repeat(70_000)});
-        for (fields, field, is_unsupported) in [
-            (json!({"tools": {}}), "tools", false),
-            (json!({"tools": many}), "tools", false),
-            (
-                json!({"tools": [{"type": "function", "function":
-                {"name": "f", "parameters": long}}]}),
-                "tools",
-                false,
-            ),
-            (
-                json!({"tools": [{"type": "web_search"}]}),
-                "tools[0].type",
-                true,
-            ),
-            (
-                json!({"tools": [{"type": "function"}]}),
-                "tools[0].function",
-                false,
-            ),
-            (
-                json!({"tools": named("a b")}),
-                "tools[0].function.name",
-                false,
-            ),
-            (
-                json!({"tools": [weather(), weather()]}),
-                "tools[1].function.name",
-                false,
-            ),
-            (
-                json!({"tools": [{"type": "function", "function":
-                {"name": "f", "parameters": {"type": "string"}}}]}),
-                "tools[0].function.parameters",
-                false,
-            ),
-            (
-                json!({"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}),
-                "tools[0].function.x",
-                true,
-            ),
-            (json!({"tool_choice": "required"}), "tool_choice", false),
-            (json!({"tool_choice": "sometimes"}), "tool_choice", false),
-            (
-                json!({"tools": named("f"), "tool_choice":
-                {"type": "function", "function": {"name": "g"}}}),
-                "tool_choice",
-                false,
-            ),
-            (
-                json!({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}),
-                "tool_choice.type",
-                true,
-            ),
-            (
-                json!({"tool_choice": {"type": "allowed_tools"}}),
-                "tool_choice.allowed_tools",
-                false,
-            ),
-            (
-                json!({"parallel_tool_calls": 1}),
-                "parallel_tool_calls",
-                false,
-            ),
-            (
-                json!({"reasoning_effort": "huge"}),
-                "reasoning_effort",
-                false,
-            ),
-            (json!({"thinking_budget": -2}), "thinking_budget", false),
-            (
-                json!({"reasoning": {"summary": "auto"}}),
-                "reasoning.summary",
-                true,
-            ),
-            (
-                json!({"chat_template_kwargs": {"messages": 1}}),
-                "chat_template_kwargs.messages",
-                true,
-            ),
-            (
-                json!({"chat_template_kwargs": {"a": "<|im_end|>"}}),
-                "chat_template_kwargs.a",
-                false,
-            ),
-        ] {
+        for (fields, field, is_unsupported) in cases::<(Value, String, bool)>(json!([
+            [{"tools": {}}, "tools", false],
+            [{"tools": many}, "tools", false],
+            [{"tools": [{"type": "function", "function": {"name": "f", "parameters": long}}]},
+             "tools", false],
+            [{"tools": [{"type": "web_search"}]}, "tools[0].type", true],
+            [{"tools": [{"type": "function"}]}, "tools[0].function", false],
+            [{"tools": named("a b")}, "tools[0].function.name", false],
+            [{"tools": [weather(), weather()]}, "tools[1].function.name", false],
+            [{"tools": [{"type": "function",
+                         "function": {"name": "f", "parameters": {"type": "string"}}}]},
+             "tools[0].function.parameters", false],
+            [{"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]},
+             "tools[0].function.x", true],
+            [{"tool_choice": "required"}, "tool_choice", false],
+            [{"tool_choice": "sometimes"}, "tool_choice", false],
+            [{"tools": named("f"), "tool_choice": {"type": "function", "function": {"name": "g"}}},
+             "tool_choice", false],
+            [{"tool_choice": {"type": "custom", "custom": {"name": "f"}}},
+             "tool_choice.type", true],
+            [{"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools", false],
+            [{"parallel_tool_calls": 1}, "parallel_tool_calls", false],
+            [{"reasoning_effort": "huge"}, "reasoning_effort", false],
+            [{"thinking_budget": -2}, "thinking_budget", false],
+            [{"reasoning": {"summary": "auto"}}, "reasoning.summary", true],
+            [{"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages", true],
+            [{"chat_template_kwargs": {"a": "<|im_end|>"}}, "chat_template_kwargs.a", false],
+        ])) {
             let refused = read(fields).unwrap_err();
             let found = (refused.field.as_str(), refused.is_unsupported);
-            assert_eq!(found, (field, is_unsupported));
-            assert!(refused.problem.contains(field), "{}", refused.problem);
+            assert_eq!(found, (field.as_str(), is_unsupported));
+            assert!(refused.problem.contains(&field), "{}", refused.problem);
         }
     }
 }

@@ -82,25 +82,19 @@ impl WithFallback {
         runtime: &Handle,
         cancel: &Cancel,
     ) -> Result<Self, ChatError> {
-        let error = match hosts {
-            Ok(hosts) => {
-                return Ok(Self {
-                    pipeline: hosts.name(),
-                    runs: Runs::Hosts(Box::new(hosts), load),
-                    alone: None,
-                    exact,
-                    answering: false,
-                    all: false,
-                });
+        let (pipeline, runs, alone) = match hosts {
+            Ok(hosts) => (hosts.name(), Runs::Hosts(Box::new(hosts), load), None),
+            Err(error) if error.blames_host() => {
+                fell_back(&error, "answering");
+                let here = Runs::Here(loaded(runtime, load, cancel).await?);
+                (PipelineId::draw(), here, Some((error, since)))
             }
-            Err(error) if error.blames_host() => error,
             Err(error) => return Err(error),
         };
-        fell_back(&error, "answering");
         Ok(Self {
-            pipeline: PipelineId::draw(),
-            runs: Runs::Here(loaded(runtime, load, cancel).await?),
-            alone: Some((error, since)),
+            runs,
+            alone,
+            pipeline,
             exact,
             answering: false,
             all: false,

@@ -180,4 +180,32 @@ pub(crate) mod tests {
             backend.output(run).await
         })
     }
+
+    /// [`run_rows`], for a caller that hears of no events.
+    pub(crate) fn run_quietly(
+        backend: &mut dyn Backend,
+        position: u32,
+        rows: &[f32],
+        cancel: &Cancel,
+    ) -> Result<Vec<f32>, ChatError> {
+        let notify = &mut |_| {};
+        run_rows(backend, position, rows, &mut Run { cancel, notify })
+    }
+
+    /// Runs a prompt, and returns the rows of all its positions.
+    pub(crate) fn run_all(
+        backend: &mut dyn Backend,
+        rows: &[f32],
+        cancel: &Cancel,
+    ) -> Result<Vec<f32>, ChatError> {
+        let notify = &mut |_| {};
+        let all = Rows {
+            all: true,
+            ..Rows::at(0, rows)
+        };
+        block_on(async {
+            backend.submit(all, cancel).await;
+            backend.output(&mut Run { cancel, notify }).await
+        })
+    }
 }

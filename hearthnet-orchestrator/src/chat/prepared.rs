@@ -1,7 +1,5 @@
 //! A validated request: token ids of its prompt, and the state of its sampling. No backend is needed.
 
-use std::fmt::Display;
-
 use hearthnet_files::sampling::SamplerConfig;
 use hearthnet_tokens::sampler::Sampler;
 use hearthnet_tokens::template::Chat;
@@ -10,7 +8,7 @@ use hearthnet_tokens::{ChatMessage, ChatTemplate, Role, Special};
 
 use super::grammar_thread::GrammarThread;
 use super::request::{ChatRequest, Prompt, TextModel};
-use super::turn::{NewText, Turn, TurnOptions};
+use super::turn::{NewText, Turn, TurnOptions, bad};
 use crate::error::ChatError;
 use crate::frames::FinishReason;
 
@@ -290,8 +288,4 @@ pub(super) fn room_for(
     }
     let room = u32::try_from(room).unwrap_or(u32::MAX);
     Ok(max_tokens.map_or(room, |most| most.min(room)))
-}
-
-fn bad(error: impl Display) -> ChatError {
-    ChatError::BadRequest(error.to_string())
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 use hearthnet_engine::{Embedder, Head};
 use hearthnet_files::ModelFile;
 use hearthnet_files::sampling::SamplerConfig;
-use hearthnet_testkit::{TinyLlama, one_thread};
+use hearthnet_testkit::{TinyLlama, family, one_thread};
 use hearthnet_tokens::{Detokenizer, Grammar};
 use parking_lot::Mutex;
 
@@ -403,10 +403,8 @@ fn a_vector_has_the_same_bits_for_every_cut_and_beside_other_texts() {
 
 #[test]
 fn an_encoder_gives_the_vectors_of_a_local_program_and_continues_no_text() {
-    let folder = "../crates/hearthnet-files/tests/data/families";
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     for name in ["bert", "gemmaembedding", "nomicbert"] {
-        let file = ModelFile::open(&folder.join(format!("{name}.gguf"))).unwrap();
+        let file = family(name);
         let vocab = file.spec().vocab;
         // Longer than a piece of other models, where the context allows.
         let longest = file.spec().context.min(300);

@@ -206,7 +206,7 @@ impl Turn {
     }
 }
 
-fn bad(error: impl Display) -> ChatError {
+pub(super) fn bad(error: impl Display) -> ChatError {
     ChatError::BadRequest(error.to_string())
 }
 

@@ -19,8 +19,7 @@ use crate::exact::Exact;
 use crate::hosts::health::SharedHealth;
 use crate::hosts::link::HostLink;
 use crate::hosts::router::{
-    Auto, Candidate, Greedy, PetalsLike, Planned, PolicyName, RouteError, RouteRequest, Span,
-    Speeds, pick_by,
+    Candidate, PolicyName, RouteError, RouteRequest, Span, Speeds, pick_by,
 };
 
 /// Properties of a model that its hosts must match.
@@ -254,12 +253,7 @@ impl Choice {
                 one.streams = all.streams(host);
             }
         });
-        match self.policy {
-            PolicyName::Auto => pick_by(&Auto { speeds }, &request, &candidates),
-            PolicyName::Greedy => pick_by(&Greedy, &request, &candidates),
-            PolicyName::Planned => pick_by(&Planned { speeds }, &request, &candidates),
-            PolicyName::PetalsLike => pick_by(&PetalsLike { speeds }, &request, &candidates),
-        }
+        pick_by(self.policy, speeds, &request, &candidates)
     }
 
     /// Like [`Self::pick`], among open sessions; leaving and ended ones are skipped.

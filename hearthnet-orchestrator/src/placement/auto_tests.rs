@@ -33,15 +33,25 @@ fn planned_after(
     let others: Vec<Held> = hosts.iter().skip(1).map(|(held, _)| *held).collect();
     let away = gone(away);
     let situation = Situation {
-        total: 12,
         room,
-        mine: hosts[0].0,
-        others: &others,
-        gone: &away,
         passed_over,
         measured: Some((&community, &model)),
+        ..of_twelve(hosts[0].0, &others, &away)
     };
     situation.wish()
+}
+
+/// Situation of a host of a model of 12 layers, with room for all and without measurements.
+fn of_twelve<'a>(mine: Held, others: &'a [Held], gone: &'a BTreeSet<NodeId>) -> Situation<'a> {
+    Situation {
+        total: 12,
+        room: 12,
+        mine,
+        others,
+        gone,
+        passed_over: 0,
+        measured: None,
+    }
 }
 
 fn wish(lo: u32, hi: u32, cause: Cause) -> Option<Wish> {
@@ -155,15 +165,7 @@ fn without_measurements_a_spare_host_replaces_the_one_that_is_gone() {
     let others = [held("a", 0, 5), held("b", 6, 11)];
     let none = BTreeSet::new();
     let lost = gone(&["b"]);
-    let mut situation = Situation {
-        total: 12,
-        room: 12,
-        mine: held("c", 0, 3),
-        others: &others,
-        gone: &none,
-        passed_over: 0,
-        measured: None,
-    };
+    let mut situation = of_twelve(held("c", 0, 3), &others, &none);
     assert_eq!(situation.wish(), None);
     situation.gone = &lost;
     assert_eq!(situation.wish(), wish(6, 11, Cause::Lost));
@@ -312,14 +314,11 @@ fn a_planned_move_relies_on_an_unmeasured_host_only_if_rule_3_keeps_that_in_plac
         };
         let machines = [machine(mine, 6, 500), machine(b, 6, 500), fixed];
         let (community, model) = (Community::new(machines, []), model(12));
+        let others = [unmeasured, b];
         let situation = Situation {
-            total: 12,
             room: 6,
-            mine,
-            others: &[unmeasured, b],
-            gone: &lost,
-            passed_over: 0,
             measured: Some((&community, &model)),
+            ..of_twelve(mine, &others, &lost)
         };
         situation.wish()
     };
@@ -439,13 +438,8 @@ fn a_copy_that_joins_and_leaves_every_ten_seconds_moves_nothing() {
         let is_away = step / 20 % 2 == 1;
         let away = links.look(now, if is_away { &two } else { &all });
         let situation = Situation {
-            total: 12,
-            room: 12,
-            mine,
-            others: &others,
-            gone: &away,
-            passed_over: 0,
             measured: Some((&community, &model)),
+            ..of_twelve(mine, &others, &away)
         };
         let wish = situation.wish();
         wishes += usize::from(wish.is_some());

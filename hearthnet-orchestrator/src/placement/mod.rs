@@ -171,12 +171,11 @@ pub fn room(budget: u64, layer_bytes: &[u64]) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use hearthnet_bus::NodeKey;
     use proptest::prelude::*;
 
+    use super::plan::tests::node;
     use super::*;
 
-    /// Node ids in the order of their numbers.
     #[test]
     fn a_range_keeps_layers_together_that_one_machine_must_run() {
         let legal = |range, room| legal(range, &(9..16), room);
@@ -187,14 +186,6 @@ mod tests {
         assert_eq!(legal((4, 11), 6), Some((4, 8)));
         assert_eq!(legal((10, 13), 6), None);
         assert_eq!(super::legal((4, 11), &(16..16), 8), Some((4, 11)));
-    }
-
-    fn node(n: usize) -> NodeId {
-        let mut ids: Vec<NodeId> = (1..=16)
-            .map(|seed| NodeKey::from_secret(&[seed; 32]).id())
-            .collect();
-        ids.sort_unstable();
-        ids[n]
     }
 
     fn held(n: usize, lo: u32, hi: u32) -> Held {

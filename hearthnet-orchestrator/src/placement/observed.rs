@@ -145,19 +145,11 @@ pub fn observed_by_host(
 /// Host of which only its advertisement is known.
 fn unmeasured_host(node: NodeId, advert: &Advert) -> Machine {
     Machine {
-        node,
-        memory_bytes: 0,
         serves: true,
-        layer_us: 0,
-        prefill_row_us: 0,
-        head_us: 0,
-        step_us: 0,
-        online_permille: 0,
-        present_s: 0,
-        chats: false,
         is_answering: advert.descriptor.queue_depth > 0,
         is_fixed: true,
         holds: Some(Layers::from_inclusive(advert.descriptor.layer_range)),
+        ..Machine::new(node)
     }
 }
 
@@ -196,10 +188,24 @@ mod tests {
         }
     }
 
+    fn announce(home: &Home, seed: u8, layer_us: u32, peer: u8) {
+        let body = Body::NodeMeasured(measured(layer_us, peer));
+        home.log.append(&key(seed), body, now_ms()).unwrap();
+    }
+
+    fn advertise(home: &Home, seed: u8) {
+        let advert = Descriptor {
+            weights_sha256: WEIGHTS.to_string(),
+            ..testing::descriptor(id(seed))
+        };
+        let body = Body::ShardAdvertised(Box::new(advert));
+        home.log.append(&key(seed), body, now_ms()).unwrap();
+    }
+
     #[test]
     fn measurements_and_advertisements_become_machines_and_links() {
         let home = Home::founded(key(1), true);
-        home.append(Body::NodeMeasured(measured(400, 2)));
+        announce(&home, 1, 400, 2);
         let advert = Descriptor {
             weights_sha256: WEIGHTS.to_string(),
             queue_depth: 1,
@@ -225,7 +231,7 @@ mod tests {
     #[test]
     fn adopted_models_share_the_memory() {
         let home = Home::founded(key(1), true);
-        home.append(Body::NodeMeasured(measured(400, 2)));
+        announce(&home, 1, 400, 2);
         let memory = |weights: u8| {
             let found = observed_for(None, &home.log.state(), WeightsId([weights; 32]), now_ms());
             found.machine(id(1)).unwrap().memory_bytes
@@ -252,26 +258,14 @@ mod tests {
     fn a_host_plans_once_it_has_measured_whatever_others_have() {
         let home = Home::founded(key(1), true);
         home.admit(id(2), Level::Trusted);
-        let advertise = |seed: u8| {
-            let advert = Descriptor {
-                weights_sha256: WEIGHTS.to_string(),
-                ..testing::descriptor(id(seed))
-            };
-            let body = Body::ShardAdvertised(Box::new(advert));
-            home.log.append(&key(seed), body, now_ms()).unwrap();
-        };
-        let announce = |seed: u8, layer_us| {
-            let body = Body::NodeMeasured(measured(layer_us, 3 - seed));
-            home.log.append(&key(seed), body, now_ms()).unwrap();
-        };
         let seen_by = |seed: u8| {
             let others = BTreeSet::from([id(3 - seed)]);
             observed_by_host(id(seed), &others, &home.log.state(), WEIGHTS, now_ms())
         };
         assert_eq!(seen_by(1), None);
-        announce(1, 400);
+        announce(&home, 1, 400, 2);
         assert_eq!(seen_by(1), None, "the other one is no host");
-        advertise(2);
+        advertise(&home, 2);
         // In the first round node 2 has announced no time, in the second one a time of 0. Neither
         // is a measurement of the model.
         for _ in 0..2 {
@@ -282,9 +276,9 @@ mod tests {
             assert_eq!(machine.holds, Some(Layers::new(0, 8)));
             assert!(!found.machine(id(1)).unwrap().is_fixed);
             assert_eq!(seen_by(2), None);
-            announce(2, 0);
+            announce(&home, 2, 0, 1);
         }
-        announce(2, 300);
+        announce(&home, 2, 300, 1);
         let found = seen_by(1).unwrap();
         assert!(!found.machine(id(2)).unwrap().is_fixed);
         assert_eq!(seen_by(2), Some(found));
@@ -295,15 +289,8 @@ mod tests {
         let home = Home::founded(key(1), true);
         for seed in [2, 3] {
             home.admit(id(seed), Level::Trusted);
-            let now = now_ms();
-            let body = Body::NodeMeasured(measured(400, 1));
-            home.log.append(&key(seed), body, now).unwrap();
-            let advert = Descriptor {
-                weights_sha256: WEIGHTS.to_string(),
-                ..testing::descriptor(id(seed))
-            };
-            let body = Body::ShardAdvertised(Box::new(advert));
-            home.log.append(&key(seed), body, now).unwrap();
+            announce(&home, seed, 400, 1);
+            advertise(&home, seed);
         }
         let seen = || {
             let found = observed_for(None, &home.log.state(), WEIGHTS, now_ms());
@@ -327,9 +314,7 @@ mod tests {
     fn a_member_without_the_right_to_serve_is_no_host() {
         let home = Home::founded(key(1), true);
         home.admit(id(2), Level::Member);
-        let now = now_ms();
-        let body = Body::NodeMeasured(measured(400, 1));
-        home.log.append(&key(2), body, now).unwrap();
+        announce(&home, 2, 400, 1);
         let found = observed_for(None, &home.log.state(), WEIGHTS, now_ms());
         let machine = found.machine(id(2)).unwrap();
         assert_eq!((machine.serves, machine.layer_us), (false, 400));

@@ -199,7 +199,7 @@ impl Fixture {
 
     /// Scored tokens of the prompt, and of the answer the ids and their log probabilities.
     fn logprobs(&self, request: ChatRequest) -> (Option<Vec<PromptToken>>, Scored) {
-        let mut answer = self.service.ask("me", "tiny", request).unwrap();
+        let mut answer = self.begin("me", request);
         let (mut prompt, mut scored) = (None, Scored::default());
         self.runtime.block_on(async {
             while let Some(frame) = answer.next().await {
@@ -220,6 +220,10 @@ impl Fixture {
             }
         });
         (prompt, scored)
+    }
+
+    fn begin(&self, caller: &str, request: ChatRequest) -> Answer {
+        self.service.ask(caller, "tiny", request).unwrap()
     }
 
     fn say(&self, caller: &str, text: &str) -> Result<Done, ChatError> {
@@ -288,7 +292,7 @@ fn several_answers_are_those_of_single_requests_with_or_without_room_for_them() 
         .map(|index| {
             let mut one = several(1, 12);
             one.sampling.seed = Some(choice_seed(u64::MAX - 1, index));
-            let answer = single.service.ask("me", "tiny", one).unwrap();
+            let answer = single.begin("me", one);
             single.end(answer).unwrap().token_ids
         })
         .collect();
@@ -296,7 +300,7 @@ fn several_answers_are_those_of_single_requests_with_or_without_room_for_them() 
     for room in [usize::MAX, 2, 1] {
         let f = fixture(settings(1, 16, 16));
         f.census.lock().room = room;
-        let mut answer = f.service.ask("me", "tiny", several(CHOICES, 12)).unwrap();
+        let mut answer = f.begin("me", several(CHOICES, 12));
         let (mut told, mut ends) = (vec![Vec::new(); 4], vec![None; 4]);
         let (mut opened, mut usage) = (0, None);
         f.runtime.block_on(async {
@@ -334,12 +338,12 @@ fn several_answers_are_those_of_single_requests_with_or_without_room_for_them() 
 fn an_answer_that_fails_or_loses_its_reader_ends_the_others() {
     let f = fixture(settings(1, 16, 16));
     f.census.lock().fail_after = Some(3);
-    let answer = f.service.ask("me", "tiny", several(4, 200)).unwrap();
+    let answer = f.begin("me", several(4, 200));
     let error = f.end(answer).unwrap_err();
     assert_eq!(error, ChatError::ShardUnavailable("gone".into()));
     f.until_empty();
 
-    let mut answer = f.service.ask("me", "tiny", several(4, 200)).unwrap();
+    let mut answer = f.begin("me", several(4, 200));
     f.runtime.block_on(async {
         while !matches!(answer.next().await, Some(Ok(Frame::TokenDelta { .. }))) {}
     });
@@ -366,7 +370,7 @@ fn log_probabilities_of_a_prompt_are_those_of_its_tokens_sampled() {
     let mut asked = request("hello hello", 12);
     asked.sampling.logprobs = Some(2);
     let (ids, expected) = f.logprobs(asked.clone()).1;
-    let done = f.end(f.service.ask("you", "tiny", asked.clone()).unwrap());
+    let done = f.end(f.begin("you", asked.clone()));
     let mut prompt = check(&f.service.model("tiny").unwrap().text, &asked).unwrap();
     let begin = prompt.len();
     prompt.extend(done.unwrap().token_ids);
@@ -472,9 +476,9 @@ fn more_than_may_wait_are_refused_and_the_others_are_answered() {
 fn an_answer_that_is_dropped_frees_its_place_or_its_turn() {
     let f = fixture(settings(1, 4, 4));
     f.gate.set(true);
-    let running = f.service.ask("a", "tiny", request("hello", 100)).unwrap();
-    let waiting = f.service.ask("a", "tiny", request("hello", 100)).unwrap();
-    let last = f.service.ask("b", "tiny", request("hello", 2)).unwrap();
+    let running = f.begin("a", request("hello", 100));
+    let waiting = f.begin("a", request("hello", 100));
+    let last = f.begin("b", request("hello", 2));
     f.until("one runs", |load, census| {
         load.waiting == 2 && census.there == 1
     });
@@ -500,8 +504,8 @@ fn a_chat_that_has_waited_for_too_long_leaves_the_queue_and_is_told_so() {
         ..settings(1, 4, 4)
     });
     f.gate.set(true);
-    let running = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
-    let waiting = f.service.ask("b", "tiny", request("hello", 2)).unwrap();
+    let running = f.begin("a", request("hello", 2));
+    let waiting = f.begin("b", request("hello", 2));
     let refused = f.end(waiting).unwrap_err();
     assert_eq!(refused.code(), Code::BUSY);
     assert!(refused.to_string().contains("waited"), "{refused}");
@@ -520,7 +524,7 @@ fn a_caller_is_told_to_come_again_after_the_measured_time_of_answers() {
     };
     assert_eq!(after(None), 1);
     f.gate.set(true);
-    let asked = [(); 3].map(|()| f.service.ask("a", "tiny", request("hello", 2)).unwrap());
+    let asked = [(); 3].map(|()| f.begin("a", request("hello", 2)));
     // One chat runs and two wait, so a further chat would wait for three answers.
     assert_eq!(after(Some(8_000.0)), 24);
     assert_eq!(after(Some(80_000.0)), 60);
@@ -545,7 +549,7 @@ fn a_reader_that_takes_nothing_is_given_up_for_and_others_go_on() {
         slow_reader: Duration::from_millis(50),
         ..settings(1, 4, 4)
     });
-    let mut idle = f.service.ask("a", "tiny", request("hello", 200)).unwrap();
+    let mut idle = f.begin("a", request("hello", 200));
     let done = f.say("b", "hello").unwrap();
     assert_eq!(done.usage.completion_tokens, 8);
     let end = f.runtime.block_on(async {
@@ -565,8 +569,7 @@ fn the_next_turn_reuses_the_cached_conversation() {
     let mut messages = vec![ChatMessage::user("hello hello hello")];
     let ask = |caller: &str, messages: &[ChatMessage]| {
         let request = crate::tests::request(Prompt::Messages(messages.to_vec()), 8);
-        f.end(f.service.ask(caller, "tiny", request).unwrap())
-            .unwrap()
+        f.end(f.begin(caller, request)).unwrap()
     };
     let first = ask("a", &messages);
     assert_eq!(first.usage.cached_tokens, 0);
@@ -632,10 +635,10 @@ fn bad_requests_are_refused_without_a_backend() {
     let f = fixture(settings(1, 4, 4));
     let unknown = f.service.ask("a", "other", request("hello", 1)).err();
     assert_eq!(unknown.map(|e| e.code()), Some(Code::BAD_REQUEST));
-    let empty = f.service.ask("a", "tiny", request("", 1)).unwrap();
+    let empty = f.begin("a", request("", 1));
     assert_eq!(f.end(empty).unwrap_err().code(), "bad_request");
     let tokens = crate::tests::request(Prompt::Tokens(vec![1, 4_000_000]), 1);
-    let tokens = f.service.ask("a", "tiny", tokens).unwrap();
+    let tokens = f.begin("a", tokens);
     assert_eq!(f.end(tokens).unwrap_err().code(), "bad_request");
     assert_eq!(f.census.lock().opened, 0);
 }
@@ -645,8 +648,8 @@ fn draining_lets_chats_end_and_refuses_new_ones() {
     let f = fixture(settings(1, 4, 4));
     f.say("a", "kept for later").unwrap();
     f.gate.set(true);
-    let first = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
-    let second = f.service.ask("b", "tiny", request("hello", 2)).unwrap();
+    let first = f.begin("a", request("hello", 2));
+    let second = f.begin("b", request("hello", 2));
     let service = f.service.clone();
     let drained = f.runtime.spawn(async move { service.drain(TIMEOUT).await });
     f.until("draining", |load, _| load.draining);
@@ -663,8 +666,8 @@ fn draining_lets_chats_end_and_refuses_new_ones() {
 fn draining_cancels_chats_that_do_not_end_in_time() {
     let f = fixture(settings(1, 4, 4));
     f.gate.set(true);
-    let running = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
-    let waiting = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
+    let running = f.begin("a", request("hello", 2));
+    let waiting = f.begin("a", request("hello", 2));
     f.runtime.block_on(f.service.drain(Duration::ZERO));
     assert_eq!(f.end(running).err(), Some(ChatError::Cancelled));
     assert_eq!(f.end(waiting).err(), Some(ChatError::ShuttingDown));

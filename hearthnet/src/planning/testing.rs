@@ -23,19 +23,14 @@ pub(super) fn name(id: &NodeId) -> String {
 /// Host with room for `layers` layers.
 pub(super) fn machine(n: u8, layers: u64, layer_us: u32) -> Machine {
     Machine {
-        node: node(n),
         memory_bytes: layers * 100 * MIB,
         serves: true,
         layer_us,
         prefill_row_us: layer_us / 4,
         head_us: 2_000,
-        step_us: 0,
         online_permille: 950,
         present_s: 3_600,
-        chats: false,
-        is_answering: false,
-        is_fixed: false,
-        holds: None,
+        ..Machine::new(node(n))
     }
 }
 

@@ -10,6 +10,7 @@ use hearthnet_tokens::tools::MAX_TOOLS;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::api::fields::Refused;
 use crate::api::grammar::GrammarFields;
 use crate::api::turn::TurnFields;
 use crate::chat::{AnswerOptions, ChatRequest, MAX_CHOICES, Prompt, TurnOptions};
@@ -69,7 +70,7 @@ pub fn descriptor(concurrent: u32) -> CapabilityDescriptor {
             .optional("frequency_penalty", number(-2.0, 2.0))
             .optional("logprobs", integer(0, i64::from(MAX_LOGPROBS)))
             .optional("stop", Kind::list(MAX_STOPS, Kind::text(MAX_STOP_BYTES)))
-            .optional("exact", Kind::one_of(&Exact::NAMES))
+            .optional("exact", Kind::one_of(Exact::NAMES))
             .optional("response_format", Kind::json(MAX_GRAMMAR))
             .optional("structured_outputs", Kind::json(MAX_GRAMMAR))
             .optional("json_schema", Kind::json(MAX_GRAMMAR))
@@ -118,6 +119,12 @@ pub(super) struct Given {
     turn: TurnFields,
 }
 
+impl From<Refused> for CallError {
+    fn from(refused: Refused) -> Self {
+        Self::bad_request(&refused.field, refused.problem)
+    }
+}
+
 impl Given {
     /// Converts into a request to a model with the recommended sampling `own`. `drawn` is the seed
     /// if none is given; it is reported with the answer.
@@ -137,12 +144,8 @@ impl Given {
                 return Err(CallError::bad_request("params", problem));
             }
         };
-        let grammar = self.grammar.read();
-        let grammar =
-            grammar.map_err(|refused| CallError::bad_request(&refused.field, refused.problem))?;
-        let turn = self.turn.read();
-        let turn =
-            turn.map_err(|refused| CallError::bad_request(&refused.field, refused.problem))?;
+        let grammar = self.grammar.read()?;
+        let turn = self.turn.read()?;
         if turn != TurnOptions::default() && !matches!(prompt, Prompt::Messages(_)) {
             let problem = "tools and reasoning need messages";
             return Err(CallError::bad_request("prompt", problem));

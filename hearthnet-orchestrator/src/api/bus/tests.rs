@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use super::request::{MAX_SEED, MAX_TEXT};
 use super::*;
 use crate::Cancel;
+use crate::api::fields::tests::cases;
 use crate::chat::{AnswerOptions, ChatRequest, Prompt, TurnOptions};
 use crate::service::ServiceSettings;
 use crate::tests::{request, served};
@@ -135,34 +136,18 @@ async fn a_failure_keeps_its_code_and_its_hint() {
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_requests_are_refused_before_anything_runs() {
     let world = world().await;
-    for (params, says) in [
-        (json!({}), "params: give one of messages and prompt"),
-        (
-            json!({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}),
-            "params: give one of messages and prompt",
-        ),
-        (json!({"messages": []}), "messages: must have at least one"),
-        (
-            json!({"messages": [{"role": "robot", "content": ""}]}),
-            "messages[0].role: must be one of system, user, assistant, tool",
-        ),
-        (
-            json!({"prompt": "a", "max_tokens": 0}),
-            "max_tokens: must be a whole number from 1 to 32768",
-        ),
-        (
-            json!({"prompt": "a", "top_p": 1.5}),
-            "top_p: must lie between 0 and 1",
-        ),
-        (
-            json!({"prompt": "a", "model": "b"}),
-            "there is no model \"b\" here",
-        ),
-        (
-            json!({"prompt": "a", "best_of": 2}),
-            "best_of: is not a parameter of this capability",
-        ),
-    ] {
+    for (params, says) in cases::<(Value, String)>(json!([
+        [{}, "params: give one of messages and prompt"],
+        [{"prompt": "a", "messages": [{"role": "user", "content": "b"}]},
+         "params: give one of messages and prompt"],
+        [{"messages": []}, "messages: must have at least one"],
+        [{"messages": [{"role": "robot", "content": ""}]},
+         "messages[0].role: must be one of system, user, assistant, tool"],
+        [{"prompt": "a", "max_tokens": 0}, "max_tokens: must be a whole number from 1 to 32768"],
+        [{"prompt": "a", "top_p": 1.5}, "top_p: must lie between 0 and 1"],
+        [{"prompt": "a", "model": "b"}, "there is no model \"b\" here"],
+        [{"prompt": "a", "best_of": 2}, "best_of: is not a parameter of this capability"],
+    ])) {
         let error = world.chat(&params).result().await.unwrap_err();
         assert_eq!(error.code(), &Code::BAD_REQUEST);
         assert_eq!(error.message(), says);

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{HeaderName, Response, StatusCode};
+use axum::http::{HeaderName, Response};
 use hearthnet_bus::now_ms;
-use hearthnet_http::{ApiError, Client, json_response};
+use hearthnet_http::{ApiError, Client};
 
 use super::body::Room;
-use super::errors::failed;
+use super::errors::{failed, internal, on_a_thread};
 use super::events::{Events, answers_alone, mark_alone};
 use super::fields::Rules;
 use super::identity::{caller, who};
@@ -21,7 +21,7 @@ use super::request::{self, ApiRequest};
 use super::translate::anthropic::{self, Purpose};
 use super::translate::ollama::{self, Asked};
 use super::translate::{Stamp, Translated, Translating, responses};
-use super::{Api, Other};
+use super::{Api, Other, ok};
 use crate::chat::{ChatRequest, Prompt, check};
 use crate::error::ChatError;
 
@@ -84,7 +84,7 @@ impl Api {
                 Asked::Answer(asked) => asked,
                 Asked::Load(model, value) => {
                     self.names.find(&model)?;
-                    return Ok(json_response(StatusCode::OK, &value));
+                    return Ok(ok(&value));
                 }
             },
         };
@@ -142,12 +142,10 @@ impl Api {
         // A grammar adds nothing to the prompt.
         chat.grammar = None;
         let served = self.names.find(&model)?;
-        let counted = tokio::task::spawn_blocking(move || check(&served.text, &chat)).await;
-        match counted {
-            Ok(Ok(prompt)) => Ok(prompt.len()),
-            Ok(Err(ChatError::TooLong { tokens, .. })) => Ok(tokens),
-            Ok(Err(error)) => Err(failed(&error, None)),
-            Err(error) => Err(failed(&ChatError::Engine(error.to_string()), None)),
+        match on_a_thread(move || check(&served.text, &chat)).await? {
+            Ok(prompt) => Ok(prompt.len()),
+            Err(ChatError::TooLong { tokens, .. }) => Ok(tokens),
+            Err(error) => Err(failed(&error, None)),
         }
     }
 
@@ -258,7 +256,7 @@ impl Api {
             }
             (prompt, frame) = answers.next().await.map_err(|error| ended(&error))?;
         };
-        let mut response = json_response(StatusCode::OK, &whole);
+        let mut response = ok(&whole);
         if alone {
             mark_alone(&mut response);
         }
@@ -268,7 +266,6 @@ impl Api {
 
 fn random() -> Result<u128, ApiError> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|e| failed(&ChatError::Engine(format!("no randomness: {e}")), None))?;
+    getrandom::fill(&mut bytes).map_err(|e| internal(format!("no randomness: {e}")))?;
     Ok(u128::from_le_bytes(bytes))
 }

@@ -6,7 +6,8 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Response, header};
+use axum::http::{Response, header};
+use axum::response::IntoResponse as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::stream;
@@ -14,9 +15,9 @@ use hearthnet_files::{Pooling, WeightsId};
 use hearthnet_http::ApiError;
 use serde_json::{Value, json};
 
-use super::fields::{Fields, field, unsupported};
 use super::reply::fingerprint;
 use super::request::{GivenPrompt, MAX_USER};
+use crate::api::fields::{Fields, Refused, invalid, unsupported};
 use crate::chat::{Done, EmbedRequest, Embedding, Frame, Prompt, TextModel, tokens_of};
 use crate::error::ChatError;
 use crate::exact::{Arithmetics, Exact};
@@ -72,16 +73,16 @@ pub(super) fn request(body: &[u8]) -> Result<EmbeddingsRequest, ApiError> {
         .read(name, &must, |given: &GivenPrompt| {
             (1..=MAX_INPUTS).contains(&given.count())
         })?
-        .ok_or_else(|| field(name, "`input` is missing: the text to embed"))?;
+        .ok_or_else(|| invalid(name, "`input` is missing: the text to embed"))?;
     let is_list = given.is_list();
     let formats = "one of float, base64";
     let format = fields.read("encoding_format", formats, |name: &String| {
         ["float", "base64"].contains(&name.as_str())
     })?;
     let dimensions = fields.integer("dimensions", 1, u64::MAX)?;
-    let user = fields.read("user", "a text", |_: &String| true)?;
+    let user = fields.text("user")?;
     let exact = fields.exact()?;
-    fields.nothing_left(&[], "", "is not a field that this server reads here")?;
+    fields.all_read(&[])?;
     let request = EmbeddingsRequest {
         model,
         inputs: given.into_prompts(),
@@ -112,8 +113,8 @@ impl EmbeddingsRequest {
     /// Refuses inputs without text: their vector would be that of a start token, or of nothing.
     ///
     /// # Errors
-    /// 400.
-    pub(super) fn no_empty_input(&self) -> Result<(), ApiError> {
+    /// Names the first of them.
+    pub(super) fn no_empty_input(&self) -> Result<(), Refused> {
         let is_empty = |input: &Prompt| match input {
             Prompt::Text(text) => text.is_empty(),
             Prompt::Tokens(ids) => ids.is_empty(),
@@ -123,7 +124,7 @@ impl EmbeddingsRequest {
             None => Ok(()),
             Some(index) => {
                 let at = self.name_of(index);
-                Err(field(&at, format!("`{at}` must not be empty")))
+                Err(invalid(&at, format!("`{at}` must not be empty")))
             }
         }
     }
@@ -138,7 +139,7 @@ impl EmbeddingsRequest {
                 "`dimensions` other than {width} is not supported: the vectors of this model have \
                  {width} values, and their beginnings mean nothing by themselves"
             );
-            return Err(unsupported("dimensions", problem));
+            return Err(unsupported("dimensions", problem).into());
         }
         let bytes = self.inputs.len().saturating_mul(width.saturating_mul(4));
         if bytes > MAX_BYTES {
@@ -147,7 +148,7 @@ impl EmbeddingsRequest {
                 "`{}` must have at most {most} texts: the vectors of this model have {width} values",
                 self.field
             );
-            return Err(field(self.field, problem));
+            return Err(invalid(self.field, problem).into());
         }
         Ok(bytes)
     }
@@ -286,10 +287,8 @@ impl Vectors {
         });
         let parts = [head].into_iter().chain(vectors).chain([close.to_owned()]);
         let parts = parts.map(|part| Ok::<_, Infallible>(Bytes::from(part)));
-        let mut response = Response::new(Body::from_stream(stream::iter(parts)));
-        let kind = HeaderValue::from_static("application/json");
-        response.headers_mut().insert(header::CONTENT_TYPE, kind);
-        Some(response)
+        let kind = (header::CONTENT_TYPE, "application/json");
+        Some(([kind], Body::from_stream(stream::iter(parts))).into_response())
     }
 }
 
@@ -316,13 +315,13 @@ fn element(format: VectorFormat, index: usize, vector: &Embedding) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fields::tests::refusal;
     use super::*;
+    use crate::api::fields::tests::cases;
+    use crate::api::fields::with;
 
     fn read(extra: Value) -> Result<EmbeddingsRequest, ApiError> {
-        let mut body = json!({"model": "m", "input": "hi"});
-        for (name, value) in extra.as_object().unwrap() {
-            body[name] = value.clone();
-        }
+        let body = with(json!({"model": "m", "input": "hi"}), extra);
         request(body.to_string().as_bytes())
     }
 
@@ -349,30 +348,22 @@ mod tests {
 
     #[test]
     fn invalid_requests_name_their_field() {
-        for (extra, code, param) in [
-            (json!({"input": null}), "invalid_value", "input"),
-            (json!({"input": ""}), "invalid_value", "input"),
-            (json!({"input": []}), "invalid_value", "input"),
-            (json!({"input": ["a", ""]}), "invalid_value", "input[1]"),
-            (json!({"input": [[1], []]}), "invalid_value", "input[1]"),
-            (json!({"input": ["a", 1]}), "invalid_value", "input"),
-            (json!({"input": [-1]}), "invalid_value", "input"),
-            (json!({"input": {"text": "a"}}), "invalid_value", "input"),
-            (json!({"input": vec!["a"; 2049]}), "invalid_value", "input"),
-            (json!({"model": 1}), "invalid_value", "model"),
-            (
-                json!({"encoding_format": "hex"}),
-                "invalid_value",
-                "encoding_format",
-            ),
-            (json!({"dimensions": 0}), "invalid_value", "dimensions"),
-            (json!({"stream": true}), "unsupported_parameter", "stream"),
-        ] {
-            let error = read(extra).err().unwrap().body()["error"].clone();
-            assert_eq!(
-                (&error["code"], &error["param"]),
-                (&json!(code), &json!(param))
-            );
+        for (extra, code, param) in cases::<(Value, String, String)>(json!([
+            [{"input": null}, "invalid_value", "input"],
+            [{"input": ""}, "invalid_value", "input"],
+            [{"input": []}, "invalid_value", "input"],
+            [{"input": ["a", ""]}, "invalid_value", "input[1]"],
+            [{"input": [[1], []]}, "invalid_value", "input[1]"],
+            [{"input": ["a", 1]}, "invalid_value", "input"],
+            [{"input": [-1]}, "invalid_value", "input"],
+            [{"input": {"text": "a"}}, "invalid_value", "input"],
+            [{"input": vec!["a"; 2049]}, "invalid_value", "input"],
+            [{"model": 1}, "invalid_value", "model"],
+            [{"encoding_format": "hex"}, "invalid_value", "encoding_format"],
+            [{"dimensions": 0}, "invalid_value", "dimensions"],
+            [{"stream": true}, "unsupported_parameter", "stream"],
+        ])) {
+            assert_eq!(refusal(read(extra)), (code, param));
         }
     }
 
@@ -384,8 +375,7 @@ mod tests {
         assert!(error["message"].as_str().unwrap().contains("at most 1024"));
         let request = read(json!({"dimensions": 576})).unwrap();
         assert!(request.bytes(576).is_ok());
-        let error = request.bytes(1024).unwrap_err().body()["error"].clone();
-        assert_eq!(error["code"], "unsupported_parameter");
+        assert_eq!(refusal(request.bytes(1024)).0, "unsupported_parameter");
     }
 
     #[test]

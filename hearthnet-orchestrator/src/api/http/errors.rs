@@ -28,6 +28,19 @@ pub(super) fn over_limit(over: &OverLimit, service: &Service) -> ApiError {
     ApiError::new(StatusCode::TOO_MANY_REQUESTS, code, over.to_string()).retry_after(Some(after))
 }
 
+/// API error of this server's own failure.
+pub(super) fn internal(why: impl Into<String>) -> ApiError {
+    failed(&ChatError::Engine(why.into()), None)
+}
+
+/// Runs on a thread what takes a while.
+pub(super) async fn on_a_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| internal(error.to_string()))
+}
+
 /// API error of a failed chat. `after` is the retry delay, used if a retry can help.
 pub(super) fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
     let status = StatusCode::from_u16(error.http_status());

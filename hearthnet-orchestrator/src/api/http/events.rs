@@ -77,10 +77,8 @@ impl Events {
             }
             Format::Lines => {
                 let lines = parts.filter_map(|part| ready(output::line(part)));
-                let mut response = Response::new(Body::from_stream(lines));
-                let kind = HeaderValue::from_static("application/x-ndjson");
-                response.headers_mut().insert(header::CONTENT_TYPE, kind);
-                response
+                let kind = (header::CONTENT_TYPE, "application/x-ndjson");
+                ([kind], Body::from_stream(lines)).into_response()
             }
         }
     }

@@ -1,11 +1,11 @@
 //! Messages of a request of `/v1/chat/completions`. Pure.
 
-use hearthnet_http::ApiError;
 use hearthnet_tokens::tools::ToolCall;
 use hearthnet_tokens::{ChatMessage, Role};
 use serde_json::{Value, json};
 
-use super::fields::{Fields, NO_EFFECT, Rules, field, unsupported};
+use super::fields::{NO_EFFECT, Rules};
+use crate::api::fields::{Fields, Refused, unsupported, wrong};
 
 /// Fields of a message that do not change the answer.
 const IGNORED: &[&str] = &["name", "refusal", "annotations", "id", "status"];
@@ -18,11 +18,8 @@ const IN_FUNCTIONS: &[&str] = &["name", "arguments"];
 const IN_PARTS: &[&str] = &["type", "text"];
 
 /// The message at the path `at`.
-pub(super) fn message(at: &str, value: Value, rules: Rules) -> Result<ChatMessage, ApiError> {
-    let Value::Object(fields) = value else {
-        return Err(field(at, format!("`{at}` must be an object")));
-    };
-    let mut fields = Fields(fields);
+pub(super) fn message(at: &str, value: Value, rules: Rules) -> Result<ChatMessage, Refused> {
+    let mut fields = Fields::object(at, value)?;
     let role = match fields.take("role").as_ref().and_then(Value::as_str) {
         // OpenAI's newer models call the system role `developer`.
         Some("system" | "developer") => Role::System,
@@ -30,73 +27,54 @@ pub(super) fn message(at: &str, value: Value, rules: Rules) -> Result<ChatMessag
         Some("assistant") => Role::Assistant,
         Some("tool") => Role::Tool,
         Some("function") => {
-            let at = format!("{at}.role");
-            return Err(unsupported(
-                &at,
-                "`function` is not supported here: use `tool`",
-            ));
+            let problem = "`function` is not supported here: use `tool`";
+            return Err(unsupported(&fields.path("role"), problem));
         }
         _ => {
-            let at = format!("{at}.role");
-            let message = format!("`{at}` must be system, developer, user, assistant or tool");
-            return Err(field(&at, message));
+            let must = "system, developer, user, assistant or tool";
+            return Err(wrong(&fields.path("role"), must));
         }
     };
     let mut message = ChatMessage::new(role, "");
     if role == Role::Assistant {
         let calls = fields.take("tool_calls").unwrap_or_else(|| json!([]));
-        message.tool_calls = tool_calls(&format!("{at}.tool_calls"), calls, rules)?;
+        message.tool_calls = tool_calls(&fields.path("tool_calls"), calls, rules)?;
         // The newer name is that of OpenRouter and vLLM.
         for name in ["reasoning_content", "reasoning"] {
-            if let Some(thought) = fields.take(name) {
-                let at = format!("{at}.{name}");
-                let thought = thought.as_str();
-                let thought =
-                    thought.ok_or_else(|| field(&at, format!("`{at}` must be a text")))?;
-                message.reasoning_content = Some(thought.to_owned());
+            if let Some(thought) = fields.text(name)? {
+                message.reasoning_content = Some(thought);
             }
         }
     }
     if role == Role::Tool {
-        let at = format!("{at}.tool_call_id");
-        let id = fields.take("tool_call_id");
-        let id = id.as_ref().and_then(Value::as_str);
-        let must = || {
-            field(
-                &at,
-                format!("`{at}` must be the id of the call with this result"),
-            )
-        };
-        message.tool_call_id = Some(id.ok_or_else(must)?.to_owned());
+        let must = "the id of the call with this result";
+        message.tool_call_id = Some(fields.need("tool_call_id", must, |_| true)?);
     }
     message.content = match fields.take("content") {
         // Such as a message that has calls only.
         None if role == Role::Assistant => String::new(),
-        given => content(&format!("{at}.content"), given.unwrap_or_default(), rules)?,
+        given => content(&fields.path("content"), given.unwrap_or_default(), rules)?,
     };
     if !rules.strict {
         // An empty list, for example of tool calls, has no effect.
-        fields.0.retain(|_, value| *value != json!([]));
+        fields.remove_all(&json!([]));
     }
-    let why = "is not supported here";
-    fields.nothing_left(rules.ignored(IGNORED), &format!("{at}."), why)?;
+    fields.nothing_left(rules.ignored(IGNORED))?;
     Ok(message)
 }
 
 /// With strict rules, refuses members of an object that have no effect.
-fn only(names: &[&str], at: &str, object: &Value, rules: Rules) -> Result<(), ApiError> {
-    match object {
-        Value::Object(members) if rules.strict => {
-            Fields(members.clone()).nothing_left(names, &format!("{at}."), NO_EFFECT)
-        }
-        _ => Ok(()),
+fn only(names: &[&str], at: &str, object: &Value, rules: Rules) -> Result<(), Refused> {
+    match rules.strict && object.is_object() {
+        true => Fields::object(at, object.clone())?.nothing_but(names, NO_EFFECT),
+        false => Ok(()),
     }
 }
 
 /// Calls of an earlier message.
-fn tool_calls(at: &str, value: Value, rules: Rules) -> Result<Vec<ToolCall>, ApiError> {
+fn tool_calls(at: &str, value: Value, rules: Rules) -> Result<Vec<ToolCall>, Refused> {
     let Value::Array(given) = value else {
-        return Err(field(at, format!("`{at}` must be a list of calls")));
+        return Err(wrong(at, "a list of calls"));
     };
     let calls = given.into_iter().enumerate().map(|(index, mut call)| {
         let at = format!("{at}[{index}]");
@@ -110,20 +88,17 @@ fn tool_calls(at: &str, value: Value, rules: Rules) -> Result<Vec<ToolCall>, Api
         }
         let read = serde_json::from_value(call);
         let must = "{\"id\": ..., \"type\": \"function\", \"function\": {\"name\": ..., \"arguments\": ...}}";
-        read.map_err(|_| field(&at, format!("`{at}` must be {must}")))
+        read.map_err(|_| wrong(&at, must))
     });
     calls.collect()
 }
 
 /// Text of a message, given as one text or in parts.
-fn content(at: &str, value: Value, rules: Rules) -> Result<String, ApiError> {
+fn content(at: &str, value: Value, rules: Rules) -> Result<String, Refused> {
     let parts = match value {
         Value::String(text) => return Ok(text),
         Value::Array(parts) => parts,
-        _ => {
-            let message = format!("`{at}` must be a text, or a list of text parts");
-            return Err(field(at, message));
-        }
+        _ => return Err(wrong(at, "a text, or a list of text parts")),
     };
     let mut text = String::new();
     for (index, part) in parts.iter().enumerate() {
@@ -131,8 +106,7 @@ fn content(at: &str, value: Value, rules: Rules) -> Result<String, ApiError> {
         match (part["type"].as_str(), part["text"].as_str()) {
             (Some("text"), Some(part)) => text.push_str(part),
             (Some("text") | None, _) => {
-                let message = format!("`{at}` must be {{\"type\": \"text\", \"text\": ...}}");
-                return Err(field(&at, message));
+                return Err(wrong(&at, "{\"type\": \"text\", \"text\": ...}"));
             }
             (Some(_), _) => {
                 let at = format!("{at}.type");

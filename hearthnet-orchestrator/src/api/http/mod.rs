@@ -54,6 +54,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::middleware::{self, Next};
+use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
 use hearthnet_bus::now_ms;
@@ -66,7 +67,7 @@ use serde_json::{Value, json};
 
 use self::body::{Bodies, NotRead, Room};
 use self::embeddings::{VectorFormat, Vectors};
-use self::errors::{CROWDED, failed, full, over_limit};
+use self::errors::{CROWDED, failed, full, internal, on_a_thread, over_limit};
 use self::events::{answers_alone, mark_alone};
 use self::fields::Rules;
 use self::identity::{caller, who};
@@ -161,10 +162,9 @@ pub async fn serve(
                     Ok((permit.map_err(busy)?, begun))
                 });
                 async move {
-                    match permit {
-                        Ok(permit) => hold_until_sent(next.run(request).await, permit),
-                        Err(error) => error.response(),
-                    }
+                    let permit = permit?;
+                    let response = next.run(request).await;
+                    Ok::<_, ApiError>(hold_until_sent(response, permit))
                 }
             },
         ));
@@ -175,28 +175,30 @@ pub async fn serve(
     HttpServer::open(api, get(health).with_state(shared), settings).await
 }
 
+fn ok(value: &Value) -> Response<Body> {
+    json_response(StatusCode::OK, value)
+}
+
 async fn models(State(api): State<Arc<Api>>) -> Response<Body> {
     let models = api.names.all();
     let data = models.iter().map(|(name, model)| api.describe(name, model));
     let data: Vec<Value> = data.collect();
-    json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
+    ok(&json!({"object": "list", "data": data}))
 }
 
 async fn model(
     State(api): State<Arc<Api>>,
     id: Result<Path<String>, PathRejection>,
-) -> Response<Body> {
+) -> Result<Response<Body>, ApiError> {
     // An id that is not UTF-8 matches no model.
     let id = id.map_or_else(|_| "\u{fffd}".to_owned(), |Path(id)| id);
-    match api.names.find(&id) {
-        Ok(model) => json_response(StatusCode::OK, &api.describe(&id, &model)),
-        Err(error) => error.response(),
-    }
+    let model = api.names.find(&id)?;
+    Ok(ok(&api.describe(&id, &model)))
 }
 
 /// Refuses to read or delete a response.
-async fn stored_response() -> Response<Body> {
-    responses::not_kept().response()
+async fn stored_response() -> ApiError {
+    responses::not_kept()
 }
 
 async fn health(
@@ -225,12 +227,9 @@ where
     F: Future<Output = Result<Response<Body>, ApiError>> + Send,
 {
     post(
-        async move |State(api): State<Arc<Api>>,
-                    Extension(client): Extension<Client>,
-                    request: Request| {
-            let answer = answer(api, client, request).await;
-            answer.unwrap_or_else(|error| error.response())
-        },
+        move |State(api): State<Arc<Api>>,
+              Extension(client): Extension<Client>,
+              request: Request| { answer(api, client, request) },
     )
 }
 
@@ -265,70 +264,59 @@ async fn count_tokens(
     State(api): State<Arc<Api>>,
     Extension(client): Extension<Client>,
     request: Request,
-) -> Response<Body> {
-    match api.count_tokens(client, request).await {
-        Ok(count) => json_response(StatusCode::OK, &json!({"input_tokens": count})),
-        Err(error) => error.response(),
-    }
+) -> Result<Response<Body>, ApiError> {
+    let count = api.count_tokens(client, request).await?;
+    Ok(ok(&json!({"input_tokens": count})))
 }
 
 async fn ollama_tags(State(api): State<Arc<Api>>) -> Response<Body> {
     let models = api.names.all();
     let models = models.iter().map(|(name, m)| ollama_models::tag(name, m));
     let models: Vec<Value> = models.collect();
-    json_response(StatusCode::OK, &json!({"models": models}))
+    ok(&json!({"models": models}))
 }
 
 async fn ollama_ps(State(api): State<Arc<Api>>) -> Response<Body> {
     let models = api.service.models();
     let models: Vec<Value> = models.iter().map(|m| ollama_models::running(m)).collect();
-    json_response(StatusCode::OK, &json!({"models": models}))
+    ok(&json!({"models": models}))
 }
 
 async fn ollama_show(
     State(api): State<Arc<Api>>,
     Extension(client): Extension<Client>,
     request: Request,
-) -> Response<Body> {
-    let shown = async {
-        let (body, _room) = api.body(request, &who(&client, api.has_key)).await?;
-        let model = ollama::shown(&body, api.rules())?;
-        let model = api.names.find(&model)?;
-        Ok(json_response(StatusCode::OK, &ollama_models::show(&model)))
-    };
-    shown
-        .await
-        .unwrap_or_else(|error: ApiError| error.response())
+) -> Result<Response<Body>, ApiError> {
+    let (body, _room) = api.body(request, &who(&client, api.has_key)).await?;
+    let model = ollama::shown(&body, api.rules())?;
+    let model = api.names.find(&model)?;
+    Ok(ok(&ollama_models::show(&model)))
 }
 
 async fn ollama_version() -> Response<Body> {
     let version = json!({
         "version": ollama_models::VERSION, "hearthnet_version": env!("CARGO_PKG_VERSION"),
     });
-    json_response(StatusCode::OK, &version)
+    ok(&version)
 }
 
-async fn tokenizer_info(State(api): State<Arc<Api>>) -> Response<Body> {
-    match api.only_model() {
-        Ok(model) => json_response(StatusCode::OK, &vllm::info(&model.text)),
-        Err(error) => error.response(),
-    }
+async fn tokenizer_info(State(api): State<Arc<Api>>) -> Result<Response<Body>, ApiError> {
+    let model = api.only_model()?;
+    Ok(ok(&vllm::info(&model.text)))
 }
 
 /// Handler of an endpoint of vLLM's for the tokenizer.
 fn tokens(read: fn(&[u8]) -> Result<vllm::Asked, ApiError>) -> MethodRouter<Arc<Api>> {
     handler(move |api, client, request| async move {
         let answer = api.tokens(read, client, request).await?;
-        Ok(json_response(StatusCode::OK, &answer))
+        Ok(ok(&answer))
     })
 }
 
 /// Description of every path, for programs.
-async fn openapi() -> Response<Body> {
-    let mut response = Response::new(Body::from(include_str!("openapi.json")));
-    let kind = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
+async fn openapi() -> impl IntoResponse {
+    let kind = (header::CONTENT_TYPE, "application/json");
+    ([kind], include_str!("openapi.json"))
 }
 
 impl Api {
@@ -379,8 +367,7 @@ impl Api {
             Some(id) => self.names.find(id)?,
             None => self.only_model()?,
         };
-        let answer = tokio::task::spawn_blocking(move || asked.answer(&served.text)).await;
-        answer.map_err(|error| failed(&ChatError::Engine(error.to_string()), None))?
+        on_a_thread(move || asked.answer(&served.text)).await?
     }
 
     /// Embeds the texts of a request. `format`: that of the endpoint, by default.
@@ -410,8 +397,7 @@ impl Api {
             caller(&client, self.has_key, &asked.user),
         );
         let text = Arc::clone(&served);
-        let tokens = tokio::task::spawn_blocking(move || asked.tokens(&text.text)).await;
-        let tokens = tokens.map_err(|e| failed(&ChatError::Engine(e.to_string()), None))?;
+        let tokens = on_a_thread(move || asked.tokens(&text.text)).await?;
         let tokens = tokens.map_err(|(at, error)| failed(&error, None).about(at))?;
         let (mut vectors, requests) = Vectors::ask(tokens, exact);
         let mut alone = false;
@@ -439,8 +425,7 @@ impl Api {
         let total_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let origin = (served.weights, served.text.pooling);
         let response = vectors.response(format, &model, origin, total_ns);
-        let missing = || failed(&ChatError::Engine("a vector is missing".into()), None);
-        let mut response = response.ok_or_else(missing)?;
+        let mut response = response.ok_or_else(|| internal("a vector is missing"))?;
         if alone {
             mark_alone(&mut response);
         }

@@ -11,8 +11,9 @@ use hearthnet_http::ApiError;
 use serde::Deserialize;
 use serde_json::{Map, Number, Value, json};
 
-use super::fields::{Fields, NO_EFFECT, Rules, field, refused, unsupported};
+use super::fields::{NO_EFFECT, Rules};
 use super::messages::message;
+use crate::api::fields::{Fields, Refused, invalid, unsupported};
 use crate::api::grammar::GrammarFields;
 use crate::api::turn::TurnFields;
 use crate::chat::{AnswerOptions, ChatRequest, MAX_CHOICES, Prompt, TurnOptions};
@@ -84,20 +85,18 @@ pub(super) fn chat(body: &[u8], rules: Rules) -> Result<ApiRequest, ApiError> {
         |all: &Vec<Value>| !all.is_empty(),
     )?;
     let messages = messages
-        .ok_or_else(|| field("messages", "`messages` is missing: the conversation so far"))?
+        .ok_or_else(|| invalid("messages", "`messages` is missing: the conversation so far"))?
         .into_iter()
         .enumerate()
         .map(|(index, value)| message(&format!("messages[{index}]"), value, rules))
-        .collect::<Result<_, _>>()?;
+        .collect::<Result<_, Refused>>()?;
     let max_completion = fields.tokens("max_completion_tokens")?;
     let max_tokens = fields.tokens("max_tokens")?;
     let wanted = fields.bool("logprobs")?.unwrap_or(false);
     let top = fields.integer("top_logprobs", 0, MAX_LOGPROBS.into())?;
     if top.is_some() && !wanted {
-        return Err(field(
-            "top_logprobs",
-            "`top_logprobs` needs `logprobs` to be true",
-        ));
+        let problem = "`top_logprobs` needs `logprobs` to be true";
+        return Err(invalid("top_logprobs", problem).into());
     }
     let logprobs = wanted.then(|| top.unwrap_or(0) as u8);
     fields.exactly(
@@ -108,7 +107,7 @@ pub(super) fn chat(body: &[u8], rules: Rules) -> Result<ApiRequest, ApiError> {
     let truncation = fields.read("truncation", "one of auto, disabled", |name: &String| {
         ["auto", "disabled"].contains(&name.as_str())
     })?;
-    let turn = TurnFields::take(&mut fields.0).read().map_err(refused)?;
+    let turn = TurnFields::take(&mut fields).read()?;
     let prompt = Prompt::Messages(messages);
     // Without a limit, the answer may fill the model's context.
     let most = max_completion.or(max_tokens).flatten();
@@ -126,7 +125,7 @@ pub(super) fn completion(body: &[u8], rules: Rules) -> Result<ApiRequest, ApiErr
     );
     let prompt = fields
         .read("prompt", &must, GivenPrompt::fits)?
-        .ok_or_else(|| field("prompt", "`prompt` is missing: the text to continue"))?;
+        .ok_or_else(|| invalid("prompt", "`prompt` is missing: the text to continue"))?;
     let mut prompts = prompt.into_prompts().into_iter();
     // `fits` has checked that there is one.
     let first = prompts.next().unwrap_or_else(|| Prompt::Tokens(Vec::new()));
@@ -148,7 +147,7 @@ pub(super) fn completion(body: &[u8], rules: Rules) -> Result<ApiRequest, ApiErr
     let options = &mut request.chat.options;
     if best_of.is_some_and(|best_of| best_of != options.choices) {
         let problem = "`best_of` other than `n` is not supported: ask for all answers with `n`";
-        return Err(unsupported("best_of", problem));
+        return Err(unsupported("best_of", problem).into());
     }
     options.prompt_logprobs = echo && logprobs.is_some();
     request.more_prompts = prompts.collect();
@@ -208,15 +207,15 @@ enum OneOrMore {
 }
 
 impl Fields {
-    pub(super) fn model(&mut self) -> Result<String, ApiError> {
+    pub(super) fn model(&mut self) -> Result<String, Refused> {
         let model = self.take("model");
         let model = model.and_then(|model| serde_json::from_value(model).ok());
         let must = "`model` must name a model; GET /v1/models lists them";
-        model.ok_or_else(|| field("model", must))
+        model.ok_or_else(|| invalid("model", must))
     }
 
     /// Limit of tokens; the inner `None` is -1, for what the context holds.
-    fn tokens(&mut self, name: &str) -> Result<Option<Option<u32>>, ApiError> {
+    fn tokens(&mut self, name: &str) -> Result<Option<Option<u32>>, Refused> {
         let must = "a whole number from 0, or -1 for no limit but the context";
         let fits = |n: &Number| n.is_u64() || n.as_i64() == Some(-1);
         let most = self.read(name, must, fits)?;
@@ -226,7 +225,7 @@ impl Fields {
     }
 
     /// Biases of tokens by id, in the order of ids.
-    fn logit_bias(&mut self) -> Result<Vec<(u32, f32)>, ApiError> {
+    fn logit_bias(&mut self) -> Result<Vec<(u32, f32)>, Refused> {
         let must = format!(
             "an object of at most {MAX_BIASES} token ids, each with a number from -100 to 100"
         );
@@ -245,14 +244,14 @@ impl Fields {
         Ok(parsed.into_iter().collect())
     }
 
-    fn number(&mut self, name: &str, min: f64, max: f64) -> Result<Option<f32>, ApiError> {
+    fn number(&mut self, name: &str, min: f64, max: f64) -> Result<Option<f32>, Refused> {
         let must = format!("a number from {min} to {max}");
         let number = self.read(name, &must, |x: &f64| (min..=max).contains(x))?;
         Ok(number.map(|x| x as f32))
     }
 
     /// Number of most likely tokens to sample from. 0 means all, and so does vLLM's -1.
-    fn top_k(&mut self) -> Result<Option<u32>, ApiError> {
+    fn top_k(&mut self) -> Result<Option<u32>, Refused> {
         let most = u32::MAX;
         let must = format!("a whole number from 1 to {most}, or 0 or -1 for all tokens");
         let top_k = self.read("top_k", &must, |k: &i64| (-1..=most.into()).contains(k))?;
@@ -265,7 +264,7 @@ impl Fields {
         name: &str,
         is: impl FnOnce(&Value) -> bool,
         message: &str,
-    ) -> Result<(), ApiError> {
+    ) -> Result<(), Refused> {
         match self.take(name) {
             Some(value) if !is(&value) => Err(unsupported(name, message)),
             _ => Ok(()),
@@ -273,12 +272,12 @@ impl Fields {
     }
 
     /// Rule for the arithmetics.
-    pub(super) fn exact(&mut self) -> Result<Option<Exact>, ApiError> {
+    pub(super) fn exact(&mut self) -> Result<Option<Exact>, Refused> {
         let names = format!("one of {}", Exact::NAMES.join(", "));
         self.read("exact", &names, |_: &Exact| true)
     }
 
-    fn stop(&mut self) -> Result<Vec<String>, ApiError> {
+    fn stop(&mut self) -> Result<Vec<String>, Refused> {
         let must = format!("a text, or a list of at most {MAX_STOPS}, none empty");
         let fits = |stops: &OneOrMore| match stops {
             OneOrMore::One(stop) => !stop.is_empty(),
@@ -291,6 +290,11 @@ impl Fields {
         })
     }
 
+    /// Refuses the remaining fields that are not in `ignored`.
+    pub(super) fn all_read(self, ignored: &[&str]) -> Result<(), Refused> {
+        self.nothing_but(ignored, "is not a field that this server reads here")
+    }
+
     /// Parses the common fields and refuses unknown ones.
     fn finish(
         mut self,
@@ -300,7 +304,7 @@ impl Fields {
         logprobs: Option<u8>,
         rules: Rules,
         turn: TurnOptions,
-    ) -> Result<ApiRequest, ApiError> {
+    ) -> Result<ApiRequest, Refused> {
         let choices = self.integer("n", 1, MAX_CHOICES.into())?;
         let choices = choices.map_or(1, |n| n as u32);
         let stream = self.bool("stream")?.unwrap_or(false);
@@ -309,7 +313,7 @@ impl Fields {
         let own_seed = self.read("seed", &must, |seed: &Number| !seed.is_f64())?;
         // OpenAI's seeds are signed; only the bits matter.
         let own_seed = own_seed.and_then(|n| n.as_u64().or(n.as_i64().map(i64::cast_unsigned)));
-        let user = self.read("user", "a text", |_: &String| true)?;
+        let user = self.text("user")?;
         let chosen = SamplingChoice {
             temperature: self.number("temperature", 0.0, 2.0)?,
             top_p: self.number("top_p", 0.0, 1.0)?,
@@ -328,13 +332,7 @@ impl Fields {
         };
         let stop = self.stop()?;
         let exact = self.exact()?;
-        let grammar = GrammarFields {
-            response_format: self.take("response_format"),
-            structured_outputs: self.take("structured_outputs"),
-            json_schema: self.take("json_schema"),
-            grammar: self.take("grammar"),
-        };
-        let grammar = grammar.read().map_err(refused)?;
+        let grammar = GrammarFields::take(&mut self).read()?;
         let (grammar_field, grammar) = grammar.map(|asked| (asked.field, asked.grammar)).unzip();
         // A schema that cannot be compiled is that of a tool, or of the field.
         let has_tools = !turn.tools.callable().is_empty();
@@ -344,8 +342,7 @@ impl Fields {
                 |value: &Value| [json!([]), json!({}), json!(""), json!("none")].contains(value);
             self.exactly(name, empty, &format!("`{name}` is not supported here"))?;
         }
-        let ignored = rules.ignored(IGNORED);
-        self.nothing_left(ignored, "", "is not a field that this server reads here")?;
+        self.all_read(rules.ignored(IGNORED))?;
         Ok(ApiRequest {
             model,
             chat: ChatRequest {
@@ -371,15 +368,15 @@ impl Fields {
         })
     }
 
-    fn stream_options(&mut self, stream: bool, rules: Rules) -> Result<bool, ApiError> {
+    fn stream_options(&mut self, stream: bool, rules: Rules) -> Result<bool, Refused> {
         let name = "stream_options";
         let Some(options) = self.read(name, "an object", |_: &Map<String, Value>| true)? else {
             return Ok(false);
         };
         if !stream {
-            return Err(field(name, "`stream_options` needs `stream` to be true"));
+            return Err(invalid(name, "`stream_options` needs `stream` to be true"));
         }
-        let mut options = Self(options);
+        let mut options = Self::new(options);
         let usage = options.bool("include_usage")?.unwrap_or(false);
         // Padding against traffic analysis, which does not change the answer.
         let padding = "include_obfuscation";
@@ -388,9 +385,9 @@ impl Fields {
             let at = format!("{name}.{padding}");
             return Err(unsupported(&at, format!("`{at}` {NO_EFFECT}")));
         }
-        match options.0.is_empty() {
+        match options.is_empty() {
             true => Ok(usage),
-            false => Err(field(name, "`stream_options` knows `include_usage` only")),
+            false => Err(invalid(name, "`stream_options` knows `include_usage` only")),
         }
     }
 }

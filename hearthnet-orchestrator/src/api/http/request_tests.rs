@@ -1,7 +1,10 @@
 use hearthnet_tokens::Role;
 use proptest::prelude::*;
 
+use super::super::fields::tests::{STRICT, refusal};
 use super::*;
+use crate::api::fields;
+use crate::api::fields::tests::cases;
 
 const RULES: Rules = Rules {
     seed: 99,
@@ -13,25 +16,13 @@ fn base() -> Value {
 }
 
 fn with(extra: Value) -> Result<ApiRequest, ApiError> {
-    let mut body = base();
-    let (Value::Object(body_map), Value::Object(extra)) = (&mut body, extra) else {
-        unreachable!()
-    };
-    body_map.extend(extra);
+    let body = fields::with(base(), extra);
     chat(body.to_string().as_bytes(), RULES)
 }
 
 /// List of one message.
 fn one(role: &str, content: Value) -> Value {
     json!([{"role": role, "content": content}])
-}
-
-/// Code and param of a refusal.
-fn refusal(result: Result<ApiRequest, ApiError>) -> (String, String) {
-    let body = result.expect_err("a refusal").body();
-    let text = |name: &str| body["error"][name].as_str().unwrap_or_default().to_owned();
-    assert_eq!(body["error"]["type"], "invalid_request_error");
-    (text("code"), text("param"))
 }
 
 #[test]
@@ -192,17 +183,11 @@ fn values_out_of_range_name_their_field() {
         let refused = refusal(with(json!({field: value})));
         assert_eq!(refused, ("invalid_value".into(), format!("{field}{param}")));
     }
-    for (extra, param) in [
-        (
-            json!({"logprobs": true, "top_logprobs": 21}),
-            "top_logprobs",
-        ),
-        (
-            json!({"stream": true, "stream_options": {"other": 1}}),
-            "stream_options",
-        ),
-    ] {
-        assert_eq!(refusal(with(extra)), ("invalid_value".into(), param.into()));
+    for (extra, param) in cases::<(Value, String)>(json!([
+        [{"logprobs": true, "top_logprobs": 21}, "top_logprobs"],
+        [{"stream": true, "stream_options": {"other": 1}}, "stream_options"],
+    ])) {
+        assert_eq!(refusal(with(extra)), ("invalid_value".into(), param));
     }
 }
 
@@ -287,15 +272,11 @@ fn a_message_of_the_assistant_may_be_empty() {
 
 #[test]
 fn a_strict_server_names_the_field_that_it_would_ignore() {
-    let strict = Rules {
-        strict: true,
-        ..RULES
-    };
     let asked = |name: &str, value: Value| {
         let mut body = base();
         body["stream"] = json!(true);
         body[name] = value;
-        chat(body.to_string().as_bytes(), strict)
+        chat(body.to_string().as_bytes(), STRICT)
     };
     asked("user", json!("u")).unwrap();
     for name in IGNORED {
@@ -311,17 +292,9 @@ fn a_strict_server_names_the_field_that_it_would_ignore() {
     let at = "stream_options.include_obfuscation";
     assert_eq!(refused, ("unsupported_parameter".into(), at.into()));
     let call = |call: Value, function: Value| {
-        let mut made = json!({"id": "c", "type": "function"});
-        made["function"] = json!({"name": "f", "arguments": "{}"});
-        for (at, more) in [("/function", function), ("", call)] {
-            let members = more.as_object().unwrap().clone();
-            made.pointer_mut(at)
-                .unwrap()
-                .as_object_mut()
-                .unwrap()
-                .extend(members);
-        }
-        json!({"role": "assistant", "tool_calls": [made]})
+        let function = fields::with(json!({"name": "f", "arguments": "{}"}), function);
+        let made = json!({"id": "c", "type": "function", "function": function});
+        json!({"role": "assistant", "tool_calls": [fields::with(made, call)]})
     };
     let part = json!({"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}});
     for (message, param) in [

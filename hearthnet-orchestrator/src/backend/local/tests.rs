@@ -3,7 +3,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use futures_util::future::join_all;
 
 use super::*;
-use crate::backend::tests::run_rows;
+use crate::backend::tests::{run_all, run_quietly};
 use crate::steps::chat_loop::block_on;
 
 const PROMPT: usize = 40;
@@ -18,8 +18,7 @@ fn tiny() -> (SharedEngine, Vec<f32>) {
 }
 
 fn run(backend: &mut LocalBackend, rows: &[f32], cancel: &Cancel) -> Result<Vec<f32>, ChatError> {
-    let notify: &mut dyn FnMut(Frame) = &mut |_| {};
-    run_rows(backend, 0, rows, &mut Run { cancel, notify })
+    run_quietly(backend, 0, rows, cancel)
 }
 
 #[test]
@@ -27,12 +26,7 @@ fn a_fork_continues_like_a_sequence_with_the_same_rows() {
     let (engine, rows) = tiny();
     let cancel = Cancel::default();
     let next = |backend: &mut LocalBackend, row: &[f32]| {
-        let notify: &mut dyn FnMut(Frame) = &mut |_| {};
-        let mut run = Run {
-            cancel: &cancel,
-            notify,
-        };
-        run_rows(backend, PROMPT as u32, row, &mut run).unwrap()
+        run_quietly(backend, PROMPT as u32, row, &cancel).unwrap()
     };
     let mut source = engine.open().unwrap();
     source.begin_call(0);
@@ -59,27 +53,9 @@ fn all_rows_come_back_if_wanted() {
     let mut backend = engine.open().unwrap();
     let mut each = Vec::new();
     for (position, row) in (0..).zip(rows.chunks_exact(width)) {
-        let notify: &mut dyn FnMut(Frame) = &mut |_| {};
-        let mut run = Run {
-            cancel: &cancel,
-            notify,
-        };
-        each.extend(run_rows(&mut backend, position, row, &mut run).unwrap());
+        each.extend(run_quietly(&mut backend, position, row, &cancel).unwrap());
     }
-    let notify: &mut dyn FnMut(Frame) = &mut |_| {};
-    let mut run = Run {
-        cancel: &cancel,
-        notify,
-    };
-    let all = Rows {
-        all: true,
-        ..Rows::at(0, &rows)
-    };
-    let out = block_on(async {
-        backend.submit(all, &cancel).await;
-        backend.output(&mut run).await
-    });
-    assert_eq!(out.unwrap(), each);
+    assert_eq!(run_all(&mut backend, &rows, &cancel).unwrap(), each);
 }
 
 #[test]

@@ -1,12 +1,11 @@
 use std::sync::Barrier;
 
 use futures_util::future::join_all;
-use hearthnet_testkit::one_thread;
+use hearthnet_testkit::{family, one_thread};
 use hearthnet_transport::Code;
 
 use super::*;
-use crate::backend::tests::run_rows;
-use crate::chat::Frame;
+use crate::backend::tests::run_quietly;
 use crate::steps::chat_loop::block_on;
 use crate::tests::{engine, tiny_file};
 
@@ -22,17 +21,24 @@ fn ends(file: &ModelFile, first: u32, last: u32) -> PrivateLayers {
 
 /// Embeddings of `count` tokens.
 fn rows(file: &ModelFile, seed: u32, count: u32) -> Vec<f32> {
+    embedded(file, (0..count).map(|n| (seed * 31 + n * 7) % 250 + 3))
+}
+
+fn embedded(file: &ModelFile, ids: impl Iterator<Item = u32>) -> Vec<f32> {
     let head = Head::load(file, &one_thread()).unwrap();
-    let ids: Vec<u32> = (0..count).map(|n| (seed * 31 + n * 7) % 250 + 3).collect();
     let mut rows = Vec::new();
-    head.embed(&ids, &mut rows).unwrap();
+    head.embed(&ids.collect::<Vec<_>>(), &mut rows).unwrap();
     rows
 }
 
+/// The private layers around an engine with the others.
+fn around(file: &ModelFile, private: &PrivateLayers) -> Box<dyn Backend> {
+    let between = engine(file, private.hosted()).open().unwrap();
+    private.around(Box::new(between)).unwrap()
+}
+
 fn run(backend: &mut dyn Backend, position: u32, rows: &[f32]) -> Result<Vec<u32>, ChatError> {
-    let (cancel, notify): (_, &mut dyn FnMut(Frame)) = (&Cancel::default(), &mut |_| {});
-    let run = &mut Run { cancel, notify };
-    let out = run_rows(backend, position, rows, run)?;
+    let out = run_quietly(backend, position, rows, &Cancel::default())?;
     Ok(out.iter().map(|value| value.to_bits()).collect())
 }
 
@@ -63,8 +69,7 @@ fn the_number_of_private_layers_does_not_change_the_output() {
             }
             let private = ends(&file, first, last);
             assert_eq!(private.hosted(), first..LAYERS - last);
-            let between = engine(&file, private.hosted()).open().unwrap();
-            let mut backend = private.around(Box::new(between)).unwrap();
+            let mut backend = around(&file, &private);
             let got = conversation(backend.as_mut(), &file, 1);
             assert_eq!(got, expected, "{first} first, {last} last");
             let route: Vec<(u32, u32)> = backend.route().iter().map(|hop| hop.layers).collect();
@@ -121,18 +126,13 @@ fn after_wrong_rows_the_last_layers_run_all_rows_again() {
 
 #[test]
 fn recurrent_layers_go_back_to_a_common_checkpoint_and_on_with_the_same_bits() {
-    let folder = "../crates/hearthnet-files/tests/data/families/qwen35.gguf";
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-    let file = ModelFile::open(&path).unwrap();
+    let file = family("qwen35");
     let layers = file.spec().layers;
-    let head = Head::load(&file, &one_thread()).unwrap();
     let rows = |seed: u32, count: u32| {
-        let ids: Vec<u32> = (0..count)
-            .map(|n| (seed + n * 7) % file.spec().vocab)
-            .collect();
-        let mut rows = Vec::new();
-        head.embed(&ids, &mut rows).unwrap();
-        rows
+        embedded(
+            &file,
+            (0..count).map(|n| (seed + n * 7) % file.spec().vocab),
+        )
     };
     let width = file.spec().width as usize;
     let (prompt, next) = (rows(1, 200), rows(5, 20));
@@ -142,8 +142,7 @@ fn recurrent_layers_go_back_to_a_common_checkpoint_and_on_with_the_same_bits() {
     let expected = run(&mut whole.open().unwrap(), 0, &other).unwrap();
     for (first, last) in [(0, 0), (2, 0), (1, 2)] {
         let private = ends(&file, first, last);
-        let between = engine(&file, private.hosted()).open().unwrap();
-        let mut backend = private.around(Box::new(between)).unwrap();
+        let mut backend = around(&file, &private);
         backend.begin_call(0);
         run(backend.as_mut(), 0, &prompt).unwrap();
         run(backend.as_mut(), 200, &rows(9, 1)).unwrap();
@@ -158,25 +157,16 @@ fn recurrent_layers_go_back_to_a_common_checkpoint_and_on_with_the_same_bits() {
 
 #[test]
 fn layer_inputs_reach_the_layers_behind_private_ones() {
-    let folder = "../crates/hearthnet-files/tests/data/families/gemma4ple.gguf";
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-    let file = ModelFile::open(&path).unwrap();
+    let file = family("gemma4ple");
     let layers = file.spec().layers;
-    let head = Head::load(&file, &one_thread()).unwrap();
-    let rows = |ids: std::ops::Range<u32>| {
-        let mut rows = Vec::new();
-        head.embed(&ids.collect::<Vec<_>>(), &mut rows).unwrap();
-        rows
-    };
-    let (prompt, next) = (rows(0..40), rows(50..51));
+    let (prompt, next) = (embedded(&file, 0..40), embedded(&file, 50..51));
     assert_eq!(prompt.len(), 40 * (32 + 6 * 32));
     let whole = engine(&file, 0..layers);
     let mut undisturbed = whole.open().unwrap();
     let expected = [(0, &prompt), (40, &next)].map(|(at, rows)| run(&mut undisturbed, at, rows));
     for first in [1, 2] {
         let private = ends(&file, first, 0);
-        let between = engine(&file, private.hosted()).open().unwrap();
-        let mut backend = private.around(Box::new(between)).unwrap();
+        let mut backend = around(&file, &private);
         backend.begin_call(0);
         let got = [(0, &prompt), (40, &next)].map(|(at, rows)| run(backend.as_mut(), at, rows));
         assert_eq!(got, expected, "{first} private layers");
@@ -278,16 +268,10 @@ fn a_conversation_too_many_is_refused_as_busy_and_room_comes_back() {
 fn a_cancelled_chat_computes_no_further_chunk() {
     let file = tiny();
     let private = ends(&file, 2, 0);
-    let between = engine(&file, private.hosted()).open().unwrap();
-    let mut backend = private.around(Box::new(between)).unwrap();
+    let mut backend = around(&file, &private);
     let cancel = Cancel::default();
     cancel.cancel();
-    let mut run = Run {
-        cancel: &cancel,
-        notify: &mut |_| {},
-    };
-    let rows = rows(&file, 1, 20);
-    let output = run_rows(backend.as_mut(), 0, &rows, &mut run);
+    let output = run_quietly(backend.as_mut(), 0, &rows(&file, 1, 20), &cancel);
     assert_eq!(output, Err(ChatError::Cancelled));
     let first = private.first.as_ref().unwrap();
     let kv_bytes = first.0.with(|engine| engine.kv_bytes_in_use());

@@ -10,15 +10,12 @@
 //! copy      stream 8 at host A ── rows ──▶ stream 5 at host B
 //! ```
 
-use std::collections::VecDeque;
+use std::time::Duration;
 
-use hearthnet_bus::flight::{Event, PipelineId};
 use hearthnet_transport::Fork;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{Call, ShardedBackend};
-use crate::backend::events::report_event;
+use super::ShardedBackend;
 
 impl ShardedBackend {
     /// See [`Backend::fork`](crate::backend::Backend::fork). The source's streams must stay open, and
@@ -35,35 +32,15 @@ impl ShardedBackend {
             return None;
         }
         let source = self.source.as_ref()?.fork()?;
-        let (began, position) = (Instant::now(), self.pipeline.length());
-        let (inbox, inbound) = mpsc::unbounded_channel();
-        let mut fork = Self {
-            runtime: self.runtime.clone(),
-            source: Some(source),
-            health: self.health.clone(),
-            model: self.model.clone(),
-            dtype: self.dtype,
-            settings: self.settings.clone(),
-            hops: Vec::new(),
-            next_hop: 0,
-            inbox,
-            inbound,
-            pipeline: self.pipeline.clone(),
-            inputs: self.inputs.clone(),
-            name: PipelineId::draw(),
-            call: Call::default(),
-            prepared: began,
-            running: true,
-            positions: self.positions,
-            hop_failures: VecDeque::new(),
-            notices: Vec::new(),
-            pending: VecDeque::new(),
-            here: self.here.clone(),
-            replaced: Vec::new(),
-            came: Vec::new(),
-            watching_since: began,
-            per_layer: self.per_layer,
-        };
+        let (runtime, settings) = (self.runtime.clone(), self.settings.clone());
+        let mut fork = Self::new(runtime, source, self.dtype, settings, Instant::now());
+        fork.pipeline = self.pipeline.clone();
+        fork.inputs = self.inputs.clone();
+        fork.running = true;
+        fork.positions = self.positions;
+        fork.here = self.here.clone();
+        fork.per_layer = self.per_layer;
+        let position = self.pipeline.length();
         for (index, own) in self.hops.iter().enumerate() {
             let mut hop = fork.hop(index, own.span.clone());
             hop.fork = own.span.link.descriptor.forks().then_some(Fork {
@@ -87,11 +64,7 @@ impl ShardedBackend {
                 }
             }
         }
-        report_event(Event::PipelineBuilt {
-            pipeline: fork.name,
-            hosts: u32::try_from(fork.hops.len()).unwrap_or(u32::MAX),
-            ms: 0,
-        });
+        fork.report_built(Duration::ZERO);
         Some(fork)
     }
 }

@@ -48,7 +48,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{Event, PipelineId};
-use hearthnet_transport::{Code, DType, Want};
+use hearthnet_transport::{Code, DType};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -62,7 +62,7 @@ use self::failure::{HopFailure, Interrupted};
 use self::stream::Hop;
 use crate::Cancel;
 use crate::backend::events::{Failover, report_event};
-use crate::backend::pipeline::{Action, LayerInputs, Limits, Pipeline};
+use crate::backend::pipeline::{Action, LayerInputs, Pipeline};
 use crate::backend::{Backend, HopTimes, Output, RouteHop, Rows, Run};
 use crate::error::ChatError;
 use crate::frames::Frame;
@@ -71,7 +71,7 @@ use crate::hosts::health::{RunningCall, SharedHealth};
 use crate::hosts::link::Inbound;
 use crate::hosts::{HostSource, RoutedSpan};
 use crate::steps::chat_loop;
-use crate::times::{HopClock, whole_ms};
+use crate::times::HopClock;
 
 /// Interval between preparations of spare hosts during an answer.
 const PREPARE_EVERY: Duration = Duration::from_secs(10);
@@ -238,47 +238,14 @@ impl ShardedBackend {
         let boundary = source.choice().model.boundary;
         let dtype = DType::of_rows(boundary.descriptor_name())
             .ok_or_else(|| ChatError::Engine(format!("no host takes rows of {boundary}")))?;
-        // Bounded in practice: hosts only send responses to requests.
-        let (inbox, inbound) = mpsc::unbounded_channel();
-        let mut this = Self {
-            runtime,
-            health: source.choice().health.clone(),
-            model: source.choice().model.clone(),
-            source: Some(source),
-            dtype,
-            settings,
-            hops: Vec::new(),
-            next_hop: 0,
-            inbox,
-            inbound,
-            // Placeholder until the route is known.
-            pipeline: Pipeline::new(0, 0, Want::Last, Limits::default()),
-            inputs: LayerInputs::default(),
-            name: PipelineId::draw(),
-            call: Call::default(),
-            prepared: began,
-            running: false,
-            positions: 1,
-            hop_failures: VecDeque::new(),
-            notices: Vec::new(),
-            pending: VecDeque::new(),
-            here: None,
-            replaced: Vec::new(),
-            came: Vec::new(),
-            watching_since: began,
-            per_layer: None,
-        };
+        let mut this = Self::new(runtime, source, dtype, settings, began);
         this.start(cancel).await?;
         this.running = true;
         this.prepare();
         this.notices.clear();
         // Hosts that were full or lost at the start do not count as failures of this call.
         this.begin_call(0);
-        report_event(Event::PipelineBuilt {
-            pipeline: this.name,
-            hosts: u32::try_from(this.hops.len()).unwrap_or(u32::MAX),
-            ms: whole_ms(began.elapsed()),
-        });
+        this.report_built(began.elapsed());
         Ok(this)
     }
 
@@ -529,7 +496,7 @@ impl Backend for ShardedBackend {
                 layers: (hop.span.lo, hop.span.hi),
                 memory_mb: link.descriptor.vram_required_mb,
                 arithmetic: link.descriptor.arithmetic.clone(),
-                policy: hop.span.policy.as_str().into(),
+                policy: hop.span.policy.into_str().into(),
             }
         };
         self.hops.iter().map(hop).collect()

@@ -5,19 +5,27 @@
 //! fails with `busy`, since a full host is not a missing one. Sequences of one process that wait
 //! for the same model queue in FIFO order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+use hearthnet_bus::flight::{Event, PipelineId};
 use hearthnet_files::WeightsId;
+use hearthnet_transport::{DType, Want};
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::recovery::pause;
-use super::{Call, ShardedBackend};
+use super::{Call, PumpSettings, ShardedBackend};
 use crate::Cancel;
 use crate::backend::Run;
+use crate::backend::events::report_event;
 use crate::backend::pipeline::{LayerInputs, Limits, Pipeline};
 use crate::error::ChatError;
+use crate::hosts::HostSource;
+use crate::times::whole_ms;
 
 /// The pause grows up to this exponent: 100 to 200 ms, so that a free stream is taken soon.
 const LONGEST_PAUSE: u32 = 2;
@@ -39,6 +47,54 @@ fn start_queue(weights: WeightsId) -> Arc<StartQueue> {
 }
 
 impl ShardedBackend {
+    /// A sequence without streams.
+    pub(super) fn new(
+        runtime: Handle,
+        source: Box<dyn HostSource>,
+        dtype: DType,
+        settings: PumpSettings,
+        now: Instant,
+    ) -> Self {
+        // Bounded in practice: hosts only send responses to requests.
+        let (inbox, inbound) = mpsc::unbounded_channel();
+        Self {
+            runtime,
+            health: source.choice().health.clone(),
+            model: source.choice().model.clone(),
+            source: Some(source),
+            dtype,
+            settings,
+            hops: Vec::new(),
+            next_hop: 0,
+            inbox,
+            inbound,
+            // Placeholder until the route is known.
+            pipeline: Pipeline::new(0, 0, Want::Last, Limits::default()),
+            inputs: LayerInputs::default(),
+            name: PipelineId::draw(),
+            call: Call::default(),
+            prepared: now,
+            running: false,
+            positions: 1,
+            hop_failures: VecDeque::new(),
+            notices: Vec::new(),
+            pending: VecDeque::new(),
+            here: None,
+            replaced: Vec::new(),
+            came: Vec::new(),
+            watching_since: now,
+            per_layer: None,
+        }
+    }
+
+    pub(super) fn report_built(&self, took: Duration) {
+        report_event(Event::PipelineBuilt {
+            pipeline: self.name,
+            hosts: u32::try_from(self.hops.len()).unwrap_or(u32::MAX),
+            ms: whole_ms(took),
+        });
+    }
+
     /// Opens the streams as soon as there is room.
     pub(super) async fn start(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
         let until = Instant::now() + self.settings.start_timeout;

@@ -1,11 +1,10 @@
-use std::path::Path;
-
 use hearthnet_engine::{EngineOptions, Span};
 use hearthnet_files::ModelFile;
-use hearthnet_testkit::{FullModel, TinyLlama};
+use hearthnet_testkit::{FullModel, families, family};
 use hearthnet_tokens::{Special, Tokenizer};
 
 use super::*;
+use crate::tests::tiny_file;
 
 fn of_host(
     host: u8,
@@ -223,21 +222,12 @@ fn smollm2() -> (ModelFile, Tokenizer, Vec<u32>) {
 
 #[test]
 fn honest_rows_of_every_family_keep_their_places_and_reversed_ones_are_found() {
-    let families = "../crates/hearthnet-files/tests/data/families";
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(families);
-    let tiny = tempfile::tempdir().unwrap();
-    let llama = TinyLlama {
-        layers: 8,
-        ..TinyLlama::default()
-    };
-    let files = std::fs::read_dir(folder).unwrap();
-    let files = files.map(|entry| entry.unwrap().path());
+    let all = families().into_iter().map(|name| {
+        let file = family(&name);
+        (name, file)
+    });
     let (mut models, mut count) = (0, 0);
-    for path in files.chain([llama.write(tiny.path())]) {
-        if path.extension().is_none_or(|end| end != "gguf") {
-            continue;
-        }
-        let file = ModelFile::open(&path).unwrap();
+    for (name, file) in all.chain([("llama".to_owned(), tiny_file(8))]) {
         let (width, vocab) = (file.spec().width as usize, u64::from(file.spec().vocab));
         // `boundaries` has no per-layer embeddings, and encoders compute on one machine only.
         let values = file.spec().row_values(&(0..file.spec().layers));
@@ -259,7 +249,6 @@ fn honest_rows_of_every_family_keep_their_places_and_reversed_ones_are_found() {
         ];
         for (nth, ids) in texts.iter().enumerate() {
             pieces(&file, ids, &mut |lo, hi, sent, returned| {
-                let name = path.display();
                 assert_eq!(
                     permuted(sent, returned, width),
                     None,

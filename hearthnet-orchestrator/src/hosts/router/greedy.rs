@@ -2,27 +2,11 @@
 
 use std::cmp::Reverse;
 
-use super::policy::{RoutePolicy, Usable};
 use super::policy_name::PolicyName;
-use super::request::{Candidate, RouteError, RouteRequest, Span};
+use super::request::{Candidate, RouteError, RouteRequest, Span, Usable};
 use super::share::Share;
 use crate::exact::Allowed;
 use crate::hosts::health::Standing;
-
-/// Walks from the first layer to the last.
-#[derive(Debug)]
-#[allow(clippy::exhaustive_structs)] // Built by callers.
-pub struct Greedy;
-
-impl RoutePolicy for Greedy {
-    fn cover(
-        &self,
-        request: &RouteRequest<'_>,
-        usable: &[Usable<'_>],
-    ) -> Result<Vec<Span>, RouteError> {
-        cover(request, usable)
-    }
-}
 
 /// Covers the layers from first to last with the best candidate for each next layer.
 ///
@@ -35,7 +19,10 @@ impl RoutePolicy for Greedy {
 ///
 /// # Errors
 /// [`RouteError::Uncovered`] or [`RouteError::TooManyShards`].
-fn cover(request: &RouteRequest<'_>, usable: &[Usable<'_>]) -> Result<Vec<Span>, RouteError> {
+pub(super) fn cover(
+    request: &RouteRequest<'_>,
+    usable: &[Usable<'_>],
+) -> Result<Vec<Span>, RouteError> {
     let exact_first = request.arithmetic == Allowed::ExactFirst;
     // Arithmetic, then reputation.
     let second = |c: &Candidate| (exact_first && !c.is_exact(), c.is_false_accuser);

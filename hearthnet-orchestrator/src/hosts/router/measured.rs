@@ -6,10 +6,9 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{self, Measured};
 use hearthnet_files::WeightsId;
 
-use super::greedy::Greedy;
-use super::policy::{RoutePolicy as _, Usable};
+use super::greedy::cover;
 use super::policy_name::PolicyName;
-use super::request::{Candidate, RouteRequest, Span};
+use super::request::{Candidate, RouteRequest, Span, Usable};
 use super::share::is_over;
 use crate::exact::Allowed;
 use crate::placement::observed::links;
@@ -91,7 +90,7 @@ pub(super) struct Rules<'a> {
 }
 
 /// Cheapest route, apart from differences within the noise. Of all routes within the noise of the
-/// cheapest one: that of [`Greedy`], else the one with the fewest hops, else the cheapest one.
+/// cheapest one: the greedy one, else the one with the fewest hops, else the cheapest one.
 /// `None` if the candidates do not cover the layers.
 pub(super) fn cheapest(
     request: &RouteRequest<'_>,
@@ -148,10 +147,10 @@ pub(super) fn cheapest(
     route.into_iter().map(span).collect()
 }
 
-/// Route of [`Greedy`] over `taken`, at the cost of their `offers`.
+/// Greedy route over `taken`, at the cost of their `offers`.
 fn greedy(request: &RouteRequest<'_>, taken: &[Usable<'_>], offers: &[Offer]) -> Option<Route> {
     let (mut route, mut sum) = (Vec::new(), 0u64);
-    for span in Greedy.cover(request, taken).ok()? {
+    for span in cover(request, taken).ok()? {
         let is_it = |(index, _): &Usable<'_>| *index == span.candidate;
         let index = taken.iter().position(is_it)?;
         let layers = Layers::from_inclusive((span.lo, span.hi));

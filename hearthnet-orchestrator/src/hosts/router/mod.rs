@@ -1,10 +1,10 @@
 //! Router: selects hosts that together cover a range of layers.
 //!
 //! Pure: no clock, no network. [`pick_by`] filters the advertised candidates and covers the layers
-//! with spans of them, by a [`RoutePolicy`]: `greedy.rs`, `planned.rs`, `petals_like.rs`, or
-//! `auto.rs`, which takes one of the first two. Speeds come from the members' measurements,
-//! corrected by what the caller observed (`measured.rs`). No policy takes a needless hop: layers
-//! that the next host of the route holds as well, and is not worse at, are part of its span.
+//! with spans of them, by a policy: `greedy.rs`, `planned.rs`, `petals_like.rs`, or one of the first
+//! two, by what was measured. Speeds come from the members' measurements, corrected by what the
+//! caller observed (`measured.rs`). No policy takes a needless hop: layers that the next host of the
+//! route holds as well, and is not worse at, are part of its span.
 //!
 //! Layers that must run together count as one layer (`together.rs`), so that no policy cuts them.
 //!
@@ -14,12 +14,10 @@
 //! `8-15` both have it, both are idle and on the same LAN, and `8-15` reaches
 //! further. The cover is `{0-7, 8-15}`; `4-11` stays unused.
 
-mod auto;
 mod greedy;
 mod measured;
 mod petals_like;
 mod planned;
-mod policy;
 mod policy_name;
 mod request;
 mod share;
@@ -30,14 +28,9 @@ use std::collections::BTreeMap;
 
 use hearthnet_bus::NodeId;
 
-pub use self::auto::Auto;
-pub use self::greedy::Greedy;
 pub use self::measured::{HostSpeed, Speeds, speeds};
-pub use self::petals_like::PetalsLike;
-pub use self::planned::Planned;
-pub use self::policy::{RoutePolicy, Usable};
 pub use self::policy_name::PolicyName;
-pub use self::request::{Candidate, RouteError, RouteRequest, Span};
+pub use self::request::{Candidate, RouteError, RouteRequest, Span, Usable};
 use crate::exact::Allowed;
 use crate::hosts::health::Standing;
 use crate::hosts::tie_breaker::TieBreaker;
@@ -51,43 +44,45 @@ pub const MAX_CANDIDATES: usize = 4096;
 /// changes it.
 pub const MAX_OF_HOST: usize = 4;
 
-/// Covers the requested layers with usable candidates, by `policy`.
+/// Covers the requested layers with usable candidates, by `policy` and by `speeds`, without which
+/// every policy is the greedy one.
 ///
 /// # Errors
 /// Any [`RouteError`].
 pub fn pick_by(
-    policy: &dyn RoutePolicy,
+    policy: PolicyName,
+    speeds: &Speeds,
     request: &RouteRequest<'_>,
     candidates: &[Candidate],
 ) -> Result<Vec<Span>, RouteError> {
     match request.together.len() {
-        0 | 1 => pick_anywhere(policy, request, candidates),
+        0 | 1 => pick_anywhere(policy, speeds, request, candidates),
         _ => together::pick(request, candidates, |request, candidates| {
-            pick_anywhere(policy, request, candidates)
+            pick_anywhere(policy, speeds, request, candidates)
         }),
     }
 }
 
 /// [`pick_by`], for a model that may be cut between any two layers.
 fn pick_anywhere(
-    policy: &dyn RoutePolicy,
+    policy: PolicyName,
+    speeds: &Speeds,
     request: &RouteRequest<'_>,
     candidates: &[Candidate],
 ) -> Result<Vec<Span>, RouteError> {
     let (usable, other_weights, other_dtypes) = usable(request, candidates);
     let may = |c: &Candidate| request.arithmetic.admits(&c.descriptor.arithmetic);
     let (usable, others): (Vec<_>, Vec<_>) = usable.into_iter().partition(|(_, c)| may(c));
+    let cover = |usable: &[Usable<'_>]| cover(policy, speeds, request, usable);
     let covered = match request.arithmetic {
         Allowed::ExactFirst => {
             // A recently failed host is used only for layers without another host.
             let first = |c: &Candidate| c.is_exact() && c.standing == Standing::Good;
             let exact = usable.iter().filter(|(_, c)| first(c)).copied();
             let exact: Vec<Usable<'_>> = exact.collect();
-            policy
-                .cover(request, &exact)
-                .or_else(|_| policy.cover(request, &usable))
+            cover(&exact).or_else(|_| cover(&usable))
         }
-        Allowed::Only(_) | Allowed::All => policy.cover(request, &usable),
+        Allowed::Only(_) | Allowed::All => cover(&usable),
     };
     let Err(RouteError::Uncovered { layer, .. }) = covered else {
         return covered;
@@ -116,6 +111,31 @@ fn pick_anywhere(
         }),
         None => covered,
     }
+}
+
+/// Covers the layers with candidates that passed all tests of the request.
+///
+/// # Errors
+/// [`RouteError::Uncovered`] or [`RouteError::TooManyShards`].
+fn cover(
+    policy: PolicyName,
+    speeds: &Speeds,
+    request: &RouteRequest<'_>,
+    usable: &[Usable<'_>],
+) -> Result<Vec<Span>, RouteError> {
+    let is_measured = |span: &Span| {
+        let host = usable.iter().find(|(index, _)| *index == span.candidate);
+        host.is_some_and(|(_, c)| speeds.contains_key(&c.descriptor.host))
+    };
+    let by_speed = match policy {
+        PolicyName::Greedy => None,
+        PolicyName::Planned => planned::best(request, usable, speeds),
+        PolicyName::PetalsLike => petals_like::best(request, usable, speeds),
+        PolicyName::Auto => {
+            planned::best(request, usable, speeds).filter(|route| route.iter().all(is_measured))
+        }
+    };
+    by_speed.map_or_else(|| greedy::cover(request, usable), Ok)
 }
 
 /// Usable candidates, and reasons for rejecting others: weights of a candidate with the same model

@@ -2,39 +2,27 @@
 
 use std::collections::BTreeSet;
 
-use super::greedy::Greedy;
 use super::measured::{Believed, Rules, Speeds, cheapest};
-use super::policy::{RoutePolicy, Usable};
 use super::policy_name::PolicyName;
-use super::request::{Candidate, RouteError, RouteRequest, Span};
+use super::request::{Candidate, RouteRequest, Span, Usable};
 use crate::hosts::health::Standing;
 
 /// Times of alike hosts differ by chance, so a smaller gain is no reason for a hop or another host.
 const NOISE_PERCENT: u64 = 10;
 
-/// Takes the route of the least time per token, and that of [`Greedy`] if no other one is faster by
-/// more than the noise of measurements. A host's time per layer counts once more for each entry of
-/// its queue. Hosts of worse standing, and others than exact ones where these are preferred, are
-/// used for as few spans and layers as possible. Without measurements, or without such a route, the
-/// route is that of [`Greedy`].
-#[derive(Debug)]
-#[allow(clippy::exhaustive_structs)] // Built by callers.
-pub struct Planned<'a> {
-    pub speeds: &'a Speeds,
-}
-
-impl Planned<'_> {
-    /// Route of the least time per token. `None` without measurements, or if none exists.
-    pub(super) fn best(
-        &self,
-        request: &RouteRequest<'_>,
-        usable: &[Usable<'_>],
-    ) -> Option<Vec<Span>> {
-        let believed = Believed::new(usable, self.speeds)?;
-        [Standing::Good, Standing::Failing, Standing::Quarantined]
-            .into_iter()
-            .find_map(|worst| route(request, usable, &believed, worst))
-    }
+/// Takes the route of the least time per token, and the greedy one if no other one is faster by more
+/// than the noise of measurements. A host's time per layer counts once more for each entry of its
+/// queue. Hosts of worse standing, and others than exact ones where these are preferred, are used for
+/// as few spans and layers as possible. `None` without measurements, or without such a route.
+pub(super) fn best(
+    request: &RouteRequest<'_>,
+    usable: &[Usable<'_>],
+    speeds: &Speeds,
+) -> Option<Vec<Span>> {
+    let believed = Believed::new(usable, speeds)?;
+    [Standing::Good, Standing::Failing, Standing::Quarantined]
+        .into_iter()
+        .find_map(|worst| route(request, usable, &believed, worst))
 }
 
 /// Route over hosts of at least this standing.
@@ -65,15 +53,4 @@ fn route(
         ..rules
     };
     cheapest(request, usable, believed, &idle).or(Some(route))
-}
-
-impl RoutePolicy for Planned<'_> {
-    fn cover(
-        &self,
-        request: &RouteRequest<'_>,
-        usable: &[Usable<'_>],
-    ) -> Result<Vec<Span>, RouteError> {
-        self.best(request, usable)
-            .map_or_else(|| Greedy.cover(request, usable), Ok)
-    }
 }

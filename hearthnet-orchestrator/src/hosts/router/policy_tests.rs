@@ -14,23 +14,21 @@ fn speed(host: &str, layer_us: u64, hop_us: u64) -> (NodeId, HostSpeed) {
     (node(host), HostSpeed { layer_us, hop_us })
 }
 
-fn by<'a>(policy: &dyn RoutePolicy, all: &'a [Candidate]) -> Named<'a> {
+fn by<'a>(policy: PolicyName, speeds: &Speeds, all: &'a [Candidate]) -> Named<'a> {
     let ask = RouteRequest {
         allow_self: true,
         ..ask()
     };
-    named(&pick_by(policy, &ask, all).unwrap(), all)
+    named(&pick_by(policy, speeds, &ask, all).unwrap(), all)
 }
 
 /// All policies by name.
-fn policies(speeds: &Speeds) -> [(&'static str, Box<dyn RoutePolicy + '_>); 4] {
-    [
-        ("auto", Box::new(Auto { speeds })),
-        ("greedy", Box::new(Greedy)),
-        ("planned", Box::new(Planned { speeds })),
-        ("petals_like", Box::new(PetalsLike { speeds })),
-    ]
-}
+const POLICIES: [(&str, PolicyName); 4] = [
+    ("auto", PolicyName::Auto),
+    ("greedy", PolicyName::Greedy),
+    ("planned", PolicyName::Planned),
+    ("petals_like", PolicyName::PetalsLike),
+];
 
 /// A host with another arithmetic is much faster than the exact ones.
 fn card_is_fastest() -> Speeds {
@@ -53,8 +51,8 @@ fn a_planned_route_takes_no_hop_for_nothing() {
         speed("far", 1_000, 600),
     ]);
     let expected = [("own", 0, 9), ("far", 10, 15)];
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
-    assert_eq!(by(&PetalsLike { speeds: &speeds }, &all), expected);
+    assert_eq!(by(PolicyName::Planned, &speeds, &all), expected);
+    assert_eq!(by(PolicyName::PetalsLike, &speeds, &all), expected);
     // A neighbour that is fast enough is worth two spans more: 100 us per layer and the hop.
     (all[1].ms_per_layer, all[1].seen_layers) = (Some(0.25), 4);
     let expected = [
@@ -63,7 +61,7 @@ fn a_planned_route_takes_no_hop_for_nothing() {
         ("own", 6, 9),
         ("far", 10, 15),
     ];
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
+    assert_eq!(by(PolicyName::Planned, &speeds, &all), expected);
 }
 
 #[test]
@@ -75,8 +73,8 @@ fn another_host_must_be_faster_by_more_than_the_noise() {
     let all = [shard("near", 0, 15, 0), far];
     for (far_us, expected) in [(1_000, "near"), (950, "near"), (850, "far")] {
         let speeds = Speeds::from([speed("near", 1_000, 10), speed("far", far_us, 10)]);
-        let policy = Planned { speeds: &speeds };
-        assert_eq!(by(&policy, &all), [(expected, 0, 15)], "{far_us}");
+        let route = by(PolicyName::Planned, &speeds, &all);
+        assert_eq!(route, [(expected, 0, 15)], "{far_us}");
     }
 }
 
@@ -89,7 +87,7 @@ fn an_absurd_announcement_is_bounded_by_the_median_before_anything_was_observed(
     ]);
     // It counts as 500 us, twice because of its queue.
     let all = [shard("liar", 0, 15, 1), shard("a", 0, 15, 0)];
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), [("a", 0, 15)]);
+    assert_eq!(by(PolicyName::Planned, &speeds, &all), [("a", 0, 15)]);
     // A host without measurements counts as four times the median, and not as the slowest one.
     let speeds = Speeds::from([
         speed("liar", u64::MAX, 10),
@@ -103,7 +101,7 @@ fn an_absurd_announcement_is_bounded_by_the_median_before_anything_was_observed(
         shard("b", 0, 7, 1),
     ];
     let expected = [("a", 0, 7), ("new", 8, 15)];
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
+    assert_eq!(by(PolicyName::Planned, &speeds, &all), expected);
 }
 
 #[test]
@@ -117,18 +115,22 @@ fn load_and_standing_count_for_planned_routes_and_not_for_petals_like_ones() {
         speed("idle", 200, 10),
     ]);
     // Exact hosts of good standing come first for every policy.
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), [("idle", 0, 15)]);
-    assert_eq!(by(&PetalsLike { speeds: &speeds }, &all), [("busy", 0, 15)]);
+    assert_eq!(by(PolicyName::Planned, &speeds, &all), [("idle", 0, 15)]);
+    assert_eq!(by(PolicyName::PetalsLike, &speeds, &all), [("busy", 0, 15)]);
 }
 
 #[test]
 fn without_measurements_all_policies_route_greedily() {
     let (all, speeds) = (overlapping(), Speeds::new());
-    for (name, policy) in policies(&speeds) {
-        assert_eq!(by(&*policy, &all), [("a", 0, 7), ("c", 8, 15)], "{name}");
-        let spans = pick_by(&*policy, &ask(), &all).unwrap();
+    for (name, policy) in POLICIES {
+        assert_eq!(
+            by(policy, &speeds, &all),
+            [("a", 0, 7), ("c", 8, 15)],
+            "{name}"
+        );
+        let spans = pick_by(policy, &speeds, &ask(), &all).unwrap();
         assert!(spans.iter().all(|span| span.policy == PolicyName::Greedy));
-        assert_eq!(name.parse::<PolicyName>().unwrap().as_str(), name);
+        assert_eq!(name.parse::<PolicyName>().unwrap().into_str(), name);
     }
     assert!("random".parse::<PolicyName>().is_err());
 }
@@ -158,14 +160,14 @@ fn no_policy_leaves_the_own_machine_for_layers_that_it_holds_and_comes_back() {
     (own.is_self, own.hop_weight) = (true, 0);
     let all = [own, of_thirty("near", 2, 9, 0), of_thirty("far", 15, 29, 0)];
     let speeds = Speeds::from(["own", "near", "far"].map(|host| speed(host, 1_000, 600)));
-    for (_, policy) in policies(&speeds) {
-        let spans = pick_by(&*policy, &ask_of_thirty(), &all).unwrap();
+    for (_, policy) in POLICIES {
+        let spans = pick_by(policy, &speeds, &ask_of_thirty(), &all).unwrap();
         let route: Vec<_> = spans.iter().map(|s| (s.candidate, s.lo, s.hi)).collect();
         assert_eq!(
             route,
             [(0, 2, 14), (2, 15, 29)],
             "{}",
-            spans[0].policy.as_str()
+            spans[0].policy.into_str()
         );
     }
 }
@@ -184,11 +186,14 @@ fn a_greedy_hop_stays_where_the_next_host_is_slower_or_has_failed() {
     let two = [("first", 0, 7), ("next", 8, 15)];
     // A queue is no reason for a hop.
     let all = [first(None), next(Standing::Good, None)];
-    assert_eq!(by(&Greedy, &all), [("next", 0, 15)]);
+    assert_eq!(
+        by(PolicyName::Greedy, &Speeds::new(), &all),
+        [("next", 0, 15)]
+    );
     let all = [first(None), next(Standing::Failing, None)];
-    assert_eq!(by(&Greedy, &all), two);
+    assert_eq!(by(PolicyName::Greedy, &Speeds::new(), &all), two);
     let all = [first(Some(1.0)), next(Standing::Good, Some(9.0))];
-    assert_eq!(by(&Greedy, &all), two);
+    assert_eq!(by(PolicyName::Greedy, &Speeds::new(), &all), two);
 }
 
 #[test]
@@ -199,7 +204,7 @@ fn the_trace_names_the_policy_that_chose() {
         shard("c", 8, 15, 9),
     ];
     let chose = |speeds: &Speeds| {
-        let spans = pick_by(&Auto { speeds }, &ask(), &all).unwrap();
+        let spans = pick_by(PolicyName::Auto, speeds, &ask(), &all).unwrap();
         spans.iter().map(|span| span.policy).collect::<Vec<_>>()
     };
     // All hosts that are needed have measurements.
@@ -219,7 +224,7 @@ fn planned_routes_keep_the_demands_of_the_request() {
     ];
     let speeds = card_is_fastest();
     let route = |ask: &RouteRequest<'_>| {
-        let spans = pick_by(&Planned { speeds: &speeds }, ask, &all).unwrap();
+        let spans = pick_by(PolicyName::Planned, &speeds, ask, &all).unwrap();
         spans.iter().map(|span| span.candidate).collect::<Vec<_>>()
     };
     let exact = |exact: Exact, before| RouteRequest {
@@ -245,16 +250,16 @@ fn planned_routes_use_worse_hosts_only_for_layers_without_another() {
     let speeds = Speeds::from([speed("liar", 1, 1), speed("half", 900, 10)]);
     let all = [liar, shard("half", 0, 7, 9)];
     let expected = [("half", 0, 7), ("liar", 8, 15)];
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
+    assert_eq!(by(PolicyName::Planned, &speeds, &all), expected);
     let (all, speeds) = (card_between(), card_is_fastest());
     let expected = [("a", 0, 3), ("card", 4, 11), ("b", 12, 15)];
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), expected);
+    assert_eq!(by(PolicyName::Planned, &speeds, &all), expected);
     // A failing host that is needed anyway is not left for layers in between.
     let mut failing = shard("failing", 0, 15, 0);
     failing.standing = Standing::Failing;
     let all = [failing, shard("middle", 4, 7, 0)];
     let speeds = Speeds::from([speed("failing", 900, 10), speed("middle", 1, 1)]);
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), [("failing", 0, 15)]);
+    assert_eq!(by(PolicyName::Planned, &speeds, &all), [("failing", 0, 15)]);
 }
 
 #[test]
@@ -263,14 +268,14 @@ fn what_the_caller_observed_replaces_what_a_host_announced() {
     let speeds = Speeds::from([speed("liar", 1, 1), speed("honest", 1_000, 500)]);
     let honest = seen("honest", 0, good, Some(1.0));
     let all = [seen("liar", 0, good, Some(1.2)), honest.clone()];
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), [("honest", 0, 15)]);
+    assert_eq!(by(PolicyName::Planned, &speeds, &all), [("honest", 0, 15)]);
     assert_eq!(
-        by(&PetalsLike { speeds: &speeds }, &all),
+        by(PolicyName::PetalsLike, &speeds, &all),
         [("honest", 0, 15)]
     );
     // An announcement alone counts at most twice as fast as that.
     let all = [shard("liar", 0, 15, 2), honest];
-    assert_eq!(by(&Planned { speeds: &speeds }, &all), [("honest", 0, 15)]);
+    assert_eq!(by(PolicyName::Planned, &speeds, &all), [("honest", 0, 15)]);
 }
 
 #[test]
@@ -282,7 +287,7 @@ fn no_announcement_draws_more_than_a_share_of_the_chats() {
         let honest = seen("honest", 0, Standing::Good, seen_ms);
         let mut hosts = [shard("liar", 0, 15, 0), honest];
         for _ in 0..40 {
-            let route = pick_by(&Planned { speeds: &speeds }, &request, &hosts).unwrap();
+            let route = pick_by(PolicyName::Planned, &speeds, &request, &hosts).unwrap();
             for span in route {
                 hosts[span.candidate].streams += 1;
             }
@@ -331,11 +336,12 @@ fn speeds_come_from_the_log_and_from_both_ends_of_a_link() {
 
 /// Spans by index of their candidate.
 fn spans_by(
-    policy: &dyn RoutePolicy,
+    policy: PolicyName,
+    speeds: &Speeds,
     ask: &RouteRequest<'_>,
     all: &[Candidate],
 ) -> Vec<(usize, u32, u32)> {
-    let spans = pick_by(policy, ask, all).unwrap().into_iter();
+    let spans = pick_by(policy, speeds, ask, all).unwrap().into_iter();
     spans.map(|s| (s.candidate, s.lo, s.hi)).collect()
 }
 
@@ -364,8 +370,8 @@ proptest! {
             .map(|(host, layer_us)| (host, HostSpeed { layer_us, hop_us: 300 }))
             .collect();
         let ask = ask_of_thirty();
-        let planned = spans_by(&Planned { speeds: &speeds }, &ask, &all);
-        prop_assert_eq!(planned, spans_by(&Greedy, &ask, &all));
+        let planned = spans_by(PolicyName::Planned, &speeds, &ask, &all);
+        prop_assert_eq!(planned, spans_by(PolicyName::Greedy, &Speeds::new(), &ask, &all));
     }
 
     #[test]
@@ -389,9 +395,9 @@ proptest! {
             spans.sum()
         };
         let ask = ask_of_thirty();
-        let planned = spans_by(&Planned { speeds: &speeds }, &ask, &all);
-        let greedy = spans_by(&Greedy, &ask, &all);
-        let cheapest = spans_by(&PetalsLike { speeds: &speeds }, &ask, &all);
+        let planned = spans_by(PolicyName::Planned, &speeds, &ask, &all);
+        let greedy = spans_by(PolicyName::Greedy, &Speeds::new(), &ask, &all);
+        let cheapest = spans_by(PolicyName::PetalsLike, &speeds, &ask, &all);
         let most = cost(&cheapest) + cost(&cheapest) / 10;
         prop_assert!(cost(&planned) <= most);
         if planned != greedy {
@@ -417,9 +423,9 @@ proptest! {
             .iter()
             .map(|c| (c.descriptor.host, HostSpeed { layer_us: 500, hop_us: 700 }))
             .collect();
-        for (_, policy) in policies(&speeds) {
-            let route = pick_by(&*policy, &ask_of_thirty(), &all).unwrap();
-            let name = route[0].policy.as_str();
+        for (_, policy) in POLICIES {
+            let route = pick_by(policy, &speeds, &ask_of_thirty(), &all).unwrap();
+            let name = route[0].policy.into_str();
             let layers: Vec<u32> = route.iter().flat_map(|span| span.lo..=span.hi).collect();
             prop_assert_eq!(layers, (2..=29).collect::<Vec<u32>>());
             for (at, span) in route.iter().enumerate() {

@@ -57,6 +57,9 @@ impl Candidate {
     }
 }
 
+/// Index of a usable candidate, and the candidate.
+pub type Usable<'a> = (usize, &'a Candidate);
+
 /// Contiguous layers on one candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {

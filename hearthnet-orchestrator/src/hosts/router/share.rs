@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 
 use hearthnet_bus::NodeId;
 
-use super::policy::Usable;
-use super::request::Candidate;
+use super::request::{Candidate, Usable};
 
 /// Streams that a host may get regardless of its share: the first few show no pattern.
 const FREE_STREAMS: u32 = 2;

@@ -65,8 +65,12 @@ pub(super) fn named<'a>(route: &[Span], all: &'a [Candidate]) -> Named<'a> {
     spans.map(|span| (name(span), span.lo, span.hi)).collect()
 }
 
+pub(super) fn greedy(ask: &RouteRequest<'_>, all: &[Candidate]) -> Result<Vec<Span>, RouteError> {
+    pick_by(PolicyName::Greedy, &Speeds::new(), ask, all)
+}
+
 fn route_by<'a>(ask: &RouteRequest<'_>, all: &'a [Candidate]) -> Result<Named<'a>, RouteError> {
-    Ok(named(&pick_by(&Greedy, ask, all)?, all))
+    Ok(named(&greedy(ask, all)?, all))
 }
 
 fn route(all: &[Candidate]) -> Named<'_> {
@@ -434,7 +438,7 @@ fn drawn(hosts: &mut [Candidate], chats: u32) -> Vec<u32> {
     let ask = ask();
     let before: Vec<u32> = hosts.iter().map(|host| host.streams).collect();
     for _ in 0..chats {
-        for span in pick_by(&Greedy, &ask, hosts).unwrap() {
+        for span in greedy(&ask, hosts).unwrap() {
             hosts[span.candidate].streams += 1;
         }
     }

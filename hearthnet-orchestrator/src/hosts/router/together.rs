@@ -62,8 +62,7 @@ pub(super) fn pick(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{ask, named, shard};
-    use super::super::{Greedy, pick_by};
+    use super::super::tests::{ask, greedy, named, shard};
     use super::*;
 
     fn request() -> RouteRequest<'static> {
@@ -81,17 +80,17 @@ mod tests {
             shard("c", 9, 15, 5),
             shard("d", 10, 15, 0),
         ];
-        let route = pick_by(&Greedy, &request(), &all).unwrap();
+        let route = greedy(&request(), &all).unwrap();
         assert_eq!(named(&route, &all), [("a", 0, 8), ("c", 9, 15)]);
         // A replacement of the last span.
         let again = RouteRequest {
             layers: 9..=15,
             ..request()
         };
-        let route = pick_by(&Greedy, &again, &all).unwrap();
+        let route = greedy(&again, &all).unwrap();
         assert_eq!(named(&route, &all), [("c", 9, 15)]);
         let one = [shard("all", 0, 15, 0)];
-        let route = pick_by(&Greedy, &request(), &one).unwrap();
+        let route = greedy(&request(), &one).unwrap();
         assert_eq!(named(&route, &one), [("all", 0, 15)]);
     }
 
@@ -102,7 +101,7 @@ mod tests {
             shard("b", 12, 15, 0),
             shard("d", 10, 15, 0),
         ];
-        let error = pick_by(&Greedy, &request(), &all).unwrap_err();
+        let error = greedy(&request(), &all).unwrap_err();
         let text = error.to_string();
         assert!(
             matches!(
@@ -116,7 +115,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("layers 9 to 15"), "{text}");
-        let error = pick_by(&Greedy, &request(), &all[1..]).unwrap_err();
+        let error = greedy(&request(), &all[1..]).unwrap_err();
         assert!(matches!(error, RouteError::Uncovered { layer: 0, .. }));
     }
 }

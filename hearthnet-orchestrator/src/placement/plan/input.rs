@@ -97,6 +97,25 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Node of which nothing is known: without memory, and no host.
+    pub const fn new(node: NodeId) -> Self {
+        Self {
+            node,
+            memory_bytes: 0,
+            serves: false,
+            layer_us: 0,
+            prefill_row_us: 0,
+            head_us: 0,
+            step_us: 0,
+            online_permille: 0,
+            present_s: 0,
+            chats: false,
+            is_answering: false,
+            is_fixed: false,
+            holds: None,
+        }
+    }
+
     /// Memory that the machine keeps for its own chats.
     pub fn callers_part(&self, model: &Model) -> u64 {
         if self.chats { model.caller_memory() } else { 0 }

@@ -357,7 +357,7 @@ impl Report {
         let result = |one: &Contender| {
             let middle = |of: fn(&Sample) -> f64| median(one.samples.iter().map(of));
             PolicyResult {
-                policy: one.policy.as_str(),
+                policy: one.policy.into_str(),
                 prefill: middle(|sample| sample.prefill),
                 one_chat: middle(|sample| sample.one_chat),
                 many_chats: middle(|sample| sample.many_chats),
@@ -451,7 +451,7 @@ impl PolicyRatio {
     ) -> Self {
         let rounds = first.iter().zip(others);
         Self {
-            policy: policy.as_str(),
+            policy: policy.into_str(),
             metric,
             rounds: Ratios::new(rounds.map(|(a, b)| (of(b), of(a)))),
         }

@@ -340,12 +340,8 @@ fn an_echo_has_the_prompt_and_its_log_probabilities() {
     let special = hearthnet_tokens::Special::Plain;
     let ids = model.text.tokenizer.encode("hello hello", special).unwrap();
     let ask = |extra: Value| {
-        let mut body = json!({"model": "tiny", "prompt": ids, "temperature": 0, "max_tokens": 3});
-        let (Value::Object(fields), Value::Object(extra)) = (&mut body, extra) else {
-            unreachable!()
-        };
-        fields.extend(extra);
-        house.post("/v1/completions", &body)
+        let body = json!({"model": "tiny", "prompt": ids, "temperature": 0, "max_tokens": 3});
+        house.post("/v1/completions", &with(body, extra))
     };
     let plain = ask(json!({})).json()["choices"][0]["text"].clone();
     let prompt = model.text.tokenizer.decode(&ids);
@@ -513,12 +509,9 @@ fn a_strict_server_refuses_what_others_ignore() {
         ),
         ("/api/show", json!({}), json!({"verbose": true})),
     ] {
-        let mut body = body;
-        body["model"] = json!("tiny");
+        let body = with(body, json!({"model": "tiny"}));
         assert_eq!(strict.post(path, &body).status, 200, "{path}");
-        for (name, value) in ignored.as_object().unwrap() {
-            body[name] = value.clone();
-        }
+        let body = with(body, ignored);
         assert_eq!(strict.post(path, &body).status, 400, "{path}");
         assert_eq!(other.post(path, &body).status, 200, "{path}");
     }

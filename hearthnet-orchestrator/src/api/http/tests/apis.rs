@@ -153,18 +153,10 @@ fn anthropics_answer_names_the_stop_text_that_ended_it() {
 
 #[test]
 fn a_response_continues_one_of_the_same_caller() {
-    let key = ApiKey::new("0123456789abcdef").unwrap();
-    let house = house_with(settings(2, 4, 4), |http| http.api_key = Some(key));
-    let head = "Connection: close\r\nAuthorization: Bearer 0123456789abcdef\r\n";
-    let send = |path: &str, body: Value| house.raw(&super::post(path, &body.to_string(), head));
+    let house = open_by_key();
+    let send = |path: &str, body: Value| house.post_with(path, &body, BEARER);
     let base = json!({"model": "tiny", "max_output_tokens": 8, "temperature": 0});
-    let ask = |extra: Value| {
-        let mut body = base.clone();
-        for (name, value) in extra.as_object().unwrap() {
-            body[name] = value.clone();
-        }
-        send("/v1/responses", body)
-    };
+    let ask = |extra: Value| send("/v1/responses", with(base.clone(), extra));
     let text = |response: &Value| {
         let text = response["output"][0]["content"][0]["text"].as_str();
         text.unwrap_or_default().to_owned()
@@ -293,9 +285,8 @@ fn errors_have_the_format_of_their_api() {
         (method.status, &method.json()["type"]),
         (405, &json!("error"))
     );
-    let bare = "POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\
-                Content-Type: text/plain\r\nConnection: close\r\n\r\n";
-    let kind = house.raw(bare);
+    let text = "Content-Length: 0\r\nContent-Type: text/plain\r\n";
+    let kind = house.send("POST /api/chat", "localhost", text);
     assert_eq!(kind.status, 415);
     assert!(kind.json()["error"].is_string());
     // Fields have the names that the client used.
@@ -384,10 +375,8 @@ fn the_description_lists_every_path_and_every_method() {
                 "GET" => house.get(&at, "").status,
                 "POST" => house.post(&at, &json!({})).status,
                 _ => {
-                    let head = format!(
-                        "{method} {at} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-                    );
-                    house.raw(&head).status
+                    let line = format!("{method} {at}");
+                    house.send(&line, "localhost", "").status
                 }
             };
             let expected = match (methods.contains(&method.to_owned()), method) {

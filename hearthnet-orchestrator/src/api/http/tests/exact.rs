@@ -31,12 +31,8 @@ fn the_fingerprint_says_which_arithmetic_made_an_answer() {
 
 #[test]
 fn a_request_says_which_arithmetics_may_make_it() {
-    let key = ApiKey::new("0123456789abcdef").unwrap();
-    let house = house_with(settings(2, 4, 4), |http| http.api_key = Some(key));
-    let chat = |extra: Value| {
-        let head = "Connection: close\r\nAuthorization: Bearer 0123456789abcdef\r\n";
-        house.raw(&post("/v1/chat/completions", &ask(extra).to_string(), head))
-    };
+    let house = open_by_key();
+    let chat = |extra: Value| house.post_with("/v1/chat/completions", &ask(extra), BEARER);
     let cached = |reply: Reply| {
         let cached = &reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"];
         cached.as_u64().unwrap() > 0

@@ -115,53 +115,20 @@ fn texts_that_cannot_be_embedded_are_refused_by_name_without_a_backend() {
     let house = open();
     let long = "word ".repeat(200);
     let error = |extra: Value| {
-        let mut body = json!({"model": "tiny", "input": "hello"});
-        for (name, value) in extra.as_object().unwrap() {
-            body[name] = value.clone();
-        }
+        let body = with(json!({"model": "tiny", "input": "hello"}), extra);
         house.post("/v1/embeddings", &body).error()
     };
-    for (extra, status, code, param) in [
-        (json!({"model": "none"}), 404, "model_not_found", "model"),
-        (json!({"input": []}), 400, "invalid_value", "input"),
-        (
-            json!({"input": vec!["a"; 2049]}),
-            400,
-            "invalid_value",
-            "input",
-        ),
-        (
-            json!({"input": ["a", ""]}),
-            400,
-            "invalid_value",
-            "input[1]",
-        ),
-        (
-            json!({"input": ["a", long]}),
-            400,
-            "context_length_exceeded",
-            "input[1]",
-        ),
-        (
-            json!({"input": long}),
-            400,
-            "context_length_exceeded",
-            "input",
-        ),
-        (
-            json!({"input": [[1], [2, 320]]}),
-            400,
-            "bad_request",
-            "input[1]",
-        ),
-        (
-            json!({"dimensions": 32}),
-            400,
-            "unsupported_parameter",
-            "dimensions",
-        ),
-    ] {
-        assert_eq!(error(extra), (status, code.into(), param.into()));
+    for (extra, status, code, param) in cases::<(Value, u16, String, String)>(json!([
+        [{"model": "none"}, 404, "model_not_found", "model"],
+        [{"input": []}, 400, "invalid_value", "input"],
+        [{"input": vec!["a"; 2049]}, 400, "invalid_value", "input"],
+        [{"input": ["a", ""]}, 400, "invalid_value", "input[1]"],
+        [{"input": ["a", long]}, 400, "context_length_exceeded", "input[1]"],
+        [{"input": long}, 400, "context_length_exceeded", "input"],
+        [{"input": [[1], [2, 320]]}, 400, "bad_request", "input[1]"],
+        [{"dimensions": 32}, 400, "unsupported_parameter", "dimensions"],
+    ])) {
+        assert_eq!(error(extra), (status, code, param));
     }
     let ollamas = |path: &str, body: Value| house.post(path, &body);
     let body = json!({"model": "tiny", "input": long, "truncate": false});

@@ -2,14 +2,15 @@
 
 use axum::http::StatusCode;
 use hearthnet_http::{ApiError, ErrorFormat, THREAD_UNSUPPORTED};
+use hearthnet_tokens::tools::ToolCall;
 use serde_json::{Value, json};
 
 use super::super::fields::Rules;
 use super::super::reply::Shape;
 use super::common::{
-    End, Fields, Part, Piece, Stamp, Translated, Translation, add_text, function, set_stream,
-    unsupported, wrong,
+    End, Part, Piece, Stamp, Translated, Translation, add_text, arguments, function, set_stream,
 };
+use crate::api::fields::{Fields, Refused, unsupported, wrong};
 
 /// Fields that do not change the answer.
 const IGNORED: &[&str] = &[
@@ -67,7 +68,7 @@ pub(in crate::api::http) fn request(
     {
         let problem = "`mcp_servers` is not supported here: this server connects to no others; \
                        connect the client, and describe their tools in `tools`";
-        return Err(unsupported("mcp_servers", problem));
+        return Err(unsupported("mcp_servers", problem).into());
     }
     fields.move_to(
         &mut request,
@@ -84,7 +85,7 @@ pub(in crate::api::http) fn request(
         ],
     );
     if purpose == Purpose::Answer && request.get("max_tokens").is_none() {
-        return Err(wrong("max_tokens", "a whole number, and is needed"));
+        return Err(wrong("max_tokens", "a whole number, and is needed").into());
     }
     let mut conversation = Conversation::default();
     if let Some(system) = fields.take("system") {
@@ -98,30 +99,28 @@ pub(in crate::api::http) fn request(
     let Conversation { messages, offers } = conversation;
     match messages.last().map(|last| last["role"].as_str()) {
         None | Some(Some("system")) => {
-            return Err(wrong("messages", "a list that is not empty"));
+            return Err(wrong("messages", "a list that is not empty").into());
         }
         Some(Some("assistant")) => {
             let problem = "an answer cannot be begun in `messages`: end with a user's message";
-            return Err(unsupported("messages", problem));
+            return Err(unsupported("messages", problem).into());
         }
         Some(_) => {}
     }
     request["messages"] = json!(messages);
     tools(&mut fields, &mut request, &offers, rules)?;
     thinking(&mut fields, &mut request, rules)?;
-    if let Some(config) = fields.take("output_config") {
-        let mut config = Fields::object("output_config", config)?;
-        if let Some(format) = config.take("format") {
-            request["response_format"] = output_format("output_config.format", format)?;
+    if let Some(mut config) = fields.inner("output_config")? {
+        if let Some(format) = config.inner("format")? {
+            request["response_format"] = output_format(format)?;
         }
         config.move_to(&mut request, &[("effort", "reasoning_effort")]);
         config.nothing_left(&[])?;
     }
-    if let Some(format) = fields.take("output_format") {
-        request["response_format"] = output_format("output_format", format)?;
+    if let Some(format) = fields.inner("output_format")? {
+        request["response_format"] = output_format(format)?;
     }
-    if let Some(metadata) = fields.take("metadata") {
-        let mut metadata = Fields::object("metadata", metadata)?;
+    if let Some(mut metadata) = fields.inner("metadata")? {
         metadata.move_to(&mut request, &[("user_id", "user")]);
     }
     let stream = fields.bool("stream")?.unwrap_or(false);
@@ -161,7 +160,7 @@ fn text(
     value: Value,
     mut offers: Option<&mut Offers>,
     rules: Rules,
-) -> Result<String, ApiError> {
+) -> Result<String, Refused> {
     let blocks = match value {
         Value::String(text) => return Ok(text),
         Value::Array(blocks) => blocks,
@@ -186,7 +185,7 @@ fn text(
 }
 
 /// Refusal of a block. Anthropic's errors name no field, so the message does.
-fn unread(block: &Fields, kind: &str) -> ApiError {
+fn unread(block: &Fields, kind: &str) -> Refused {
     let (at, kind) = (
         block.path("type"),
         kind.chars().take(40).collect::<String>(),
@@ -195,7 +194,7 @@ fn unread(block: &Fields, kind: &str) -> ApiError {
         "`{at}` {kind:?} is not supported here: this server reads text, and calls of tools and their \
          results"
     );
-    unsupported(&at, &problem)
+    unsupported(&at, problem)
 }
 
 /// Translates a message into one or several. A system message becomes text of the user: few chat
@@ -205,7 +204,7 @@ fn message(
     value: Value,
     conversation: &mut Conversation,
     rules: Rules,
-) -> Result<(), ApiError> {
+) -> Result<(), Refused> {
     let mut fields = Fields::object(at, value)?;
     let role = fields.needed("role")?;
     if !["user", "assistant", "system"].contains(&role.as_str()) {
@@ -228,11 +227,11 @@ fn message(
             (_, "text") => texts.push(block.needed("text")?),
             ("assistant", "tool_use") => {
                 let input = block.take("input").unwrap_or_else(|| json!({}));
-                let function =
-                    json!({"name": block.needed("name")?, "arguments": input.to_string()});
-                calls.push(json!({
-                    "id": block.needed("id")?, "type": "function", "function": function,
-                }));
+                calls.push(ToolCall {
+                    name: block.needed("name")?,
+                    id: block.needed("id")?,
+                    arguments: input.to_string(),
+                });
             }
             // Reasoning of earlier turns is not part of the prompt.
             ("assistant", "thinking" | "redacted_thinking") => continue,
@@ -248,8 +247,7 @@ fn message(
                 messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
             }
             ("system", "tool_addition" | "tool_removal") => {
-                let at = block.path("tool");
-                let mut tool = Fields::object(&at, block.take("tool").unwrap_or_default())?;
+                let mut tool = block.needed_inner("tool", "an object")?;
                 if tool.needed("type")? != "tool_reference" {
                     let problem = "name a tool of `tools`, as a `tool_reference`";
                     return Err(unsupported(&tool.path("type"), problem));
@@ -282,7 +280,7 @@ fn tools(
     request: &mut Value,
     offers: &Offers,
     rules: Rules,
-) -> Result<(), ApiError> {
+) -> Result<(), Refused> {
     let mut tools = Vec::new();
     for (index, tool) in fields.list("tools")?.into_iter().enumerate() {
         let mut tool = Fields::object(&format!("tools[{index}]"), tool)?;
@@ -292,14 +290,11 @@ fn tools(
             let problem = "tools of Anthropic's servers are not supported: describe your own";
             return Err(unsupported(&tool.path("type"), problem));
         }
-        let (name, description) = (tool.needed("name")?, tool.take("description"));
+        let name = tool.needed("name")?;
         let offer = offers.iter().rev().find(|(offered, _)| *offered == name);
         let deferred = tool.bool("defer_loading")? == Some(true);
         let is_offered = offer.map_or(!deferred, |(_, is_offered)| *is_offered);
-        let mut function = function(name, description, tool.take("input_schema"));
-        if let Some(strict) = tool.bool("strict")? {
-            function["function"]["strict"] = json!(strict);
-        }
+        let function = function(&name, &mut tool, "input_schema")?;
         tool.nothing_left(rules.ignored(IGNORED_IN_TOOLS))?;
         if is_offered {
             tools.push(function);
@@ -309,10 +304,9 @@ fn tools(
     if has_tools {
         request["tools"] = json!(tools);
     }
-    let Some(choice) = fields.take("tool_choice") else {
+    let Some(mut choice) = fields.inner("tool_choice")? else {
         return Ok(());
     };
-    let mut choice = Fields::object("tool_choice", choice)?;
     request["tool_choice"] = match choice.needed("type")?.as_str() {
         "auto" => json!("auto"),
         "none" => json!("none"),
@@ -327,11 +321,10 @@ fn tools(
 }
 
 /// Translates `thinking`. Models that reason do so by default, and `adaptive` changes nothing.
-fn thinking(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(), ApiError> {
-    let Some(thinking) = fields.take("thinking") else {
+fn thinking(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(), Refused> {
+    let Some(mut thinking) = fields.inner("thinking")? else {
         return Ok(());
     };
-    let mut thinking = Fields::object("thinking", thinking)?;
     match thinking.needed("type")?.as_str() {
         "disabled" => request["reasoning_effort"] = json!("none"),
         "enabled" => thinking.move_to(request, &[("budget_tokens", "thinking_budget")]),
@@ -342,13 +335,11 @@ fn thinking(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<()
 }
 
 /// Translates the format of an answer.
-fn output_format(at: &str, format: Value) -> Result<Value, ApiError> {
-    let mut format = Fields::object(at, format)?;
+fn output_format(mut format: Fields) -> Result<Value, Refused> {
     if format.needed("type")? != "json_schema" {
         return Err(wrong(&format.path("type"), "json_schema"));
     }
-    let schema = format.take("schema");
-    let schema = schema.ok_or_else(|| wrong(&format.path("schema"), "a JSON schema"))?;
+    let schema: Value = format.need("schema", "a JSON schema", |_| true)?;
     format.nothing_left(&[])?;
     Ok(json!({"type": "json_schema", "json_schema": {"schema": schema}}))
 }
@@ -472,7 +463,7 @@ impl Translation for Messages {
             content.push(json!({"type": "text", "text": answered.text}));
         }
         content.extend(answered.calls.iter().map(|call| {
-            json!({"type": "tool_use", "id": call.id, "name": call.name, "input": call.input()})
+            json!({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments(call)})
         }));
         let mut message = self.message(&content);
         message["stop_reason"] = json!(stop_reason(end));

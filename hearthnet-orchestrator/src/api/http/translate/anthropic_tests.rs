@@ -1,6 +1,9 @@
+use super::super::super::fields::tests::{STRICT, refusal};
 use super::super::common::Answered;
 use super::super::common::tests::{end, stream, text_and_call};
 use super::*;
+use crate::api::fields::tests::cases;
+use crate::api::fields::with;
 
 fn read_by(rules: Rules, body: &Value) -> Result<Translated, ApiError> {
     let stamp = Stamp {
@@ -15,13 +18,11 @@ fn read(body: Value) -> Result<Translated, ApiError> {
 }
 
 fn base(extra: Value) -> Value {
-    let mut body = json!({
-        "model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}],
-    });
-    for (name, value) in extra.as_object().unwrap() {
-        body[name] = value.clone();
-    }
-    body
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    with(
+        json!({"model": "m", "max_tokens": 9, "messages": messages}),
+        extra,
+    )
 }
 
 fn translation() -> Box<dyn Translation> {
@@ -131,41 +132,25 @@ fn system_messages_continue_the_users_turn_and_offer_tools() {
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
     let image = json!([{"type": "image", "source": {}}]);
-    for (extra, param) in [
-        (json!({"max_tokens": null}), "max_tokens"),
-        (json!({"messages": []}), "messages"),
-        (
-            json!({"messages": [{"role": "assistant", "content": "Once"}]}),
-            "messages",
-        ),
-        (
-            json!({"messages": [{"role": "user", "content": image}]}),
-            "messages[0].content[0].type",
-        ),
-        (
-            json!({"messages": [{"role": "tool", "content": "x"}]}),
-            "messages[0].role",
-        ),
-        (json!({"system": 5}), "system"),
-        (
-            json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
-            "tools[0].type",
-        ),
-        (json!({"tool_choice": {"type": "some"}}), "tool_choice.type"),
-        (json!({"thinking": {"type": "deep"}}), "thinking.type"),
-        (json!({"temprature": 1}), "temprature"),
-        (
-            json!({"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}),
-            "mcp_servers",
-        ),
-    ] {
-        let refused = read(base(extra)).err().unwrap().body();
-        assert_eq!(refused["error"]["param"], param);
+    for (extra, param) in cases::<(Value, String)>(json!([
+        [{"max_tokens": null}, "max_tokens"],
+        [{"messages": []}, "messages"],
+        [{"messages": [{"role": "assistant", "content": "Once"}]}, "messages"],
+        [{"messages": [{"role": "user", "content": image}]}, "messages[0].content[0].type"],
+        [{"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"],
+        [{"system": 5}, "system"],
+        [{"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"],
+        [{"tool_choice": {"type": "some"}}, "tool_choice.type"],
+        [{"thinking": {"type": "deep"}}, "thinking.type"],
+        [{"temprature": 1}, "temprature"],
+        [{"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}, "mcp_servers"],
+    ])) {
+        assert_eq!(refusal(read(base(extra))).1, param);
     }
     let thread = base(json!({"thread": {"type": "create"}}));
-    let refused = read(thread).err().unwrap().body();
-    assert_eq!(refused["error"]["code"], "thread_unsupported_request");
-    assert_eq!(refused["error"]["param"], "thread");
+    let (code, param) = refusal(read(thread));
+    assert_eq!(code, "thread_unsupported_request");
+    assert_eq!(param, "thread");
 }
 
 #[test]
@@ -173,31 +158,21 @@ fn a_strict_server_refuses_what_others_ignore() {
     let cached = json!({"type": "ephemeral"});
     let block = json!({"type": "text", "text": "hi", "cache_control": cached});
     let tool = json!({"name": "f", "cache_control": cached});
-    let strict = Rules {
-        strict: true,
-        ..Rules::default()
-    };
-    for (extra, param) in [
-        (json!({"service_tier": "auto"}), "service_tier"),
-        (json!({"cache_control": cached}), "cache_control"),
-        (json!({"system": [block]}), "system[0].cache_control"),
-        (
-            json!({"messages": [{"role": "user", "content": [block]}]}),
-            "messages[0].content[0].cache_control",
-        ),
-        (json!({"tools": [tool]}), "tools[0].cache_control"),
-        (
-            json!({"thinking": {"type": "adaptive", "display": "omitted"}}),
-            "thinking.display",
-        ),
-    ] {
+    for (extra, param) in cases::<(Value, String)>(json!([
+        [{"service_tier": "auto"}, "service_tier"],
+        [{"cache_control": cached}, "cache_control"],
+        [{"system": [block]}, "system[0].cache_control"],
+        [{"messages": [{"role": "user", "content": [block]}]},
+         "messages[0].content[0].cache_control"],
+        [{"tools": [tool]}, "tools[0].cache_control"],
+        [{"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"],
+    ])) {
         let body = base(extra);
-        let refused = read_by(strict, &body).err().unwrap().body();
-        assert_eq!(refused["error"]["code"], "unsupported_parameter");
-        assert_eq!(refused["error"]["param"], param);
+        let refused = refusal(read_by(STRICT, &body));
+        assert_eq!(refused, ("unsupported_parameter".into(), param));
         read(body).unwrap();
     }
-    read_by(strict, &base(json!({"mcp_servers": []}))).unwrap();
+    read_by(STRICT, &base(json!({"mcp_servers": []}))).unwrap();
 }
 
 #[test]

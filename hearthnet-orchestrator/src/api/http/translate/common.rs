@@ -1,12 +1,13 @@
-//! Shared by the translations of all APIs: fields of requests, pieces and ends of answers. Pure.
+//! Shared by the translations of all APIs: pieces and ends of answers. Pure.
 
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use hearthnet_http::ApiError;
-use serde_json::{Map, Value, json};
+use hearthnet_tokens::tools::ToolCall;
+use serde_json::{Value, json};
 
 use super::super::reply::Shape;
+use crate::api::fields::{Fields, Refused};
 use crate::chat::Timings;
 
 /// Request of another API, as one of OpenAI's older two.
@@ -90,26 +91,6 @@ pub(in crate::api::http) enum Piece {
     Arguments(String),
 }
 
-/// Call of a tool.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::api::http) struct ToolCall {
-    pub(super) id: String,
-    pub(super) name: String,
-    /// JSON.
-    pub(super) arguments: String,
-}
-
-impl ToolCall {
-    /// Arguments as an object; text that is no object becomes one with the member `arguments`.
-    pub(super) fn input(&self) -> Value {
-        match serde_json::from_str(&self.arguments) {
-            Ok(Value::Object(input)) => Value::Object(input),
-            _ if self.arguments.trim().is_empty() => json!({}),
-            _ => json!({"arguments": self.arguments}),
-        }
-    }
-}
-
 /// Answer so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::api::http) struct Answered {
@@ -141,13 +122,18 @@ impl Answered {
     pub(super) fn message(&self) -> Value {
         let mut message = json!({"role": "assistant", "content": self.text});
         if !self.calls.is_empty() {
-            let calls = self.calls.iter().map(|call| {
-                let function = json!({"name": call.name, "arguments": call.arguments});
-                json!({"id": call.id, "type": "function", "function": function})
-            });
-            message["tool_calls"] = calls.collect();
+            message["tool_calls"] = json!(self.calls);
         }
         message
+    }
+}
+
+/// Arguments of a call as an object; text that is no object becomes one with the member `arguments`.
+pub(super) fn arguments(call: &ToolCall) -> Value {
+    match serde_json::from_str(&call.arguments) {
+        Ok(Value::Object(arguments)) => Value::Object(arguments),
+        _ if call.arguments.trim().is_empty() => json!({}),
+        _ => json!({"arguments": call.arguments}),
     }
 }
 
@@ -206,135 +192,17 @@ impl End {
     }
 }
 
-/// 400: invalid value of a field.
-pub(super) fn wrong(at: &str, must: &str) -> ApiError {
-    let message = format!("`{at}` must be {must}");
-    ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message).about(at)
-}
-
-/// 400: unsupported value that would change the answer.
-pub(super) fn unsupported(at: &str, message: &str) -> ApiError {
-    ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(at)
-}
-
-/// Object of a request, from which fields are taken. `null` is the same as a missing field.
-pub(super) struct Fields {
-    /// Path of the object, with a dot behind it.
-    at: String,
-    left: Map<String, Value>,
-}
-
-impl Fields {
-    /// Body of a request.
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let wrong = |why| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", why);
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(left)) => Ok(Self {
-                at: String::new(),
-                left,
-            }),
-            Ok(_) => Err(wrong("the body must be a JSON object".to_owned())),
-            Err(why) => Err(wrong(format!("the body is not JSON: {why}"))),
-        }
-    }
-
-    /// Object at the path `at`.
-    pub(super) fn object(at: &str, value: Value) -> Result<Self, ApiError> {
-        match value {
-            Value::Object(left) => Ok(Self {
-                at: format!("{at}."),
-                left,
-            }),
-            _ => Err(wrong(at, "an object")),
-        }
-    }
-
-    /// Path of a field.
-    pub(super) fn path(&self, name: &str) -> String {
-        format!("{}{name}", self.at)
-    }
-
-    /// A field, which stays.
-    pub(super) fn get(&self, name: &str) -> Option<&Value> {
-        self.left.get(name).filter(|value| !value.is_null())
-    }
-
-    /// Removes a field.
-    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
-        self.left.remove(name).filter(|value| !value.is_null())
-    }
-
-    /// Removes a text.
-    pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => Err(wrong(&self.path(name), "a text")),
-        }
-    }
-
-    /// Removes a text that must be there.
-    pub(super) fn needed(&mut self, name: &str) -> Result<String, ApiError> {
-        let text = self.text(name)?;
-        text.ok_or_else(|| wrong(&self.path(name), "a text"))
-    }
-
-    /// Removes a boolean.
-    pub(super) fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::Bool(value)) => Ok(Some(value)),
-            Some(_) => Err(wrong(&self.path(name), "true or false")),
-        }
-    }
-
-    /// Removes a list; an empty one if it is missing.
-    pub(super) fn list(&mut self, name: &str) -> Result<Vec<Value>, ApiError> {
-        match self.take(name) {
-            None => Ok(Vec::new()),
-            Some(Value::Array(list)) => Ok(list),
-            Some(_) => Err(wrong(&self.path(name), "a list")),
-        }
-    }
-
-    /// Moves fields to a request, each under its name there. `request.rs` checks their values.
-    pub(super) fn move_to(&mut self, request: &mut Value, names: &[(&str, &str)]) {
-        for (theirs, ours) in names {
-            if let Some(value) = self.take(theirs) {
-                request[*ours] = value;
-            }
-        }
-    }
-
-    /// Refuses the remaining fields that are not in `ignored`: a typo must not pass for a setting.
-    pub(super) fn nothing_left(self, ignored: &[&str]) -> Result<(), ApiError> {
-        let matters =
-            |(name, value): &(String, Value)| !value.is_null() && !ignored.contains(&name.as_str());
-        match self.left.into_iter().find(matters) {
-            None => Ok(()),
-            Some((name, _)) => {
-                let name: String = name.chars().take(100).collect();
-                let at = format!("{}{name}", self.at);
-                Err(unsupported(&at, &format!("`{at}` is not supported here")))
-            }
-        }
-    }
-}
-
-/// Function for OpenAI's `tools`.
-pub(super) fn function(
-    name: String,
-    description: Option<Value>,
-    parameters: Option<Value>,
-) -> Value {
+/// Function for OpenAI's `tools`, of a tool whose schema has the name `schema`.
+pub(super) fn function(name: &str, tool: &mut Fields, schema: &str) -> Result<Value, Refused> {
     let mut function = json!({"name": name});
-    if let Some(description) = description {
-        function["description"] = description;
+    tool.move_to(
+        &mut function,
+        &[("description", "description"), (schema, "parameters")],
+    );
+    if let Some(strict) = tool.bool("strict")? {
+        function["strict"] = json!(strict);
     }
-    if let Some(parameters) = parameters {
-        function["parameters"] = parameters;
-    }
-    json!({"type": "function", "function": function})
+    Ok(json!({"type": "function", "function": function}))
 }
 
 /// Adds a message of the user or the system. It continues the last one, behind a line feed, if that
@@ -360,6 +228,7 @@ pub(super) fn set_stream(request: &mut Value, stream: bool) {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::api::fields::with;
 
     /// End of an answer with 20 tokens of prompt, 5 of them cached, and 7 of text.
     pub(in crate::api::http::translate) fn end(answered: Answered, reason: &str) -> End {
@@ -414,10 +283,7 @@ pub(super) mod tests {
     #[test]
     fn pieces_of_chunks_add_up_to_the_message() {
         let call = |index: u32, rest: Value| {
-            let mut call = json!({"index": index});
-            for (name, value) in rest.as_object().unwrap() {
-                call[name] = value.clone();
-            }
+            let call = with(json!({"index": index}), rest);
             json!({"delta": {"tool_calls": [call]}})
         };
         let chunks = [
@@ -448,7 +314,7 @@ pub(super) mod tests {
             whole.add(&piece);
         }
         assert_eq!(streamed, whole);
-        assert_eq!(whole.calls[0].input(), json!({"city": "Rome"}));
+        assert_eq!(arguments(&whole.calls[0]), json!({"city": "Rome"}));
         assert_eq!(whole.message()["tool_calls"], message["tool_calls"]);
         assert_eq!(pieces(&json!({"text": "raw"})), [Piece::Text("raw".into())]);
     }

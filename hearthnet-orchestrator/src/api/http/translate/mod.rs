@@ -9,7 +9,7 @@
 //! | Anthropic's messages | `anthropic.rs` |
 //! | Ollama's chat and generate | `ollama.rs` |
 //! | OpenAI's responses; items and tools of their requests | `responses.rs`; `response_input.rs`, `response_tools.rs` |
-//! | fields, pieces and ends, for all of them | `common.rs` |
+//! | pieces and ends, for all of them | `common.rs` |
 //! | dates | `date.rs` |
 //! | an answer on its way through a translation | here |
 

@@ -4,18 +4,16 @@
 use std::collections::VecDeque;
 
 use hearthnet_http::{ApiError, ErrorFormat};
+use hearthnet_tokens::tools::ToolCall;
 use serde_json::{Value, json};
 
 use super::super::embeddings::{EmbeddingsRequest, MAX_INPUTS, VectorFormat};
 use super::super::fields::Rules;
 use super::super::reply::Shape;
-use super::common::{
-    End, Fields, Part, Piece, Stamp, ToolCall, Translated, Translation, set_stream, unsupported,
-    wrong,
-};
+use super::common::{End, Part, Piece, Stamp, Translated, Translation, arguments, set_stream};
 use super::date::rfc3339;
+use crate::api::fields::{Fields, Refused, unsupported, with, wrong};
 use crate::chat::Prompt;
-use crate::exact::Exact;
 
 /// Options that do not change the answer of this server: they are about memory and processors of
 /// Ollama's. The context is always the model's own.
@@ -89,7 +87,7 @@ pub(in crate::api::http) fn request(
         // Models that reason do so by default.
         Some(Value::Bool(true)) => {}
         Some(effort @ Value::String(_)) => request["reasoning_effort"] = effort,
-        Some(_) => return Err(wrong("think", "true, false, or an effort")),
+        Some(_) => return Err(wrong("think", "true, false, or an effort").into()),
     }
     // Not a field of Ollama's.
     fields.move_to(&mut request, &[("exact", "exact")]);
@@ -108,7 +106,7 @@ pub(in crate::api::http) fn request(
     fields.nothing_left(&[])?;
     if is_empty {
         let reason = if unloads { "unload" } else { "load" };
-        let mut value = answer.object("", Vec::new());
+        let mut value = answer.object("", json!({}));
         value["done"] = json!(true);
         value["done_reason"] = json!(reason);
         return Ok(Asked::Load(model, value));
@@ -139,14 +137,10 @@ pub(in crate::api::http) fn embed(
         VectorFormat::OlderOllama => ("prompt", fields.text("prompt")?.map(Value::String)),
         _ => {
             truncate = fields.bool("truncate")?.unwrap_or(true);
-            dimensions = fields.take("dimensions").filter(|value| *value != json!(0));
+            dimensions = fields.read("dimensions", "a whole number from 0", |_: &u64| true)?;
             ("input", fields.take("input"))
         }
     };
-    let dimensions = dimensions.map(|value| {
-        let whole = value.as_u64();
-        whole.ok_or_else(|| wrong("dimensions", "a whole number from 0"))
-    });
     let must = format!("a text, or a list of at most {MAX_INPUTS} texts");
     let is_list = matches!(given, Some(Value::Array(_)));
     let texts: Vec<String> = match given {
@@ -156,22 +150,19 @@ pub(in crate::api::http) fn embed(
         Some(list) => serde_json::from_value(list).map_err(|_| wrong(field, &must))?,
     };
     if texts.len() > MAX_INPUTS {
-        return Err(wrong(field, &must));
+        return Err(wrong(field, &must).into());
     }
     // Not a field of Ollama's.
-    let exact = fields.take("exact").map(|exact| {
-        let names = format!("one of {}", Exact::NAMES.join(", "));
-        serde_json::from_value(exact).map_err(|_| wrong("exact", &names))
-    });
+    let exact = fields.exact()?;
     fields.nothing_left(&[])?;
     let request = EmbeddingsRequest {
         model,
         inputs: texts.into_iter().map(Prompt::Text).collect(),
         field,
         is_list,
-        dimensions: dimensions.transpose()?,
+        dimensions: dimensions.filter(|asked| *asked != 0),
         truncate,
-        exact: exact.transpose()?,
+        exact,
         user: String::new(),
         format,
     };
@@ -197,7 +188,7 @@ fn without_tag(model: String) -> String {
 }
 
 /// Reads the fields of `/api/chat`. True if there are no messages.
-fn chat(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<bool, ApiError> {
+fn chat(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<bool, Refused> {
     fields.move_to(request, &[("tools", "tools")]);
     let (mut messages, mut calls) = (Vec::new(), Calls::default());
     for (index, value) in fields.list("messages")?.into_iter().enumerate() {
@@ -217,7 +208,7 @@ struct Calls {
     open: VecDeque<String>,
 }
 
-fn message(at: &str, value: Value, calls: &mut Calls, rules: Rules) -> Result<Value, ApiError> {
+fn message(at: &str, value: Value, calls: &mut Calls, rules: Rules) -> Result<Value, Refused> {
     let mut fields = Fields::object(at, value)?;
     let role = fields.needed("role")?;
     let content = fields.text("content")?.unwrap_or_default();
@@ -227,8 +218,7 @@ fn message(at: &str, value: Value, calls: &mut Calls, rules: Rules) -> Result<Va
     for (index, call) in fields.list("tool_calls")?.into_iter().enumerate() {
         let at = format!("{at}.tool_calls[{index}]");
         let mut call = Fields::object(&at, call)?;
-        let function = call.take("function").unwrap_or_default();
-        let mut function = Fields::object(&format!("{at}.function"), function)?;
+        let mut function = call.needed_inner("function", "an object")?;
         let arguments = function.take("arguments").unwrap_or_else(|| json!({}));
         let id = match call.text("id")? {
             Some(id) => id,
@@ -236,9 +226,11 @@ fn message(at: &str, value: Value, calls: &mut Calls, rules: Rules) -> Result<Va
         };
         calls.count += 1;
         calls.open.push_back(id.clone());
-        let function =
-            json!({"name": function.needed("name")?, "arguments": arguments.to_string()});
-        called.push(json!({"id": id, "type": "function", "function": function}));
+        called.push(ToolCall {
+            id,
+            name: function.needed("name")?,
+            arguments: arguments.to_string(),
+        });
     }
     if !called.is_empty() {
         message["tool_calls"] = json!(called);
@@ -259,24 +251,24 @@ fn message(at: &str, value: Value, calls: &mut Calls, rules: Rules) -> Result<Va
     Ok(message)
 }
 
-fn no_images(fields: &mut Fields) -> Result<(), ApiError> {
+fn no_images(fields: &mut Fields) -> Result<(), Refused> {
     match fields.list("images")?.is_empty() {
         true => Ok(()),
         false => {
             let at = fields.path("images");
             let problem = format!("`{at}` is not supported: this server reads text only");
-            Err(unsupported(&at, &problem))
+            Err(unsupported(&at, problem))
         }
     }
 }
 
 /// Reads the fields of `/api/generate`. True if there is no prompt.
-fn generate(fields: &mut Fields, request: &mut Value) -> Result<(Shape, bool), ApiError> {
+fn generate(fields: &mut Fields, request: &mut Value) -> Result<(Shape, bool), Refused> {
     no_images(fields)?;
     for name in ["suffix", "template"] {
         if fields.text(name)?.is_some_and(|text| !text.is_empty()) {
             let problem = format!("`{name}` is not supported here; `raw` leaves the template out");
-            return Err(unsupported(name, &problem));
+            return Err(unsupported(name, problem));
         }
     }
     if !fields.list("context")?.is_empty() {
@@ -310,11 +302,10 @@ fn generate(fields: &mut Fields, request: &mut Value) -> Result<(Shape, bool), A
 }
 
 /// Reads `options`.
-fn options(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(), ApiError> {
-    let Some(options) = fields.take("options") else {
+fn options(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(), Refused> {
+    let Some(mut options) = fields.inner("options")? else {
         return Ok(());
     };
-    let mut options = Fields::object("options", options)?;
     match options.take("num_predict") {
         None => {}
         // As many as the context holds.
@@ -351,17 +342,15 @@ fn options(fields: &mut Fields, request: &mut Value, rules: Rules) -> Result<(),
         let value = options.take(name);
         if value.is_some_and(|value| value.as_f64() != off.as_f64()) {
             let at = options.path(name);
-            return Err(unsupported(
-                &at,
-                &format!("`{at}` other than {off} is not supported here"),
-            ));
+            let problem = format!("`{at}` other than {off} is not supported here");
+            return Err(unsupported(&at, problem));
         }
     }
     options.nothing_left(rules.ignored(IGNORED_OPTIONS))
 }
 
 /// Reads `format`.
-fn format(fields: &mut Fields, request: &mut Value) -> Result<(), ApiError> {
+fn format(fields: &mut Fields, request: &mut Value) -> Result<(), Refused> {
     let format = match fields.take("format") {
         None => return Ok(()),
         Some(Value::String(text)) if text.is_empty() => return Ok(()),
@@ -387,56 +376,54 @@ struct Answer {
 
 impl Answer {
     /// Object with a piece of text, and other members of the message.
-    fn object(&self, text: &str, more: Vec<(&str, Value)>) -> Value {
-        let mut object = json!({"model": self.model, "created_at": self.created});
-        let message = match self.endpoint {
+    fn object(&self, text: &str, more: Value) -> Value {
+        let mut message = match self.endpoint {
             Endpoint::Chat => {
-                object["message"] = json!({"role": "assistant", "content": text});
-                &mut object["message"]
+                let message = json!({"role": "assistant", "content": text});
+                json!({"message": with(message, more)})
             }
-            Endpoint::Generate => {
-                object["response"] = json!(text);
-                &mut object
-            }
+            Endpoint::Generate => with(json!({"response": text}), more),
         };
-        for (name, value) in more {
-            message[name] = value;
-        }
-        object["done"] = json!(false);
-        object
+        message["done"] = json!(false);
+        with(
+            json!({"model": self.model, "created_at": self.created}),
+            message,
+        )
     }
 
     /// Part with the call whose arguments are complete.
     fn call(&mut self) -> Option<Part> {
         let call = self.call.take()?;
-        let object = self.object("", vec![("tool_calls", calls(&[call]))]);
+        let object = self.object("", json!({"tool_calls": calls(&[call])}));
         Some(Part::of(&object))
     }
 
     /// Last object, with more members of its message.
-    fn last(&self, text: &str, more: Vec<(&str, Value)>, end: &End) -> Value {
+    fn last(&self, text: &str, more: Value, end: &End) -> Value {
         let ns = |ms: f64| (ms * 1e6) as u64;
-        let mut object = self.object(text, more);
-        let (prompt, _) = end.prompt_tokens();
-        object["done"] = json!(true);
-        object["done_reason"] = json!(match end.reason.as_str() {
+        let reason = match end.reason.as_str() {
             "length" => "length",
             _ => "stop",
+        };
+        let (prompt, _) = end.prompt_tokens();
+        let about = json!({
+            "done": true,
+            "done_reason": reason,
+            "total_duration": u64::try_from(end.total.as_nanos()).unwrap_or(u64::MAX),
+            "load_duration": ns(end.timings.construct_ms),
+            "prompt_eval_count": prompt,
+            "prompt_eval_duration": ns(end.timings.prefill_ms),
+            "eval_count": end.completion_tokens(),
+            "eval_duration": ns(end.timings.decode_ms),
         });
-        object["total_duration"] = json!(u64::try_from(end.total.as_nanos()).unwrap_or(u64::MAX));
-        object["load_duration"] = json!(ns(end.timings.construct_ms));
-        object["prompt_eval_count"] = json!(prompt);
-        object["prompt_eval_duration"] = json!(ns(end.timings.prefill_ms));
-        object["eval_count"] = json!(end.completion_tokens());
-        object["eval_duration"] = json!(ns(end.timings.decode_ms));
-        object
+        with(self.object(text, more), about)
     }
 }
 
 /// Calls in Ollama's form.
 fn calls(calls: &[ToolCall]) -> Value {
     let calls = calls.iter().enumerate().map(|(index, call)| {
-        let function = json!({"index": index, "name": call.name, "arguments": call.input()});
+        let function = json!({"index": index, "name": call.name, "arguments": arguments(call)});
         json!({"id": call.id, "function": function})
     });
     calls.collect()
@@ -454,9 +441,9 @@ impl Translation for Answer {
         }
         let mut parts = Vec::from_iter(self.call());
         match piece {
-            Piece::Text(text) => parts.push(Part::of(&self.object(text, Vec::new()))),
+            Piece::Text(text) => parts.push(Part::of(&self.object(text, json!({})))),
             Piece::Reasoning(text) => {
-                let object = self.object("", vec![("thinking", json!(text))]);
+                let object = self.object("", json!({"thinking": text}));
                 parts.push(Part::of(&object));
             }
             Piece::Call { id, name } => {
@@ -473,7 +460,7 @@ impl Translation for Answer {
 
     fn end(&mut self, end: &End) -> Vec<Part> {
         let mut parts = Vec::from_iter(self.call());
-        parts.push(Part::of(&self.last("", Vec::new(), end)));
+        parts.push(Part::of(&self.last("", json!({}), end)));
         parts
     }
 
@@ -483,12 +470,12 @@ impl Translation for Answer {
 
     fn whole(&mut self, end: &End) -> Value {
         let answered = &end.answered;
-        let mut more = Vec::new();
+        let mut more = json!({});
         if !answered.reasoning.is_empty() {
-            more.push(("thinking", json!(answered.reasoning)));
+            more["thinking"] = json!(answered.reasoning);
         }
         if !answered.calls.is_empty() {
-            more.push(("tool_calls", calls(&answered.calls)));
+            more["tool_calls"] = calls(&answered.calls);
         }
         self.last(&answered.text, more, end)
     }

@@ -1,3 +1,4 @@
+use super::super::super::fields::tests::{STRICT, refusal};
 use super::super::common::Answered;
 use super::super::common::tests::{end, stream, text_and_call};
 use super::*;
@@ -49,21 +50,14 @@ fn a_chat_becomes_one_of_openais() {
 
 #[test]
 fn a_strict_server_refuses_what_others_ignore() {
-    let strict = Rules {
-        strict: true,
-        ..Rules::default()
-    };
     let named = json!([{"role": "user", "content": "hi", "name": "n"}]);
     for (body, param) in [
         (json!({"options": {"num_ctx": 4096}}), "options.num_ctx"),
         (json!({"messages": named}), "messages[0].name"),
     ] {
-        let mut asked = json!({"model": "m", "messages": hi()});
-        for (name, value) in body.as_object().unwrap() {
-            asked[name] = value.clone();
-        }
-        let refused = read_by(strict, Endpoint::Chat, &asked).err().unwrap();
-        assert_eq!(refused.body()["error"]["param"], param);
+        let asked = with(json!({"model": "m", "messages": hi()}), body);
+        let refused = refusal(read_by(STRICT, Endpoint::Chat, &asked));
+        assert_eq!(refused.1, param);
         read(Endpoint::Chat, asked).unwrap();
     }
     // Results of tools name their tool, and turns their reasoning.
@@ -72,14 +66,14 @@ fn a_strict_server_refuses_what_others_ignore() {
          "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
         {"role": "tool", "content": "r", "tool_name": "f"}]);
     let asked = json!({"model": "m", "messages": turns, "options": {"temperature": 0}});
-    read_by(strict, Endpoint::Chat, &asked).unwrap();
+    read_by(STRICT, Endpoint::Chat, &asked).unwrap();
     let embed = |options: Value| {
         let body = json!({"model": "m", "input": "t", "options": options}).to_string();
-        embed(body.as_bytes(), VectorFormat::Ollama, strict)
+        embed(body.as_bytes(), VectorFormat::Ollama, STRICT)
     };
     assert!(embed(json!({"num_ctx": 4096})).is_err());
     embed(json!({"temperature": 0})).unwrap();
-    assert!(shown(br#"{"model": "m", "verbose": true}"#, strict).is_err());
+    assert!(shown(br#"{"model": "m", "verbose": true}"#, STRICT).is_err());
 }
 
 #[test]
@@ -154,12 +148,8 @@ fn what_is_not_supported_is_refused_by_name() {
         (Endpoint::Generate, json!({"context": [1]}), "context"),
         (Endpoint::Generate, json!({"images": ["x"]}), "images"),
     ] {
-        let mut body = json!({"model": "m"});
-        for (name, value) in extra.as_object().unwrap() {
-            body[name] = value.clone();
-        }
-        let refused = read(endpoint, body).err().unwrap().body();
-        assert_eq!(refused["error"]["param"], param);
+        let body = with(json!({"model": "m"}), extra);
+        assert_eq!(refusal(read(endpoint, body)).1, param);
     }
 }
 
@@ -191,11 +181,10 @@ fn texts_to_embed_are_read_and_none_loads_a_model() {
         (json!({"input": "a", "truncate": 1}), "truncate"),
         (json!({"input": "a", "prompt": "a"}), "prompt"),
     ] {
-        let refused = new(body).err().unwrap().body();
-        assert_eq!(refused["error"]["param"], param);
+        assert_eq!(refusal(new(body)).1, param);
     }
     let older = read(VectorFormat::OlderOllama, json!({"prompt": ["a"]}));
-    assert_eq!(older.err().unwrap().body()["error"]["param"], "prompt");
+    assert_eq!(refusal(older).1, "prompt");
 }
 
 #[test]

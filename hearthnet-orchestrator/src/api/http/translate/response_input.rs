@@ -1,10 +1,11 @@
 //! Items of a request of OpenAI's Responses API, as messages. Pure.
 
-use hearthnet_http::ApiError;
+use hearthnet_tokens::tools::ToolCall;
 use serde_json::{Value, json};
 
-use super::common::{Fields, add_text, unsupported, wrong};
+use super::common::add_text;
 use super::response_tools::take_name;
+use crate::api::fields::{Fields, Refused, unsupported, wrong};
 
 /// Items of earlier turns without text for the prompt: reasoning, and searches by the servers of
 /// another model, whose results are in its answer.
@@ -15,7 +16,7 @@ const NO_TEXT: &[&str] = &["reasoning", "web_search_call"];
 pub(super) fn input(
     fields: &mut Fields,
     messages: &mut Vec<Value>,
-) -> Result<Vec<(String, Value)>, ApiError> {
+) -> Result<Vec<(String, Value)>, Refused> {
     let mut added = Vec::new();
     let items = match fields.take("input") {
         Some(Value::String(text)) => {
@@ -41,7 +42,7 @@ fn item(
     value: Value,
     messages: &mut Vec<Value>,
     added: &mut Vec<(String, Value)>,
-) -> Result<(), ApiError> {
+) -> Result<(), Refused> {
     let mut item = Fields::object(at, value)?;
     let kind = item.text("type")?;
     match kind.as_deref() {
@@ -64,9 +65,10 @@ fn item(
                 // A call of another model, in the form of its tool: any text.
                 _ => json!({"input": item.needed("input")?}).to_string(),
             };
-            let function = json!({"name": name, "arguments": arguments});
-            let call = json!({
-                "id": item.needed("call_id")?, "type": "function", "function": function,
+            let call = json!(ToolCall {
+                id: item.needed("call_id")?,
+                name,
+                arguments,
             });
             // Calls of one turn are one message, with the text before them.
             match messages.last_mut() {
@@ -105,7 +107,7 @@ fn item(
 }
 
 /// Text given as one text or in parts.
-fn text(at: &str, value: Value) -> Result<String, ApiError> {
+fn text(at: &str, value: Value) -> Result<String, Refused> {
     let parts = match value {
         Value::String(text) => return Ok(text),
         Value::Array(parts) => parts,

@@ -9,12 +9,12 @@
 
 use std::collections::BTreeMap;
 
-use hearthnet_http::ApiError;
 use hearthnet_tokens::tools::MAX_TOOLS;
 use serde_json::{Value, json};
 
-use super::super::fields::{NO_EFFECT, Rules, refused};
-use super::common::{Fields, function, unsupported, wrong};
+use super::super::fields::{NO_EFFECT, Rules};
+use super::common::function;
+use crate::api::fields::{Fields, Refused, unsupported, wrong};
 use crate::api::turn;
 
 /// Fields of a function that do not change the answer. Nothing searches for tools here, so a
@@ -44,7 +44,7 @@ fn known_name(namespace: Option<&str>, name: &str) -> String {
 }
 
 /// Removes `name` and `namespace`. Returns the name by which the model knows the function.
-pub(super) fn take_name(fields: &mut Fields) -> Result<String, ApiError> {
+pub(super) fn take_name(fields: &mut Fields) -> Result<String, Refused> {
     let (name, namespace) = (fields.needed("name")?, fields.text("namespace")?);
     Ok(known_name(namespace.as_deref(), &name))
 }
@@ -55,7 +55,7 @@ pub(super) fn tools(
     added: Vec<(String, Value)>,
     request: &mut Value,
     rules: Rules,
-) -> Result<Namespaces, ApiError> {
+) -> Result<Namespaces, Refused> {
     let mut reader = Reader {
         rules,
         ..Reader::default()
@@ -90,7 +90,7 @@ struct Reader {
 
 impl Reader {
     /// Reads the tool at the path `at`.
-    fn read(&mut self, at: &str, tool: Value, namespace: Option<&str>) -> Result<(), ApiError> {
+    fn read(&mut self, at: &str, tool: Value, namespace: Option<&str>) -> Result<(), Refused> {
         let mut tool = Fields::object(at, tool)?;
         match (tool.needed("type")?.as_str(), namespace) {
             ("function", _) => self.function(at, tool, namespace),
@@ -106,7 +106,7 @@ impl Reader {
             _ => {
                 let at = tool.path("type");
                 if self.rules.strict {
-                    return Err(unsupported(&at, &format!("`{at}` {NO_EFFECT}")));
+                    return Err(unsupported(&at, format!("`{at}` {NO_EFFECT}")));
                 }
                 self.left_out.get_or_insert(at);
                 Ok(())
@@ -119,19 +119,16 @@ impl Reader {
         at: &str,
         mut tool: Fields,
         namespace: Option<&str>,
-    ) -> Result<(), ApiError> {
-        let (name, description) = (tool.needed("name")?, tool.take("description"));
+    ) -> Result<(), Refused> {
+        let name = tool.needed("name")?;
         let known = known_name(namespace, &name);
-        let mut function = function(known.clone(), description, tool.take("parameters"));
-        if let Some(strict) = tool.bool("strict")? {
-            function["function"]["strict"] = json!(strict);
-        }
+        let function = function(&known, &mut tool, "parameters")?;
         // Checked here, where the client's path is known: the list may be shorter than the client's.
         turn::tool(at, function.clone()).map_err(|mut error| {
             let inner = format!("{at}.function");
             error.field = error.field.replace(&inner, at);
             error.problem = error.problem.replace(&inner, at);
-            refused(error)
+            error
         })?;
         let is_same = |other: &Value| other["function"]["name"] == *known;
         if let Some(earlier) = self.functions.iter_mut().find(|other| is_same(other)) {
@@ -152,7 +149,7 @@ impl Reader {
     }
 
     /// Translates `tool_choice`.
-    fn choice(&self, choice: Value) -> Result<Value, ApiError> {
+    fn choice(&self, choice: Value) -> Result<Value, Refused> {
         if choice.is_string() {
             return match &self.left_out {
                 Some(at) if choice == "required" && self.functions.is_empty() => {
@@ -160,7 +157,7 @@ impl Reader {
                         "`{at}`: this server has no tools of its own, so nothing can be called; \
                          describe a function"
                     );
-                    Err(unsupported(at, &problem))
+                    Err(unsupported(at, problem))
                 }
                 _ => Ok(choice),
             };
@@ -191,7 +188,7 @@ impl Reader {
                     "`tool_choice.type` {kind:?} is not supported here: this server has no such \
                      tool; choose a function"
                 );
-                return Err(unsupported("tool_choice.type", &problem));
+                return Err(unsupported("tool_choice.type", problem));
             }
         };
         choice.nothing_left(&[])?;
@@ -200,28 +197,23 @@ impl Reader {
 }
 
 /// Choice of a function, in OpenAI's older form.
-fn named(choice: &mut Fields) -> Result<Value, ApiError> {
+fn named(choice: &mut Fields) -> Result<Value, Refused> {
     let function = json!({"name": take_name(choice)?});
     Ok(json!({"type": "function", "function": function}))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::fields::tests::{STRICT, refusal};
     use super::*;
 
     fn read(asked: Value, strict: bool) -> Result<Value, (String, String)> {
-        let rules = Rules {
-            strict,
-            ..Rules::default()
-        };
+        let rules = if strict { STRICT } else { Rules::default() };
         let mut fields = Fields::object("", asked).unwrap();
         let mut request = json!({});
         let read = tools(&mut fields, Vec::new(), &mut request, rules);
-        read.map(|_| request).map_err(|error| {
-            let error = &error.body()["error"];
-            let text = |name: &str| error[name].as_str().unwrap().to_owned();
-            (text("code"), text("param"))
-        })
+        read.map(|_| request)
+            .map_err(|refused| refusal::<()>(Err(refused.into())))
     }
 
     fn function(name: &str) -> Value {

@@ -6,11 +6,10 @@ use serde_json::{Value, json};
 
 use super::super::fields::Rules;
 use super::super::reply::Shape;
-use super::common::{
-    End, Fields, Part, Piece, Stamp, Translated, Translation, set_stream, unsupported,
-};
+use super::common::{End, Part, Piece, Stamp, Translated, Translation, set_stream};
 use super::response_input::input;
 use super::response_tools::{Namespaces, tools};
+use crate::api::fields::{Fields, Refused, unsupported, with};
 
 /// Fields that do not change the answer.
 const IGNORED: &[&str] = &[
@@ -86,15 +85,13 @@ pub(in crate::api::http) fn request(
     }
     request["messages"] = json!(messages);
     let namespaces = tools(&mut fields, added, &mut request, rules)?;
-    if let Some(text) = fields.take("text") {
-        let mut text = Fields::object("text", text)?;
-        if let Some(format) = text.take("format") {
+    if let Some(mut text) = fields.inner("text")? {
+        if let Some(format) = text.inner("format")? {
             request["response_format"] = response_format(format)?;
         }
         text.nothing_left(rules.ignored(&["verbosity"]))?;
     }
-    if let Some(reasoning) = fields.take("reasoning") {
-        let mut reasoning = Fields::object("reasoning", reasoning)?;
+    if let Some(mut reasoning) = fields.inner("reasoning")? {
         reasoning.move_to(&mut request, &[("effort", "reasoning_effort")]);
         let ignored = &["summary", "generate_summary", "context"];
         reasoning.nothing_left(rules.ignored(ignored))?;
@@ -102,7 +99,7 @@ pub(in crate::api::http) fn request(
     for (name, value) in [("background", json!(false)), ("top_logprobs", json!(0))] {
         if fields.take(name).is_some_and(|given| given != value) {
             let problem = format!("`{name}` other than {value} is not supported here");
-            return Err(unsupported(name, &problem));
+            return Err(unsupported(name, problem).into());
         }
     }
     fields.take("metadata");
@@ -172,8 +169,7 @@ fn echo(fields: &Fields) -> Value {
 }
 
 /// Translates `text.format`: members of a schema stand beside its type.
-fn response_format(format: Value) -> Result<Value, ApiError> {
-    let mut format = Fields::object("text.format", format)?;
+fn response_format(mut format: Fields) -> Result<Value, Refused> {
     let kind = format.needed("type")?;
     let mut translated = json!({"type": kind});
     if kind == "json_schema" {
@@ -202,21 +198,15 @@ impl Item {
     /// The item in the API's form; without its content if it is not `done`.
     fn value(&self, id: &str, done: bool) -> Value {
         let status = if done { "completed" } else { "in_progress" };
-        let content = || {
-            if done {
-                json!([self.part()])
-            } else {
-                json!([])
-            }
-        };
+        let content = Vec::from_iter(done.then(|| self.part()));
         match self {
             Self::Reasoning(_) => json!({
-                "id": id, "type": "reasoning", "summary": [], "content": content(),
+                "id": id, "type": "reasoning", "summary": [], "content": content,
                 "status": status,
             }),
             Self::Message(_) => json!({
                 "id": id, "type": "message", "status": status, "role": "assistant",
-                "content": content(),
+                "content": content,
             }),
             Self::Call {
                 id: call,
@@ -281,17 +271,12 @@ impl Responses {
 
     /// The response so far.
     fn response(&self, status: &str) -> Value {
-        let mut response = json!({
+        let response = json!({
             "id": id(self.stamp.random), "object": "response",
             "created_at": self.stamp.created_ms / 1000, "status": status, "error": null,
             "incomplete_details": null, "output": self.output, "usage": null,
         });
-        if let Value::Object(echo) = &self.echo {
-            for (name, value) in echo {
-                response[name] = value.clone();
-            }
-        }
-        response
+        with(response, self.echo.clone())
     }
 
     /// The whole response.
@@ -346,35 +331,26 @@ impl Responses {
         };
         let (id, index) = (self.item_id(&item), self.output.len());
         let about = json!({"item_id": id, "output_index": index});
-        let with = |more: Value| {
-            let mut event = about.clone();
-            if let Value::Object(more) = more {
-                for (name, value) in more {
-                    event[name] = value;
-                }
-            }
-            event
-        };
-        let mut parts = Vec::new();
-        match &item {
-            Item::Reasoning(text) => {
-                let event = with(json!({"content_index": 0, "text": text}));
-                parts.push(self.event("response.reasoning_text.done", event));
-            }
-            Item::Message(text) => {
-                let event = with(json!({"content_index": 0, "text": text, "logprobs": []}));
-                parts.push(self.event("response.output_text.done", event));
-            }
+        let (kind, more) = match &item {
+            Item::Reasoning(text) => (
+                "response.reasoning_text.done",
+                json!({"content_index": 0, "text": text}),
+            ),
+            Item::Message(text) => (
+                "response.output_text.done",
+                json!({"content_index": 0, "text": text, "logprobs": []}),
+            ),
             Item::Call {
                 name, arguments, ..
-            } => {
-                let event = with(json!({"name": name, "arguments": arguments}));
-                parts.push(self.event("response.function_call_arguments.done", event));
-            }
-        }
+            } => (
+                "response.function_call_arguments.done",
+                json!({"name": name, "arguments": arguments}),
+            ),
+        };
+        let mut parts = vec![self.event(kind, with(about.clone(), more))];
         let part = item.part();
         if !part.is_null() {
-            let event = with(json!({"content_index": 0, "part": part}));
+            let event = with(about, json!({"content_index": 0, "part": part}));
             parts.push(self.event("response.content_part.done", event));
         }
         let value = item.value(&id, true);
@@ -424,10 +400,7 @@ impl Translation for Responses {
                 })
             }
         };
-        let mut parts = match begin {
-            Some(item) => self.begin_item(item),
-            None => Vec::new(),
-        };
+        let mut parts = begin.map_or_else(Vec::new, |item| self.begin_item(item));
         let kind = match (piece, &mut self.open) {
             (Piece::Reasoning(text), Some(Item::Reasoning(whole))) => {
                 whole.push_str(text);

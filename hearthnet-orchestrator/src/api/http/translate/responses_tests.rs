@@ -1,7 +1,9 @@
+use super::super::super::fields::tests::{STRICT, refusal};
 use super::super::super::request::chat;
 use super::super::common::Answered;
 use super::super::common::tests::{end, stream, text_and_call};
 use super::*;
+use crate::api::fields::tests::cases;
 
 fn read(body: Value) -> Result<Translated, ApiError> {
     read_by(Rules::default(), &body)
@@ -201,26 +203,15 @@ fn codex_begins_and_goes_on_behind_a_call_of_a_function_in_a_namespace() {
 
 #[test]
 fn a_strict_server_refuses_what_others_ignore() {
-    let strict = Rules {
-        strict: true,
-        ..Rules::default()
-    };
-    for (extra, param) in [
-        (json!({"include": []}), "include"),
-        (
-            json!({"reasoning": {"summary": "auto"}}),
-            "reasoning.summary",
-        ),
-        (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
-    ] {
-        let mut body = json!({"model": "m", "input": "hi"});
-        for (name, value) in extra.as_object().unwrap() {
-            body[name] = value.clone();
-        }
-        let refused = read_by(strict, &body).err().unwrap().body();
-        assert_eq!(refused["error"]["code"], "unsupported_parameter");
-        assert_eq!(refused["error"]["param"], param);
+    for (extra, param) in cases::<(Value, String)>(json!([
+        [{"include": []}, "include"],
+        [{"reasoning": {"summary": "auto"}}, "reasoning.summary"],
+        [{"text": {"verbosity": "low"}}, "text.verbosity"],
+        [{"tools": [{"type": "web_search"}]}, "tools[0].type"],
+    ])) {
+        let body = with(json!({"model": "m", "input": "hi"}), extra);
+        let refused = refusal(read_by(STRICT, &body));
+        assert_eq!(refused, ("unsupported_parameter".into(), param));
         read(body).unwrap();
     }
     // The items of an answer come back.
@@ -230,7 +221,7 @@ fn a_strict_server_refuses_what_others_ignore() {
          "content": [{"type": "output_text", "text": "t", "annotations": [], "logprobs": []}]},
         {"role": "user", "content": "hi"},
     ]);
-    read_by(strict, &json!({"model": "m", "input": answered})).unwrap();
+    read_by(STRICT, &json!({"model": "m", "input": answered})).unwrap();
 }
 
 #[test]
@@ -254,34 +245,19 @@ fn system_messages_stand_at_the_beginning() {
 
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
-    for (extra, param) in [
-        (json!({"input": null}), "input"),
-        (
-            json!({"input": [{"type": "item_reference", "id": "x"}]}),
-            "input[0].type",
-        ),
-        (
-            json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-            "input[0].content[0].type",
-        ),
-        (
-            json!({"input": [{"type": "compaction", "encrypted_content": "x"}]}),
-            "input[0].type",
-        ),
-        (json!({"background": true}), "background"),
-        (json!({"conversation": "c"}), "conversation"),
-        (
-            json!({"previous_response_id": "resp_other"}),
-            "previous_response_id",
-        ),
-        (json!({"temprature": 1}), "temprature"),
-    ] {
-        let mut body = json!({"model": "m", "input": "hi"});
-        for (name, value) in extra.as_object().unwrap() {
-            body[name] = value.clone();
-        }
-        let refused = read(body).err().unwrap().body();
-        assert_eq!(refused["error"]["param"], param);
+    for (extra, param) in cases::<(Value, String)>(json!([
+        [{"input": null}, "input"],
+        [{"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"],
+        [{"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input[0].content[0].type"],
+        [{"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"],
+        [{"background": true}, "background"],
+        [{"conversation": "c"}, "conversation"],
+        [{"previous_response_id": "resp_other"}, "previous_response_id"],
+        [{"temprature": 1}, "temprature"],
+    ])) {
+        let body = with(json!({"model": "m", "input": "hi"}), extra);
+        assert_eq!(refusal(read(body)).1, param);
     }
 }
 

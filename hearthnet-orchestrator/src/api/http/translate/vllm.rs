@@ -5,7 +5,7 @@ use hearthnet_http::ApiError;
 use hearthnet_tokens::Special;
 use serde_json::{Value, json};
 
-use super::common::{Fields, wrong};
+use crate::api::fields::{Fields, wrong};
 use crate::chat::TextModel;
 
 /// Request of `/tokenize` or `/detokenize`.

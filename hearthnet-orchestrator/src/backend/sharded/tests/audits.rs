@@ -15,16 +15,14 @@ fn audited(ranges: &[(u32, u32)]) -> Stage {
 
 impl Stage {
     fn audits(&self, host: &str) -> AuditCounts {
-        let all = self.health.all().into_iter();
-        let mut of_host = all.filter(|one| one.host.to_string() == host);
-        of_host.next().map(|one| one.audits).unwrap_or_default()
+        let known = self.known_of(host);
+        known.map(|one| one.audits).unwrap_or_default()
     }
 
     /// Good for a host that was not used yet.
     fn standing(&self, host: &str) -> Standing {
-        let all = self.health.all().into_iter();
-        let mut of_host = all.filter(|one| one.host.to_string() == host);
-        of_host.next().map_or(Standing::Good, |one| one.standing)
+        let known = self.known_of(host);
+        known.map_or(Standing::Good, |one| one.standing)
     }
 
     /// Sum of all audits.
@@ -42,17 +40,13 @@ const LIES: [Lie; 3] = [Lie::Noise, Lie::SkipsLayer, Lie::Yesterday];
 fn audits_of_honest_hosts_confirm_every_answer_however_it_is_cut() {
     for prefill_rows in [1, 3, 24] {
         let stage = audited(&HALVES);
-        let settings = PumpSettings {
-            prefill_rows,
-            ..PumpSettings::default()
-        };
-        let mut backend = stage.open_with(settings).unwrap();
+        let mut backend = stage.open_with(in_pieces_of(prefill_rows)).unwrap();
         let hosts = [0, 1].map(|span| stage.runs(&backend, span).node());
-        let mut heard = stage.answer(&mut backend, 7);
+        stage.answer(&mut backend, 7);
         stage.until("the first answer is not audited", || {
             hosts.iter().all(|host| stage.audits(host).confirmed > 0)
         });
-        stage.call(&mut backend, &[5, 6, 7], 4, &mut heard).unwrap();
+        stage.ended(&mut backend, &[5, 6, 7], 4);
         stage.until("an answer is not audited", || {
             let is_confirmed = |host: &String| {
                 let audits = stage.audits(host);
@@ -93,8 +87,7 @@ fn honest_hosts_are_never_blamed_whenever_one_fails() {
             });
             let (_, mismatches, _) = stage.all_audits();
             assert_eq!(mismatches, 0, "{deed:?} of host {span} at {position}");
-            let quarantined = |one: &ShardHealth| one.standing == Standing::Quarantined;
-            assert!(!stage.health.all().iter().any(quarantined));
+            assert_eq!(stage.quarantined(), 0);
         }
     }
 }
@@ -107,8 +100,7 @@ fn a_liar_is_quarantined_by_its_audit_and_the_next_chat_goes_elsewhere() {
         let mut backend = stage.open();
         let liar = stage.runs(&backend, 0).node();
         stage.host(&liar).state().lies = Some(lie);
-        let mut heard = Heard::default();
-        stage.call(&mut backend, &PROMPT, 9, &mut heard).unwrap();
+        let heard = stage.ended(&mut backend, &PROMPT, 9);
         assert_eq!(heard.degraded, [""; 0], "the checks of rows find nothing");
         stage.until("the liar is not found out", || {
             stage.standing(&liar) == Standing::Quarantined
@@ -127,11 +119,10 @@ fn a_liar_among_auditors_is_the_one_that_is_blamed() {
     let host = stage.runs(&backend, 0).node();
     let liar = stage.hosts.iter().find(|one| one.node() != host).unwrap();
     liar.state().lies = Some(LIES[0]);
-    let mut heard = Heard::default();
     let mut rounds = 0;
     while stage.all_audits().1 == 0 || stage.standing(&liar.node()) == Standing::Good {
         let before = stage.audits(&host);
-        stage.call(&mut backend, &[5, 6, 7], 2, &mut heard).unwrap();
+        stage.ended(&mut backend, &[5, 6, 7], 2);
         let done = |audits: AuditCounts| (audits.confirmed, audits.mismatches);
         stage.until("an audit is missing", || {
             done(stage.audits(&host)) != done(before)
@@ -151,8 +142,7 @@ fn without_a_third_host_both_are_avoided_and_neither_is_convicted() {
     let mut backend = stage.open();
     let liar = stage.runs(&backend, 0).node();
     stage.host(&liar).state().lies = Some(LIES[0]);
-    let mut heard = Heard::default();
-    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
+    stage.ended(&mut backend, &PROMPT, 3);
     for host in &stage.hosts[..2] {
         stage.until("a host is not disputed", || {
             stage.standing(&host.node()) == Standing::Failing
@@ -247,8 +237,7 @@ fn this_machine_audits_what_no_other_host_holds() {
         let mut backend = stage.open();
         let host = stage.hosts[0].node();
         stage.hosts[0].state().lies = lie;
-        let mut heard = Heard::default();
-        stage.call(&mut backend, &PROMPT, 5, &mut heard).unwrap();
+        stage.ended(&mut backend, &PROMPT, 5);
         stage.until("both spans are audited", || {
             let of = |host: &Puppet| stage.audits(&host.node());
             let done = |audits: AuditCounts| audits.confirmed + audits.mismatches > 0;
@@ -271,8 +260,7 @@ fn this_machine_decides_between_two_hosts() {
     let host = stage.runs(&backend, 0).node();
     let auditor = stage.hosts.iter().find(|one| one.node() != host).unwrap();
     auditor.state().lies = Some(LIES[0]);
-    let mut heard = Heard::default();
-    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
+    stage.ended(&mut backend, &PROMPT, 3);
     stage.until("the lying auditor is not blamed", || {
         stage.standing(&auditor.node()) == Standing::Quarantined
     });
@@ -289,8 +277,7 @@ fn beside_a_convicted_liar_no_host_is_convicted_for_the_rows_of_another_auditor(
     // The second host computes the audit with the third one, and is honest.
     stage.hosts[0].state().lies = Some(Lie::SkipsLayer);
     stage.hosts[2].state().lies = Some(Lie::Noise);
-    let mut heard = Heard::default();
-    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
+    stage.ended(&mut backend, &PROMPT, 3);
     stage.until("the liar is not convicted", || {
         stage.standing(&nodes[0]) == Standing::Quarantined
     });
@@ -320,8 +307,7 @@ fn the_replay_after_a_failure_is_an_audit_that_needs_no_draw() {
         stage.host(&failing).at(14, Deed::Preempt);
         // It is preempted for good, so that another host gets its rows.
         stage.host(&failing).state().refusals = vec!["kv_full"; 1000];
-        let mut heard = Heard::default();
-        stage.call(&mut backend, &PROMPT, 9, &mut heard).unwrap();
+        let heard = stage.ended(&mut backend, &PROMPT, 9);
         assert_eq!(heard.degraded, [""; 0]);
         let audits = stage.audits(&failing);
         match lie {
@@ -336,9 +322,7 @@ fn the_replay_after_a_failure_is_an_audit_that_needs_no_draw() {
                 assert!(audits.confirmed > 0);
             }
         }
-        let all = stage.health.all().into_iter();
-        let quarantined = all.filter(|one| one.standing == Standing::Quarantined);
-        assert_eq!(quarantined.count(), blamed);
+        assert_eq!(stage.quarantined(), blamed);
     }
 }
 
@@ -444,8 +428,7 @@ fn evidence_of(here: Option<RecomputeHere>, ranges: &[(u32, u32)], liars: [bool;
         };
         one.state().lies = is_liar.then_some(LIES[0]);
     }
-    let mut heard = Heard::default();
-    stage.call(&mut backend, &PROMPT, 5, &mut heard).unwrap();
+    stage.ended(&mut backend, &PROMPT, 5);
     let evidence = found.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(evidence.accused.statement.host.to_string(), host);
     evidence
@@ -487,11 +470,7 @@ fn an_auditor_that_lies_and_leaves_harms_neither_the_host_nor_the_accuser() {
         let stage = audited(&[(0, 1), (0, 1), (0, 1), (0, 1), (2, 3)]);
         let found = evidence_on(&stage);
         // The audit takes several steps.
-        let settings = PumpSettings {
-            prefill_rows: 3,
-            ..PumpSettings::default()
-        };
-        let mut backend = stage.open_with(settings).unwrap();
+        let mut backend = stage.open();
         let host = stage.runs(&backend, 0).node();
         let others = stage
             .hosts
@@ -501,8 +480,7 @@ fn an_auditor_that_lies_and_leaves_harms_neither_the_host_nor_the_accuser() {
             liar.state().lies = Some(LIES[0]);
             liar.at(5, deed);
         }
-        let mut heard = Heard::default();
-        stage.call(&mut backend, &PROMPT, 5, &mut heard).unwrap();
+        stage.ended(&mut backend, &PROMPT, 5);
         stage.until("the host is not audited", || {
             let audits = stage.audits(&host);
             audits.confirmed + audits.mismatches > 0
@@ -524,14 +502,9 @@ fn an_auditor_that_lies_and_leaves_harms_neither_the_host_nor_the_accuser() {
 fn the_witness_claims_the_row_that_differs_however_the_answer_was_cut() {
     let stage = audited(&[(0, 1), (0, 1), (2, 3)]);
     let found = evidence_on(&stage);
-    let settings = PumpSettings {
-        prefill_rows: 3,
-        ..PumpSettings::default()
-    };
-    let mut backend = stage.open_with(settings).unwrap();
+    let mut backend = stage.open();
     let host = stage.runs(&backend, 0).node();
-    let mut heard = Heard::default();
-    stage.call(&mut backend, &PROMPT, 2, &mut heard).unwrap();
+    stage.ended(&mut backend, &PROMPT, 2);
     let length = backend.length();
     assert!((9..=11).contains(&length), "a piece begins before row 11");
     stage.until("the first call is not audited", || {
@@ -549,8 +522,7 @@ fn the_witness_claims_the_row_that_differs_however_the_answer_was_cut() {
             result.data = data.into();
         }
     });
-    let call = stage.call(&mut backend, &[5, 6, 7, 8, 9, 7, 9], 1, &mut heard);
-    call.unwrap();
+    stage.ended(&mut backend, &[5, 6, 7, 8, 9, 7, 9], 1);
     let evidence = found.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(judged(&evidence), Finding::Witness);
 }
@@ -591,8 +563,7 @@ fn a_wrong_receipt_brings_the_signed_claims_before_it_to_an_audit_without_a_draw
     let mut backend = stage.open();
     let liar = stage.runs(&backend, 0);
     liar.state().lies = Some(LIES[0]);
-    let mut heard = Heard::default();
-    stage.call(&mut backend, &PROMPT, 5, &mut heard).unwrap();
+    let mut heard = stage.ended(&mut backend, &PROMPT, 5);
     assert_eq!(stage.all_audits().1, 0);
     // Now it signs other rows than it returns.
     liar.state().forges = Some(|receipt| receipt.chain[0] ^= 1);

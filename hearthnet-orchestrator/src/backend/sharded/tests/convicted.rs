@@ -13,18 +13,6 @@ impl Stage {
     }
 }
 
-/// Outputs of honest hosts for these rows.
-fn honest(inputs: &[u32]) -> Vec<u32> {
-    let mut layers = vec![Vec::new(); LAYERS as usize];
-    let through = |(position, value): (u32, &u32)| {
-        let numbered = (0..).zip(&mut layers);
-        numbered.fold(*value, |value, (number, state)| {
-            layer(number, state, position, value)
-        })
-    };
-    (0..).zip(inputs).map(through).collect()
-}
-
 /// Tokens before the verdict.
 const BEFORE: usize = 5;
 
@@ -63,7 +51,8 @@ fn after_a_verdict_a_running_answer_goes_on_as_if_all_hosts_had_been_honest() {
                 (degraded, moves),
                 (vec![Code::CONVICTED], vec![Code::CONVICTED])
             );
-            let honest = honest(&inputs).split_off(PROMPT.len() - 1);
+            let honest: Vec<u32> = inputs.into_iter().map(honest(0..LAYERS)).collect();
+            let honest = &honest[PROMPT.len() - 1..];
             assert_ne!(
                 outputs[..BEFORE],
                 honest[..BEFORE],

@@ -29,11 +29,7 @@ async fn branch(
 fn continue_differently(stage: &Stage, then: impl FnOnce(&ShardedBackend)) {
     let mut source = stage.open();
     source.begin_call(0);
-    let mut run = Run {
-        cancel: &stage.cancel,
-        notify: &mut |_| {},
-    };
-    run_rows(&mut source, 0, &rows(&PROMPT), &mut run).unwrap();
+    run_quietly(&mut source, 0, &rows(&PROMPT), &stage.cancel).unwrap();
     let outputs = chat_loop::block_on(async {
         let mut copies = Vec::new();
         for _ in 0..3 {
@@ -94,14 +90,7 @@ fn no_branch_loses_a_row_if_a_host_of_all_fails() {
 
 #[test]
 fn all_rows_come_back_once_if_wanted_despite_failures() {
-    let mut layers = vec![Vec::new(); LAYERS as usize];
-    let through = |(position, value): (u32, &u32)| {
-        let numbered = (0..).zip(&mut layers);
-        numbered.fold(*value, |value, (number, state)| {
-            layer(number, state, position, value)
-        })
-    };
-    let expected: Vec<u32> = (0..).zip(&PROMPT).map(through).collect();
+    let expected = PROMPT.map(honest(0..LAYERS));
     for span in [0, 1] {
         for deed in [Deed::Die, Deed::Leave, Deed::Preempt] {
             let stage = Stage::new(&HALVES);
@@ -109,20 +98,7 @@ fn all_rows_come_back_once_if_wanted_despite_failures() {
             let host = stage.runs(&backend, span).node();
             stage.host(&host).at(4, deed);
             backend.begin_call(0);
-            let mut run = Run {
-                cancel: &stage.cancel,
-                notify: &mut |_| {},
-            };
-            let rows = rows(&PROMPT);
-            let all = Rows {
-                all: true,
-                ..Rows::at(0, &rows)
-            };
-            let out = chat_loop::block_on(async {
-                backend.submit(all, &stage.cancel).await;
-                backend.output(&mut run).await
-            });
-            let out = out.unwrap();
+            let out = run_all(&mut backend, &rows(&PROMPT), &stage.cancel).unwrap();
             let firsts = out.chunks_exact(WIDTH).map(|row| row[0] as u32);
             assert_eq!(firsts.collect::<Vec<_>>(), expected, "{deed:?} at {span}");
         }

@@ -1,11 +1,15 @@
-//! Callers over scripted hosts: real sessions on loopback, plain arithmetic.
+//! Callers over scripted hosts: real sessions on loopback, plain arithmetic. Here are both sides.
 
 mod audits;
 mod codes;
 mod convicted;
+mod failures;
+mod fallback;
 mod forks;
+mod giving_up;
 mod receipts;
 mod rewinds;
+mod room;
 mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,13 +27,12 @@ use hearthnet_transport::{
     Truncated, Want,
 };
 use parking_lot::{Mutex, MutexGuard};
-use proptest::prelude::*;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use super::*;
 use crate::backend::fallback::{LoadLocal, WithFallback};
-use crate::backend::tests::run_rows;
+use crate::backend::tests::{run_all, run_quietly, run_rows};
 use crate::exact::{Arithmetics, Exact};
 use crate::hosts::health::{FailureKind, ShardHealth, Standing};
 use crate::hosts::link::{HostAddr, HostLink};
@@ -718,13 +721,21 @@ impl Stage {
             choice: self.choice(hosted),
             convicted: Arc::clone(&self.convicted),
         };
+        let opened = self.open_by(source, settings);
+        opened.map(|backend| backend.with_local_audits(self.here.clone()))
+    }
+
+    fn open_by(
+        &self,
+        source: impl HostSource + 'static,
+        settings: PumpSettings,
+    ) -> Result<ShardedBackend, ChatError> {
         let runtime = self.runtime.handle().clone();
         let settings = PumpSettings {
             audit_share: self.audit_share,
             ..settings
         };
-        let opened = ShardedBackend::open(runtime, Box::new(source), settings, &self.cancel);
-        opened.map(|backend| backend.with_local_audits(self.here.clone()))
+        ShardedBackend::open(runtime, Box::new(source), settings, &self.cancel)
     }
 
     fn choice(&self, hosted: Range<u32>) -> Choice {
@@ -766,20 +777,12 @@ impl Stage {
         let runtime = self.runtime.handle().clone();
         let key = Arc::new(caller_key());
         let (config, choice) = (Config::default(), self.choice(0..LAYERS));
-        let pool = HostPool::new(runtime.clone(), key, config, addresses, choice);
-        let settings = PumpSettings {
-            audit_share: self.audit_share,
-            ..settings
-        };
-        ShardedBackend::open(runtime, Box::new(pool), settings, &self.cancel)
+        let pool = HostPool::new(runtime, key, config, addresses, choice);
+        self.open_by(pool, settings)
     }
 
     fn open(&self) -> ShardedBackend {
-        self.open_with(PumpSettings {
-            prefill_rows: 3,
-            ..PumpSettings::default()
-        })
-        .unwrap()
+        self.open_with(in_pieces_of(3)).unwrap()
     }
 
     /// Sequence that waits so long for room.
@@ -834,10 +837,16 @@ impl Stage {
         Ok(())
     }
 
-    /// Runs one call with [`PROMPT`]. Its output must be as without failures.
-    fn answer(&self, backend: &mut ShardedBackend, tokens: u32) -> Heard {
+    /// Runs one call, which must not fail.
+    fn ended(&self, backend: &mut ShardedBackend, prompt: &[u32], tokens: u32) -> Heard {
         let mut heard = Heard::default();
-        self.call(backend, &PROMPT, tokens, &mut heard).unwrap();
+        self.call(backend, prompt, tokens, &mut heard).unwrap();
+        heard
+    }
+
+    /// Runs the first call with [`PROMPT`]. Its output must be as without failures.
+    fn answer(&self, backend: &mut ShardedBackend, tokens: u32) -> Heard {
+        let heard = self.ended(backend, &PROMPT, tokens);
         assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, tokens)]));
         heard
     }
@@ -883,9 +892,21 @@ impl Stage {
         (result, moves)
     }
 
-    fn health_of(&self, host: &str) -> ShardHealth {
+    /// `None` for a host that was not used yet.
+    fn known_of(&self, host: &str) -> Option<ShardHealth> {
         let mut all = self.health.all().into_iter();
-        all.find(|one| one.host.to_string() == host).unwrap()
+        all.find(|one| one.host.to_string() == host)
+    }
+
+    fn health_of(&self, host: &str) -> ShardHealth {
+        self.known_of(host).unwrap()
+    }
+
+    /// Number of hosts in quarantine.
+    fn quarantined(&self) -> usize {
+        let all = self.health.all().into_iter();
+        all.filter(|one| one.standing == Standing::Quarantined)
+            .count()
     }
 
     fn all_are_good(&self) {
@@ -909,6 +930,14 @@ impl Stage {
     }
 }
 
+/// Prompts are cut into pieces of so many rows.
+fn in_pieces_of(prefill_rows: usize) -> PumpSettings {
+    PumpSettings {
+        prefill_rows,
+        ..PumpSettings::default()
+    }
+}
+
 /// As with a fallback: gives up after the second failure, once rows have been sent.
 fn fallback_settings() -> PumpSettings {
     PumpSettings {
@@ -919,24 +948,28 @@ fn fallback_settings() -> PumpSettings {
 
 const PROMPT: [u32; 8] = [3, 1, 4, 1, 5, 9, 2, 6];
 
+/// Honest hosts of some layers: the output of each further row.
+fn honest(hosted: Range<u32>) -> impl FnMut(u32) -> u32 {
+    let mut layers = vec![Vec::new(); hosted.len()];
+    let mut positions = 0..;
+    move |given| {
+        let position = positions.next().unwrap();
+        let numbered = hosted.clone().zip(&mut layers);
+        numbered.fold(given, |value, (number, state)| {
+            layer(number, state, position, value)
+        })
+    }
+}
+
 /// Expected outputs of the calls of one conversation, without failures.
 fn undisturbed(calls: &[(&[u32], u32)]) -> Vec<u32> {
-    let mut layers = vec![Vec::new(); LAYERS as usize];
-    let (mut position, mut outputs) = (0, Vec::new());
+    let (mut honest, mut outputs) = (honest(0..LAYERS), Vec::new());
     for (prompt, tokens) in calls {
-        let mut rows = prompt.to_vec();
-        for _ in 0..=*tokens {
-            let mut value = 0;
-            for given in rows {
-                value = (0..)
-                    .zip(&mut layers)
-                    .fold(given, |value, (number, state)| {
-                        layer(number, state, position, value)
-                    });
-                position += 1;
-            }
-            outputs.push(value);
-            rows = vec![value];
+        let mut last = prompt.iter().fold(0, |_, given| honest(*given));
+        outputs.push(last);
+        for _ in 0..*tokens {
+            last = honest(last);
+            outputs.push(last);
         }
     }
     outputs
@@ -957,838 +990,4 @@ fn with_deed(span: usize, position: u32, deed: Deed) -> (Stage, Heard, BTreeSet<
     drop(backend);
     stage.until_empty();
     (stage, heard, now)
-}
-
-#[test]
-fn a_sequence_moves_off_a_host_that_leaves_and_nothing_has_failed() {
-    // In the first chunk of the prompt, in its last, and in the answer.
-    for span in [0, 1] {
-        for position in [0, 7, 8, 15] {
-            let (_, heard, now) = with_deed(span, position, Deed::Leave);
-            assert_eq!(heard.degraded, [""; 0], "span {span}, position {position}");
-            assert_eq!(heard.moves.len(), 1);
-            assert_eq!(heard.moves[0].0, "leaving");
-            assert!(now.contains(&heard.moves[0].1[0]));
-        }
-    }
-}
-
-#[test]
-fn a_caller_with_private_layers_gets_every_row_once_despite_host_failures() {
-    // Rows in parts, layers 1 and 2 of 4 on hosts; output of each position.
-    let prompt: Vec<u32> = (0..20).map(|n| n * 37 % 101).collect();
-    let mut layers = [Vec::new(), Vec::new()];
-    let through = |(position, value): (u32, &u32)| {
-        let [one, two] = &mut layers;
-        layer(2, two, position, layer(1, one, position, *value))
-    };
-    let expected: Vec<u32> = (0..).zip(&prompt).map(through).collect();
-    let deeds = [Deed::Die, Deed::Leave, Deed::Preempt];
-    for (span, position, deed) in (0..2).flat_map(|span| {
-        [0, 7, 13, 19]
-            .map(|at| deeds.map(|deed| (span, at, deed)))
-            .concat()
-    }) {
-        let stage = Stage::new(&HALVES);
-        let settings = PumpSettings {
-            prefill_rows: 3,
-            ..PumpSettings::default()
-        };
-        let mut backend = stage.open_between(1..3, settings).unwrap();
-        let node = stage.runs(&backend, span).node();
-        stage.host(&node).at(position, deed);
-        backend.begin_call(0);
-        let mut run = Run {
-            cancel: &stage.cancel,
-            notify: &mut |_| {},
-        };
-        let (mut at, mut got) = (0, Vec::new());
-        // A prompt of twelve in parts of four, one of seven at once, one row.
-        for (length, part) in [(12, 4), (7, 7), (1, 1)] {
-            let mut left = length;
-            for values in prompt[at..at + length].chunks(part) {
-                let rows = rows(values);
-                left -= values.len();
-                let part = Rows {
-                    position: (at + length - left - values.len()) as u32,
-                    values: &rows,
-                    more: left as u32,
-                    all: false,
-                };
-                chat_loop::block_on(backend.submit(part, run.cancel));
-            }
-            let out = chat_loop::block_on(backend.output(&mut run)).unwrap();
-            got.extend(out.chunks_exact(WIDTH).map(|row| row[0] as u32));
-            at += length;
-        }
-        assert_eq!(got, expected, "{deed:?} of host {span} at {position}");
-    }
-}
-
-#[test]
-fn a_preempted_sequence_restarts_without_a_failover_frame() {
-    for span in [0, 1] {
-        for position in [0, 7, 8, 15] {
-            let (_, heard, _) = with_deed(span, position, Deed::Preempt);
-            assert!(heard.degraded.is_empty() && heard.moves.is_empty());
-        }
-    }
-}
-
-/// Stage with three hosts for the first half; the preferred one spoils every answer.
-fn with_spoiler(spoil: fn(&mut StepResult)) -> (Stage, String) {
-    let stage = Stage::new(&[(0, 1), (0, 1), (0, 1), (2, 3)]);
-    let preferred = stage.runs(&stage.open(), 0).node();
-    stage.host(&preferred).state().spoils = Some(spoil);
-    (stage, preferred)
-}
-
-#[test]
-fn a_host_that_always_returns_nan_spoils_one_of_five_chats() {
-    let (stage, liar) = with_spoiler(|result| result.data = vec![0xff; result.data.len()].into());
-    let expected = undisturbed(&[(&[5, 6, 7], 4)]);
-    let mut heard = Heard::default();
-    for _ in 0..5 {
-        heard.outputs.clear();
-        stage
-            .call(&mut stage.open(), &[5, 6, 7], 4, &mut heard)
-            .unwrap();
-        assert_eq!(heard.outputs, expected);
-    }
-    assert_eq!(heard.degraded, ["tensor_nonfinite"]);
-    let told = stage.health_of(&liar);
-    assert_eq!(told.standing, Standing::Quarantined);
-    assert!(told.quarantine_ms > 0);
-    let worth = told.failures[&FailureKind::Corruption];
-    assert!(worth > 0.9 && worth <= 1.0, "{worth}");
-    // If no other host has its layers, the quarantined host is used.
-    let mut stage = stage;
-    let second = stage.hosts[3].node();
-    let is_left =
-        |link: &Arc<HostLink>| [&liar, &second].contains(&&link.descriptor.host.to_string());
-    stage.links.retain(is_left);
-    assert_eq!(stage.runs(&stage.open(), 0).node(), liar);
-}
-
-#[test]
-fn a_host_that_returns_the_same_rows_for_other_rows_is_found_out() {
-    let (stage, liar) = with_spoiler(|result| {
-        let one = row(7).into_iter().flat_map(f32::to_le_bytes);
-        let one: Vec<u8> = one.collect();
-        result.data = one.repeat(result.rows as usize).into();
-    });
-    let mut heard = Heard::default();
-    let mut backend = stage.open();
-    stage.call(&mut backend, &[5, 6, 7], 4, &mut heard).unwrap();
-    assert_eq!(heard.outputs, undisturbed(&[(&[5, 6, 7], 4)]));
-    assert_eq!(heard.degraded, ["tensor_band"]);
-    assert_eq!(stage.health_of(&liar).standing, Standing::Quarantined);
-}
-
-#[test]
-fn the_same_conversation_again_and_its_beginning_in_another_are_no_repeats() {
-    let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut heard = Heard::default();
-    for prompt in [&[5, 6, 7][..], &[5, 6, 7], &[5, 6, 8, 7], &[5, 5, 5, 5, 5]] {
-        let mut backend = stage.open();
-        stage.call(&mut backend, prompt, 6, &mut heard).unwrap();
-    }
-    assert!(heard.degraded.is_empty(), "{:?}", heard.degraded);
-}
-
-#[test]
-fn a_slow_host_is_left_to_others_by_the_next_chat() {
-    // 20 ms per step, where others take much less.
-    let (stage, slow) = with_spoiler(|_| std::thread::sleep(Duration::from_millis(20)));
-    let mut heard = Heard::default();
-    stage
-        .call(&mut stage.open(), &[5, 6, 7], 12, &mut heard)
-        .unwrap();
-    // The spares are unmeasured, but the host of the other layers is a reference.
-    let mut asked = Vec::new();
-    for _ in 0..4 {
-        let mut backend = stage.open();
-        asked.push(stage.runs(&backend, 0).node());
-        stage
-            .call(&mut backend, &[5, 6, 7], 12, &mut heard)
-            .unwrap();
-    }
-    assert!(!asked.contains(&slow), "{slow}: {asked:?}");
-    let speed = stage.health_of(&slow).shards[0].p50_ms;
-    assert!(speed >= 10.0, "20 ms through two layers");
-    assert!(heard.degraded.is_empty(), "{:?}", heard.degraded);
-}
-
-#[test]
-fn a_host_whose_models_numbers_overflow_is_not_banned() {
-    let stage = Stage::new(&[(0, 3), (0, 3)]);
-    for host in &stage.hosts {
-        host.state().refusals.extend(["boundary_overflow"; 2]);
-    }
-    assert!(stage.open_with(PumpSettings::default()).is_err());
-    stage.all_are_good();
-}
-
-#[test]
-fn a_leaving_host_without_replacement_works_to_the_end() {
-    let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut backend = stage.open();
-    stage.hosts[1].at(9, Deed::Leave);
-    let heard = stage.answer(&mut backend, 12);
-    assert!(heard.degraded.is_empty() && heard.moves.is_empty());
-    // The call has ended: the idle stream does not delay the host's shutdown.
-    stage.until("the leaving host is free", || {
-        stage.hosts[1].open_streams() == 0
-    });
-    assert!(!backend.is_alive());
-}
-
-#[test]
-fn a_conversation_that_rests_lets_a_leaving_host_go_and_goes_on_elsewhere() {
-    let stage = Stage::new(&HALVES);
-    let mut backend = stage.open();
-    let mut heard = Heard::default();
-    stage.call(&mut backend, &PROMPT, 4, &mut heard).unwrap();
-    let first = stage.runs(&backend, 0);
-    let second = stage.runs(&backend, 1);
-    Puppet::leave(&mut first.state());
-    stage.until("it goes", || first.open_streams() == 0);
-    assert_eq!(second.open_streams(), 1, "only what leaves is let go");
-    assert!(!backend.is_alive());
-    // The next call gives the same output.
-    stage.call(&mut backend, &[7, 7], 4, &mut heard).unwrap();
-    assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 4), (&[7, 7], 4)]));
-    assert!(heard.degraded.is_empty());
-    assert_eq!(heard.moves.len(), 1);
-}
-
-#[test]
-fn a_sequence_waits_for_room_where_there_is_none_elsewhere() {
-    let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut backend = stage.open();
-    stage.hosts[1].at(10, Deed::Preempt);
-    stage.hosts[1].state().refusals = vec!["kv_full", "stream_limit", "preempted"];
-    let heard = stage.answer(&mut backend, 12);
-    assert!(heard.degraded.is_empty() && heard.moves.is_empty());
-    assert!(stage.hosts[1].state().refusals.is_empty());
-}
-
-#[test]
-fn a_host_that_takes_over_may_be_full_for_a_while() {
-    let stage = Stage::new(&[(0, 1), (2, 3), (2, 3)]);
-    let mut backend = stage.open();
-    let dies = stage.runs(&backend, 1).node();
-    stage.host(&dies).at(10, Deed::Die);
-    let spare = stage.hosts[1..].iter().find(|host| host.node() != dies);
-    let spare = spare.unwrap();
-    spare.state().refusals = vec!["stream_limit"; 3];
-    let heard = stage.answer(&mut backend, 12);
-    assert_eq!(heard.degraded, ["connection_lost"]);
-    assert_eq!(
-        heard.moves,
-        [("connection_lost".into(), vec![spare.node()])]
-    );
-}
-
-#[test]
-fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
-    let stage = Stage::new(&[(0, 3)]);
-    stage.hosts[0].at(2, Deed::Die);
-    let (loading, begun) = std::sync::mpsc::channel();
-    let (told, wait) = std::sync::mpsc::channel::<()>();
-    let wait = Mutex::new(wait);
-    let load = move || {
-        loading.send(()).unwrap();
-        // Until the test ends.
-        let _ = wait.lock().recv();
-        Err(ChatError::Cancelled)
-    };
-    let mut backend = stage.with_fallback(Ok(stage.open()), Arc::new(load));
-    std::thread::scope(|scope| {
-        let cancel = &stage.cancel;
-        let call = scope.spawn(move || {
-            let notify = &mut |_| {};
-            let run = &mut Run { cancel, notify };
-            run_rows(&mut backend, 0, &rows(&PROMPT), run).map(drop)
-        });
-        begun.recv_timeout(TIMEOUT).unwrap();
-        cancel.cancel();
-        assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
-    });
-    drop(told);
-}
-
-/// Arithmetic other than the exact one. Here it gives the same results.
-const OTHER: &str = "torch-cpu-fp32";
-
-/// Call whose first host fails at a position, when a spare becomes available; 8 is the first row
-/// after the prompt. Arithmetics of the first half, of its spare, and of the second half.
-fn with_spare(
-    [first, spare, second]: [&'static str; 3],
-    exact: Exact,
-    at: u32,
-) -> (Result<(), ChatError>, Heard) {
-    let mut stage = Stage::of(&[((0, 1), first), ((2, 3), second), ((0, 1), spare)]);
-    stage.exact = exact;
-    let host = &stage.hosts[0];
-    host.at(at, Deed::Die);
-    // The spare has no room when the sequence begins.
-    stage.hosts[2].state().refusals = vec!["kv_full"];
-    let mut backend = stage.open();
-    stage.hosts[2].state().refusals.clear();
-    assert_eq!(stage.runs(&backend, 0).node(), host.node());
-    let mut heard = Heard::default();
-    let result = stage.call(&mut backend, &PROMPT, 12, &mut heard);
-    (result, heard)
-}
-
-/// The host of all layers preempts a stream in the middle of an answer, beside a spare.
-fn preempted(host: &'static str, spare: &'static str) -> (Result<(), ChatError>, Heard) {
-    let mut stage = Stage::of(&[((0, 3), host), ((0, 3), spare)]);
-    stage.exact = Exact::Any;
-    stage.hosts[1].state().refusals = vec!["kv_full"];
-    let mut backend = stage.open();
-    stage.hosts[1].state().refusals.clear();
-    stage.hosts[0].at(9, Deed::Preempt);
-    let mut heard = Heard::default();
-    let result = stage.call(&mut backend, &PROMPT, 12, &mut heard);
-    assert_eq!(
-        stage.runs(&backend, 0).node(),
-        stage.hosts[1].node(),
-        "the spare goes on"
-    );
-    (result, heard)
-}
-
-#[test]
-fn an_answer_goes_on_with_the_arithmetic_that_it_was_begun_with() {
-    for host in [ARITHMETIC, OTHER] {
-        let spare = if host == ARITHMETIC {
-            OTHER
-        } else {
-            ARITHMETIC
-        };
-        let of = |name: &str| Arithmetics::from_iter([name.to_owned()]);
-        let call = |spare, exact, at| with_spare([host, spare, ARITHMETIC], exact, at);
-        // In the middle of the answer, only a spare with the same arithmetic is accepted.
-        let (result, heard) = call(host, Exact::Prefer, 9);
-        assert_eq!((result, heard.moves.len()), (Ok(()), 1));
-        assert_eq!(heard.changes, []);
-        let (result, heard) = call(spare, Exact::Prefer, 9);
-        assert!(
-            matches!(&result, Err(ChatError::ArithmeticMismatch(why)) if why.contains(spare)),
-            "{result:?}"
-        );
-        assert_eq!(heard.moves, []);
-        // `Exact::Any` accepts it, and reports the change.
-        let (result, heard) = call(spare, Exact::Any, 9);
-        assert_eq!((result, heard.moves.len()), (Ok(()), 1));
-        assert_eq!(heard.changes, [(of(host), of(spare))]);
-        // Nor before the first row of the answer: the second half holds KV of its rows.
-        let (result, _) = call(spare, Exact::Prefer, 5);
-        assert!(
-            matches!(result, Err(ChatError::ArithmeticMismatch(_))),
-            "{result:?}"
-        );
-        let (result, heard) = call(spare, Exact::Any, 5);
-        assert_eq!((result, heard.moves.len()), (Ok(()), 1));
-        assert_eq!(heard.changes, [(of(host), of(spare))]);
-        // A preemption reports the change as well.
-        let (result, heard) = preempted(host, spare);
-        assert_eq!(result, Ok(()));
-        assert_eq!(heard.moves.len(), 1);
-        assert_eq!(heard.moves[0].0, Code::PREEMPTED);
-        assert_eq!(heard.changes, [(of(host), of(spare))]);
-        let (result, heard) = preempted(host, host);
-        assert_eq!((result, heard.moves), (Ok(()), vec![]));
-    }
-}
-
-#[test]
-fn required_exactness_holds_to_the_end() {
-    let call = |arithmetics, at| with_spare(arithmetics, Exact::Require, at);
-    for at in [2, 9] {
-        let (result, heard) = call([ARITHMETIC, ARITHMETIC, ARITHMETIC], at);
-        assert_eq!((result, heard.changes), (Ok(()), vec![]));
-        let (result, _) = call([ARITHMETIC, OTHER, ARITHMETIC], at);
-        assert!(
-            matches!(&result, Err(ChatError::ArithmeticMismatch(why)) if why.contains(OTHER)),
-            "{result:?}"
-        );
-    }
-    let mut stage = Stage::of(&[((0, 1), ARITHMETIC), ((2, 3), OTHER)]);
-    stage.exact = Exact::Require;
-    let refused = stage.open_with(PumpSettings::default()).err();
-    assert!(matches!(refused, Some(ChatError::ArithmeticMismatch(_))));
-    // A full host is not a missing one: the sequence waits for it.
-    let mut stage = Stage::of(&[((0, 3), ARITHMETIC), ((0, 3), OTHER)]);
-    stage.exact = Exact::Require;
-    stage.hosts[0].state().refusals = vec!["kv_full"; 1000];
-    let refused = stage.open_with(PumpSettings {
-        start_timeout: Duration::from_millis(200),
-        ..PumpSettings::default()
-    });
-    assert!(matches!(refused.err(), Some(ChatError::HostsFull(_))));
-}
-
-#[test]
-fn a_fallback_completes_exact_answers_and_refuses_others() {
-    for (arithmetic, exact, at, goes_on) in [
-        (ARITHMETIC, Exact::Prefer, 9, true),
-        (ARITHMETIC, Exact::Require, 9, true),
-        (OTHER, Exact::Prefer, 9, false),
-        (OTHER, Exact::Prefer, 2, true),
-        (OTHER, Exact::Any, 9, true),
-    ] {
-        let case = format!("{arithmetic} {exact:?} {at}");
-        let mut stage = Stage::of(&[((0, 3), arithmetic)]);
-        stage.exact = exact;
-        stage.hosts[0].at(at, Deed::Die);
-        let mut backend = stage.with_fallback(Ok(stage.open()), here());
-        let (result, moves) = stage.failovers(&mut backend, 4);
-        match goes_on {
-            true => assert!(result.is_ok(), "{case}: {result:?}"),
-            false => assert!(
-                matches!(result, Err(ChatError::ArithmeticMismatch(_))),
-                "{case}: {result:?}"
-            ),
-        }
-        // All rows of an answer that has not begun are computed here.
-        let changed = goes_on && arithmetic == OTHER && at > 8;
-        let changes = moves.iter().filter(|(is_change, _)| *is_change);
-        assert_eq!(changes.count(), usize::from(changed), "{case}");
-    }
-}
-
-/// This machine's layers, with the length of their sequence. Rows must be submitted without gaps.
-struct Here(u32);
-
-fn here() -> LoadLocal {
-    Arc::new(|| Ok(Box::new(Here(0)) as Box<dyn Backend>))
-}
-
-impl Backend for Here {
-    fn submit<'a>(&'a mut self, rows: Rows<'a>, _: &'a Cancel) -> LocalBoxFuture<'a, ()> {
-        assert_eq!(rows.position, self.0, "a hole");
-        self.0 += (rows.values.len() / WIDTH) as u32;
-        std::future::ready(()).boxed_local()
-    }
-
-    fn output<'a>(&'a mut self, _: &'a mut Run<'_>) -> Output<'a> {
-        std::future::ready(Ok(row(self.0).to_vec())).boxed_local()
-    }
-
-    fn route(&self) -> Vec<RouteHop> {
-        vec![RouteHop {
-            shard_id: "puppet:0-3".into(),
-            host: None,
-            endpoint: None,
-            layers: (0, 3),
-            memory_mb: 0,
-            arithmetic: ARITHMETIC.into(),
-            policy: "".into(),
-        }]
-    }
-}
-
-#[test]
-fn a_sequence_does_not_wait_for_room_for_ever() {
-    let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut backend = stage.open_for(Duration::from_millis(200));
-    stage.hosts[1].at(10, Deed::Preempt);
-    stage.hosts[1].state().refusals = vec!["kv_full"; 1000];
-    let mut heard = Heard::default();
-    let error = stage.call(&mut backend, &PROMPT, 12, &mut heard);
-    assert_eq!(error.unwrap_err().code(), "shard_unavailable");
-    assert_eq!(heard.degraded, ["kv_full"]);
-    drop(backend);
-    stage.until_empty();
-}
-
-#[test]
-fn answering_one_row_and_taking_the_memory_back_for_the_next_ends() {
-    let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut backend = stage.open_for(Duration::from_millis(400));
-    // Only host of its layers; each action is done once, so the row is answered afterwards.
-    for position in 8..500 {
-        stage.hosts[1].at(position, Deed::Preempt);
-    }
-    let mut heard = Heard::default();
-    let error = stage.call(&mut backend, &PROMPT, 400, &mut heard);
-    assert_eq!(error.unwrap_err().code(), "shard_unavailable");
-    assert_eq!(heard.degraded, ["preempted"]);
-    assert!((1..100).contains(&heard.outputs.len()), "some rows came");
-    let told = stage.health_of(&stage.hosts[1].node());
-    assert!(told.failures.contains_key(&FailureKind::Refused));
-    drop(backend);
-    stage.until_empty();
-}
-
-#[test]
-fn a_host_that_asks_for_its_memory_now_and_then_is_waited_for_and_has_not_failed() {
-    let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut backend = stage.open_for(Duration::from_millis(2000));
-    for position in (10..200).step_by(20) {
-        stage.hosts[1].at(position, Deed::Preempt);
-    }
-    let heard = stage.answer(&mut backend, 200);
-    assert!(heard.degraded.is_empty());
-    stage.all_are_good();
-}
-
-#[test]
-fn a_new_sequence_waits_for_room_and_holds_nothing_meanwhile() {
-    let stage = Stage::new(&[(0, 1), (2, 3)]);
-    stage.hosts[1].state().refusals = vec!["stream_limit", "kv_full", "stream_quota"];
-    let mut backend = stage.open();
-    assert!(stage.hosts[1].state().refusals.is_empty());
-    stage.until("one stream on each", || {
-        stage.hosts.iter().all(|host| host.open_streams() == 1)
-    });
-    // Each attempt asks the host that had room again.
-    assert!(stage.hosts[0].state().asked.len() >= 4);
-    let heard = stage.answer(&mut backend, 2);
-    assert!(heard.degraded.is_empty() && heard.moves.is_empty());
-}
-
-#[test]
-fn hosts_that_stay_full_are_told_as_full_and_not_as_missing() {
-    let stage = Stage::new(&[(0, 1), (2, 3)]);
-    stage.hosts[1].state().refusals = vec!["stream_limit"; 1000];
-    let error = stage.open_with(PumpSettings {
-        start_timeout: Duration::from_millis(300),
-        ..PumpSettings::default()
-    });
-    let error = error.err().unwrap();
-    assert!(matches!(error, ChatError::HostsFull(_)), "{error}");
-    assert_eq!(error.code(), "busy");
-    assert!(!error.hint().contains("missing"));
-    stage.until_empty();
-}
-
-#[test]
-fn a_host_that_could_never_hold_a_sequence_is_passed_over_and_not_waited_for() {
-    let stage = Stage::new(&[(0, 3), (0, 3)]);
-    let first = stage.runs(&stage.open(), 0).node();
-    stage.until_empty();
-    stage.host(&first).state().refusals = vec!["kv_too_small"];
-    let backend = stage.open();
-    assert_ne!(stage.runs(&backend, 0).node(), first);
-    drop(backend);
-    for host in &stage.hosts {
-        host.state().refusals = vec!["kv_too_small"; 2];
-    }
-    let error = stage.open_with(PumpSettings::default()).err().unwrap();
-    assert_eq!(error.code(), "shard_unavailable", "{error}");
-}
-
-#[test]
-fn streams_are_opened_for_the_expected_length_and_grow() {
-    let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut backend = stage.open();
-    backend.begin_call(PROMPT.len() as u32 + 3);
-    let mut heard = Heard::default();
-    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
-    for host in &stage.hosts {
-        assert_eq!(host.state().asked, [1, 11]);
-    }
-    // The model's context is 4096, but no host is asked for that.
-    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
-    for host in &stage.hosts {
-        assert!(matches!(host.state().asked[..], [1, 11, more] if (22..2048).contains(&more)));
-    }
-    assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 3), (&PROMPT, 3)]));
-}
-
-#[test]
-fn a_sequence_reports_itself_idle_after_a_call() {
-    let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut backend = stage.open();
-    stage.answer(&mut backend, 3);
-    stage.until("both hosts have heard it", || {
-        stage.hosts.iter().all(|host| host.state().rests == [11])
-    });
-}
-
-#[test]
-fn a_host_without_room_is_passed_over_at_the_start() {
-    let stage = Stage::new(&HALVES);
-    let full = stage.runs(&stage.open(), 0).node();
-    stage.until_empty();
-    stage.host(&full).state().refusals = vec!["stream_limit"];
-    let mut backend = stage.open();
-    assert_ne!(stage.runs(&backend, 0).node(), full);
-    assert!(stage.answer(&mut backend, 2).degraded.is_empty());
-}
-
-/// Cancels a call while a host does not answer the step for a position, after `sent` steps. The
-/// host then receives the end of the stream, and no further message.
-fn given_up(span: usize, position: u32, prompt: &[u32], sent: u32) {
-    let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut backend = stage.open();
-    let host = &stage.hosts[span];
-    host.at(position, Deed::Mute);
-    std::thread::scope(|scope| {
-        let call = scope.spawn(|| {
-            let result = stage.call(&mut backend, prompt, 12, &mut Heard::default());
-            drop(backend);
-            result
-        });
-        stage.until("the steps that are not answered", || {
-            let state = host.state();
-            state.deeds.is_empty() && state.steps == sent
-        });
-        stage.cancel.cancel();
-        assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
-    });
-    stage.until_empty();
-    assert_eq!(host.state().steps, sent, "span {span}, position {position}");
-    assert!(stage.hosts.iter().all(|host| host.state().late == 0));
-}
-
-#[test]
-fn cancelling_in_mid_answer_ends_the_wait_and_frees_every_host() {
-    // Three chunks of the prompt and two rows of the answer.
-    for span in [0, 1] {
-        given_up(span, 9, &PROMPT, 5);
-    }
-}
-
-#[test]
-fn of_a_long_prompt_that_is_given_up_no_further_piece_is_sent() {
-    let long: Vec<u32> = (0..300).map(|n| n % 11).collect();
-    for span in [0, 1] {
-        for pieces in [0, 50] {
-            // The unanswered chunk, and the one that waits behind it.
-            given_up(span, 3 * pieces, &long, pieces + 2);
-        }
-    }
-}
-
-#[test]
-fn giving_up_ends_a_pause_for_room() {
-    let stage = Stage::new(&[(0, 3)]);
-    let mut backend = stage.open();
-    stage.hosts[0].at(9, Deed::Preempt);
-    stage.hosts[0].state().refusals = vec!["kv_full"; 1000];
-    std::thread::scope(|scope| {
-        let call = scope.spawn(|| stage.call(&mut backend, &PROMPT, 12, &mut Heard::default()));
-        stage.until("some refusals", || {
-            stage.hosts[0].state().refusals.len() < 998
-        });
-        stage.cancel.cancel();
-        assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
-    });
-}
-
-#[test]
-fn a_chat_that_waits_for_a_host_does_not_hold_up_another_on_the_same_session() {
-    let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut stuck = stage.open();
-    stage.hosts[1].at(9, Deed::Mute);
-    std::thread::scope(|scope| {
-        let call = scope.spawn(|| {
-            let result = stage.call(&mut stuck, &PROMPT, 12, &mut Heard::default());
-            drop(stuck);
-            result
-        });
-        stage.until("the step that is not answered", || {
-            stage.hosts[1].state().deeds.is_empty()
-        });
-        stage.answer(&mut stage.open(), 12);
-        stage.cancel.cancel();
-        assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
-    });
-    stage.until_empty();
-}
-
-#[test]
-fn a_host_that_is_there_and_does_nothing_is_left_for_a_spare() {
-    // With the reference of another host, and after a few steps of its own.
-    for (span, position) in [(1, 0), (0, 9), (1, 9)] {
-        let (_, heard, _) = with_deed(span, position, Deed::Mute);
-        assert_eq!(heard.degraded, ["degraded"], "span {span} at {position}");
-        assert_eq!(heard.moves.len(), 1, "span {span} at {position}");
-        assert!(heard.waits.contains(&"busy".into()), "{:?}", heard.waits);
-    }
-}
-
-#[test]
-fn a_host_that_answers_about_another_stream_or_epoch_has_failed_and_is_not_waited_for() {
-    let lies: [fn(&mut StreamOpened); 2] =
-        [|opened| opened.stream += 7, |opened| opened.epoch += 1];
-    for lie in lies {
-        let stage = Stage::new(&HALVES);
-        let liar = stage.runs(&stage.open(), 0).node();
-        stage.host(&liar).state().misnames = Some(lie);
-        let mut backend = stage.open();
-        stage.answer(&mut backend, 4);
-        let failures = stage.health_of(&liar).failures.into_keys();
-        let failures: Vec<_> = failures.collect();
-        assert_eq!(failures, [FailureKind::Refused], "not `stalled`");
-    }
-}
-
-/// Restarts a host each time that it has failed, until `done`.
-fn revive(host: &Puppet, done: &std::sync::atomic::AtomicBool) {
-    while !done.load(std::sync::atomic::Ordering::Relaxed) {
-        // Not before the session has ended, so that each failure happens.
-        let ended = host
-            .state()
-            .sessions
-            .iter()
-            .all(|one| one.closed().is_some());
-        if ended {
-            host.alive
-                .send_if_modified(|alive| !std::mem::replace(alive, true));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-#[test]
-fn a_host_that_comes_back_is_asked_again_by_the_answer_that_lost_it() {
-    // A single failure, and repeated failures caused by the prompt.
-    for (deaths, left) in [(1, 0), (10, 6)] {
-        let stage = Stage::new(&[(0, 1), (2, 3)]);
-        let mut backend = stage.open_pooled(PumpSettings::default()).unwrap();
-        for _ in 0..deaths {
-            stage.hosts[1].at(9, Deed::Die);
-        }
-        let done = std::sync::atomic::AtomicBool::new(false);
-        let mut heard = Heard::default();
-        let result = std::thread::scope(|scope| {
-            scope.spawn(|| revive(&stage.hosts[1], &done));
-            let result = stage.call(&mut backend, &PROMPT, 12, &mut heard);
-            done.store(true, std::sync::atomic::Ordering::Relaxed);
-            result
-        });
-        assert_eq!(stage.hosts[1].state().deeds.len(), left);
-        if left > 0 {
-            assert!(
-                matches!(result, Err(ChatError::ShardUnavailable(_))),
-                "{result:?}"
-            );
-            continue;
-        }
-        result.unwrap();
-        assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 12)]));
-        let back = (Code::CONNECTION_LOST, vec![stage.hosts[1].node()]);
-        assert_eq!(heard.moves, [back]);
-    }
-}
-
-#[test]
-fn a_new_chat_does_not_wait_for_an_offline_host_until_the_connect_timeout() {
-    // It accepts connections, as a suspended process does, and sends nothing.
-    let dark = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let stage = Stage::new(&[]);
-    let addr = HostAddr {
-        endpoint: dark.local_addr().unwrap().to_string(),
-        node: NodeKey::from_secret(&[1; 32]).id(),
-    };
-    let opened = stage.open_addresses([addr], fallback_settings());
-    let why = opened.err().unwrap().to_string();
-    assert!(why.ends_with("has not answered yet"), "{why}");
-}
-
-/// Source whose searches for replacements fail for a while.
-struct Vain(Connected, Duration);
-
-impl HostSource for Vain {
-    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
-        if search.before.is_some() {
-            std::thread::sleep(self.1);
-        }
-        self.0.route(search)
-    }
-
-    fn choice(&self) -> &Choice {
-        self.0.choice()
-    }
-}
-
-#[test]
-fn the_recovery_time_of_a_fallback_includes_the_search_for_hosts() {
-    let stage = Stage::new(&[(0, 3)]);
-    stage.hosts[0].at(9, Deed::Die);
-    let runtime = stage.runtime.handle().clone();
-    let wait = Duration::from_millis(300);
-    let connected = Connected {
-        links: stage.links.clone(),
-        choice: stage.choice(0..LAYERS),
-        convicted: Convicted::default(),
-    };
-    let source = Box::new(Vain(connected, wait));
-    let hosts = ShardedBackend::open(runtime, source, fallback_settings(), &stage.cancel);
-    let mut backend = stage.with_fallback(hosts, here());
-    let (result, moves) = stage.failovers(&mut backend, 3);
-    result.unwrap();
-    let took: Vec<f64> = moves.into_iter().map(|(_, took)| took).collect();
-    assert_eq!(took.len(), 1);
-    assert!(took[0] >= wait.as_secs_f64() * 1e3, "{took:?}");
-}
-
-#[test]
-fn rows_of_every_data_type_have_one_on_the_wire() {
-    for boundary in BoundaryDtype::ALL {
-        let dtype = DType::of_rows(boundary.descriptor_name()).unwrap();
-        assert_eq!(dtype.size(), boundary.bytes_per_value());
-    }
-}
-
-#[test]
-fn hosts_that_fail_before_the_first_row_do_not_end_the_call_beside_their_spares() {
-    let stage = Stage::new(&[(0, 1), (2, 3), (0, 1), (2, 3), (0, 3)]);
-    for host in &stage.hosts[..4] {
-        host.state().refusals = vec!["internal"; 8];
-    }
-    let mut backend = stage.open_with(fallback_settings()).unwrap();
-    let heard = stage.answer(&mut backend, 4);
-    assert_eq!(heard.degraded, [""; 0]);
-}
-
-fn deed() -> impl Strategy<Value = Deed> {
-    prop_oneof![
-        3 => Just(Deed::Leave),
-        3 => Just(Deed::Preempt),
-        1 => Just(Deed::Die),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
-
-    /// Hosts leave, fail and preempt at any step, also during replays and openings; each half has
-    /// one host that stays.
-    #[test]
-    fn random_host_failures_do_not_change_the_output(
-        deeds in proptest::collection::vec((0usize..6, 0u32..30, deed()), 0..12),
-        refusals in proptest::collection::vec((0usize..6, prop_oneof![Just("preempted"), Just("shutting_down")]), 0..4),
-        history_bytes in prop_oneof![Just(usize::MAX), Just(100)],
-    ) {
-        let stage = Stage::new(&[(0, 1), (0, 3), (2, 3), (0, 1), (2, 3), (0, 3)]);
-        let mut backend = stage.open_with(PumpSettings {
-            prefill_rows: 3,
-            history_bytes,
-            ..PumpSettings::default()
-        }).unwrap();
-        for (host, position, deed) in deeds {
-            // The last host may be busy, but it stays.
-            if host < 5 || deed == Deed::Preempt {
-                stage.hosts[host].at(position, deed);
-            }
-        }
-        for (host, code) in refusals {
-            if host < 5 {
-                stage.hosts[host].state().refusals.push(code);
-            }
-        }
-        let mut heard = Heard::default();
-        stage.call(&mut backend, &PROMPT, 6, &mut heard).unwrap();
-        stage.call(&mut backend, &[8, 8], 10, &mut heard).unwrap();
-        prop_assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 6), (&[8, 8], 10)]));
-        drop(backend);
-        stage.until_empty();
-    }
 }

@@ -13,11 +13,7 @@ fn degraded(heard: &Heard) -> Vec<&str> {
 fn every_answer_of_honest_hosts_is_covered_by_a_receipt_in_the_end() {
     for prefill_rows in [1, 3, 5, 24] {
         let stage = Stage::new(&[(0, 1), (2, 3)]);
-        let settings = PumpSettings {
-            prefill_rows,
-            ..PumpSettings::default()
-        };
-        let mut backend = stage.open_with(settings).unwrap();
+        let mut backend = stage.open_with(in_pieces_of(prefill_rows)).unwrap();
         let mut heard = stage.answer(&mut backend, 7);
         stage.call(&mut backend, &[5, 6, 7], 4, &mut heard).unwrap();
         drop(backend);
@@ -51,8 +47,7 @@ fn receipts_of_honest_hosts_are_right_whenever_a_host_fails() {
                     .iter()
                     .any(|code| *code == "receipt_mismatch");
                 assert!(!wrong, "{deed:?} of host {span} at {position}");
-                let quarantined = |one: &ShardHealth| one.standing == Standing::Quarantined;
-                assert!(!stage.health.all().iter().any(quarantined));
+                assert_eq!(stage.quarantined(), 0);
             }
         }
     }

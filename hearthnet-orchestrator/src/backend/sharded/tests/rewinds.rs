@@ -20,13 +20,6 @@ fn halves(software: &'static str) -> Stage {
     Stage::with_software(&HALVES.map(|range| (range, ARITHMETIC)), software)
 }
 
-fn settings() -> PumpSettings {
-    PumpSettings {
-        prefill_rows: 24,
-        ..PumpSettings::default()
-    }
-}
-
 /// Runs rows. Returns the output, and the codes of hosts that failed.
 fn run_from(
     stage: &Stage,
@@ -85,7 +78,7 @@ fn a_host_that_kept_less_gets_the_difference_and_the_others_do_not() {
     // They keep 64 positions and none, of 100.
     stage.hosts[0].state().checkpoints = Some(64);
     stage.hosts[1].state().checkpoints = Some(128);
-    let mut backend = stage.open_with(settings()).unwrap();
+    let mut backend = stage.open_with(in_pieces_of(24)).unwrap();
     assert_eq!(go_back(&stage, &mut backend, |_| {}), [""; 0]);
     assert_eq!(received(&stage.hosts[0]), (64, 36 + 3));
     assert_eq!(received(&stage.hosts[1]), (0, 100 + 3));
@@ -98,7 +91,7 @@ fn a_host_that_kept_less_gets_the_difference_and_the_others_do_not() {
 #[test]
 fn hosts_without_checkpoints_keep_what_they_are_asked_to() {
     let stage = halves(KNOWS);
-    let mut backend = stage.open_with(settings()).unwrap();
+    let mut backend = stage.open_with(in_pieces_of(24)).unwrap();
     assert_eq!(go_back(&stage, &mut backend, |_| {}), [""; 0]);
     for span in 0..2 {
         assert_eq!(received(stage.runs(&backend, span)), (BACK, 3));
@@ -112,7 +105,7 @@ fn a_host_that_kept_less_gets_all_rows_again_if_the_caller_dropped_the_history()
     stage.hosts[1].state().checkpoints = Some(64);
     let settings = PumpSettings {
         history_bytes: 0,
-        ..settings()
+        ..in_pieces_of(24)
     };
     let mut backend = stage.open_with(settings).unwrap();
     assert_eq!(go_back(&stage, &mut backend, |_| {}), [""; 0]);
@@ -129,7 +122,7 @@ fn a_host_that_does_not_answer_truncations_gets_all_rows_again() {
     let stage = Stage::with_software(&ranges, "puppet/1 fork/1");
     stage.hosts[0].state().checkpoints = Some(64);
     stage.hosts[1].state().checkpoints = Some(64);
-    let mut backend = stage.open_with(settings()).unwrap();
+    let mut backend = stage.open_with(in_pieces_of(24)).unwrap();
     // Its stream ends with `position_gap`, which is no failure.
     let degraded = go_back(&stage, &mut backend, |_| {});
     assert_eq!(degraded, [""; 0]);
@@ -150,7 +143,7 @@ fn a_host_that_claims_impossible_positions_is_left_and_costs_no_row() {
     for lie in lies {
         for span in 0..2 {
             let stage = halves(KNOWS);
-            let mut backend = stage.open_with(settings()).unwrap();
+            let mut backend = stage.open_with(in_pieces_of(24)).unwrap();
             let liar = stage.runs(&backend, span).node();
             stage.host(&liar).state().misstates = Some(lie);
             let degraded = go_back(&stage, &mut backend, |_| {});
@@ -163,7 +156,7 @@ fn a_host_that_claims_impossible_positions_is_left_and_costs_no_row() {
 #[test]
 fn an_answer_to_a_truncation_that_was_not_requested_ends_the_session() {
     let stage = halves(KNOWS);
-    let mut backend = stage.open_with(settings()).unwrap();
+    let mut backend = stage.open_with(in_pieces_of(24)).unwrap();
     let liar = stage.runs(&backend, 1).node();
     stage.host(&liar).state().babbles = true;
     backend.begin_call(0);
@@ -178,7 +171,7 @@ fn a_host_that_never_answers_a_truncation_is_replaced() {
     let stage = halves(KNOWS);
     let settings = PumpSettings {
         health_timeout: Duration::from_secs(1),
-        ..settings()
+        ..in_pieces_of(24)
     };
     let mut backend = stage.open_with(settings).unwrap();
     let silent = stage.runs(&backend, 0).node();
@@ -197,7 +190,7 @@ fn a_host_may_die_leave_or_preempt_while_others_return() {
                 for host in &stage.hosts {
                     host.state().checkpoints = Some(64);
                 }
-                let mut backend = stage.open_with(settings()).unwrap();
+                let mut backend = stage.open_with(in_pieces_of(24)).unwrap();
                 let degraded = go_back(&stage, &mut backend, |backend| {
                     stage.runs(backend, span).at(position, deed);
                 });

@@ -17,7 +17,7 @@ use super::*;
 pub(super) const MIB: u64 = 1 << 20;
 
 /// Node ids in the order of their numbers.
-pub(super) fn node(n: usize) -> NodeId {
+pub(in crate::placement) fn node(n: usize) -> NodeId {
     static IDS: LazyLock<Vec<NodeId>> = LazyLock::new(|| {
         let mut ids: Vec<NodeId> = (1..=64)
             .map(|seed| NodeKey::from_secret(&[seed; 32]).id())
@@ -31,19 +31,14 @@ pub(super) fn node(n: usize) -> NodeId {
 /// Node with room for `layers` layers of [`model`], without the head.
 pub(in crate::placement) fn machine(n: usize, layers: u64, layer_us: u32) -> Machine {
     Machine {
-        node: node(n),
         memory_bytes: layers * 100 * MIB,
         serves: true,
         layer_us,
         prefill_row_us: layer_us / 4 + 1,
         head_us: 2_000,
-        step_us: 0,
         online_permille: 900,
         present_s: 3_600,
-        chats: false,
-        is_answering: false,
-        is_fixed: false,
-        holds: None,
+        ..Machine::new(node(n))
     }
 }
 
