@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hearthnet_bus::NodeKey;
-use hearthnet_bus::flight::{Event, SessionId};
-use hearthnet_bus::receipt::Statement;
+use hearthnet_bus::flight::Event;
 use hearthnet_transport::{
     CloseCode, Code, DType, Handler, Message, NodeId, Step, StepResult, StreamClose, StreamError,
     StreamOpen, StreamOpened, Truncate, Truncated, Want,
@@ -15,18 +13,16 @@ use hearthnet_transport::{
 use proptest::prelude::*;
 
 use super::fake::{
-    self, FakeSource, HandClock, OVERFLOWS, Probe, Recorder, WEIGHT_BYTES, WIDTH, expected, served,
+    EVICT, Host, IDLE, OVERFLOWS, Recorder, WEIGHT_BYTES, WIDTH, caller_id, encode, expected,
+    limits, open_for, served, step_of,
 };
-use super::{encode, open_for, rows, step, step_of};
+use super::{host_key, rows, step};
 use crate::config::ServeConfig;
 use crate::engine::Served;
-use crate::events::{Caller as CallerId, HostEvents, Stats};
-use crate::inbox::Inbox;
-use crate::notary::Notary;
-use crate::sched::{Command, Limits, Scheduler};
+use crate::events::Caller as CallerId;
+use crate::sched::{Command, Limits};
 use crate::stream_handle::Slots;
-use crate::stream_table::{HostState, StreamTable};
-use crate::sync::mpsc;
+use crate::stream_table::StreamTable;
 
 mod anything;
 mod checkpoints;
@@ -43,16 +39,6 @@ mod time;
 const STREAMS: u32 = 3;
 const POSITIONS: u32 = 2048;
 const WAITING: u32 = 4;
-const IDLE: Duration = Duration::from_secs(300);
-const EVICT: Duration = Duration::from_secs(600);
-
-struct Host {
-    host_state: Arc<HostState>,
-    commands: mpsc::Receiver<Command>,
-    scheduler: Scheduler<FakeSource>,
-    probe: Arc<Probe>,
-    clock: Arc<HandClock>,
-}
 
 struct Caller {
     stream_table: StreamTable,
@@ -73,10 +59,6 @@ impl Host {
     }
 
     fn serving(served: Served, change: impl FnOnce(&mut Limits)) -> Self {
-        let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
-        *probe.clock.lock() = Some(clock.clone());
-        let events = Arc::new(HostEvents::recording(record));
-        let (inbox, commands) = Inbox::of_thread();
         let config = ServeConfig {
             max_concurrent_streams: STREAMS,
             max_streams_per_caller: STREAMS,
@@ -85,39 +67,9 @@ impl Host {
             max_waiting_steps_per_caller: 2 * WAITING,
             ..ServeConfig::new("")
         };
-        let host_state = HostState {
-            node: owner(),
-            endpoint: "127.0.0.1:1".into(),
-            served: served.clone(),
-            slots: Slots::new(owner(), &config, Arc::clone(&events)),
-            kv_budget: config.kv_budget_bytes.into(),
-            config,
-            weight_bytes: 1,
-            inbox,
-            events: Arc::clone(&events),
-            clock: clock.clone(),
-            parties: Arc::new(|caller| *caller),
-        };
-        let mut limits = Limits {
-            kv_budget: u64::MAX,
-            kv_share: 100,
-            stream_idle: IDLE,
-            evict_after: Some(EVICT),
-            chunk: Duration::from_millis(25),
-        };
+        let mut limits = limits();
         change(&mut limits);
-        let source = FakeSource(probe.clone());
-        let sign = |statement: &Statement| Some(statement.sign(&NodeKey::from_secret(&[1; 32])));
-        let notary = Notary::here(owner(), Box::new(sign));
-        let mut scheduler = Scheduler::new(source, served, limits, events, clock.clone(), notary);
-        scheduler.load(&mut |_| {}).unwrap();
-        Self {
-            host_state: Arc::new(host_state),
-            commands,
-            scheduler,
-            probe,
-            clock,
-        }
+        Self::start(served, config, limits, record)
     }
 
     fn caller(&self, peer: u8) -> Caller {
@@ -125,9 +77,7 @@ impl Host {
     }
 
     fn caller_as(&self, id: CallerId) -> Caller {
-        let sink = Arc::new(Recorder::default());
-        let host_state = Arc::clone(&self.host_state);
-        let stream_table = StreamTable::new(host_state, id, sink.clone());
+        let (stream_table, sink) = self.connect(id);
         Caller { stream_table, sink }
     }
 
@@ -141,38 +91,8 @@ impl Host {
         (host, a, b)
     }
 
-    /// Takes the commands in, as the compute thread does before a batch.
-    fn take_in(&mut self) {
-        fake::take_in(&mut self.scheduler, &self.commands);
-    }
-
-    /// Runs batches until no step waits.
-    fn run(&mut self) {
-        fake::run(&mut self.scheduler, &self.commands);
-    }
-
-    fn stats(&self) -> Stats {
-        self.host_state.events.stats()
-    }
-
     fn errors(&self, code: &str) -> u64 {
         self.stats().errors.get(code).copied().unwrap_or(0)
-    }
-
-    /// No stream, step or page is left.
-    fn assert_empty(&self) {
-        let stats = self.stats();
-        assert_eq!(
-            (
-                stats.streams,
-                stats.steps_waiting,
-                stats.kv_bytes,
-                stats.kv_pages_used
-            ),
-            (0, 0, 0, 0)
-        );
-        assert_eq!(self.probe.sequences.load(Ordering::SeqCst), 0);
-        assert_eq!(self.probe.kv_bytes.load(Ordering::SeqCst), 0);
     }
 }
 
@@ -186,18 +106,8 @@ fn with_streams(count: u32) -> (Host, Caller) {
     (host, caller)
 }
 
-fn caller_id(peer: u8) -> CallerId {
-    let node = NodeId::from_checked([peer; 32]);
-    CallerId {
-        node,
-        party: node,
-        session: SessionId::of_token(&[peer]),
-        receipts: 0,
-    }
-}
-
 fn owner() -> NodeId {
-    NodeKey::from_secret(&[1; 32]).id()
+    host_key().id()
 }
 
 thread_local! {

@@ -1,6 +1,6 @@
 //! Receipts: what they cover, and when they come.
 
-use hearthnet_bus::receipt::{Claim, Inputs};
+use hearthnet_bus::receipt::{Claim, Inputs, Statement};
 use hearthnet_engine::ARITHMETIC;
 use hearthnet_transport::{Fork, Receipt};
 
