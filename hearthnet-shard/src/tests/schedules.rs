@@ -145,8 +145,8 @@ impl Host {
 }
 
 impl Connection {
-    fn tell(&mut self, message: impl Into<Message>) {
-        assert_eq!(self.table.message(message.into()), Ok(()));
+    fn tell(&mut self, message: Message) {
+        assert_eq!(self.table.message(message), Ok(()));
     }
 
     /// Opens a stream, sends two steps of these rows, and closes it without waiting for answers.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use hearthnet_bus::flight::Event;
 use hearthnet_transport::{
-    CloseCode, Code, DType, Handler, Message, NodeId, Step, StepResult, StreamClose, StreamError,
-    StreamOpen, StreamOpened, Truncate, Truncated, Want,
+    CloseCode, Code, DType, Fork, Handler, Message, NodeId, Step, StepResult, StreamClose,
+    StreamError, StreamOpen, StreamOpened, Truncate, Truncated, Want,
 };
 use proptest::prelude::*;
 
@@ -120,12 +120,12 @@ fn record(event: Event) {
 }
 
 impl Caller {
-    fn tell(&mut self, message: impl Into<Message>) {
-        assert_eq!(self.stream_table.message(message.into()), Ok(()));
+    fn tell(&mut self, message: Message) {
+        assert_eq!(self.stream_table.message(message), Ok(()));
     }
 
     /// Sends one message, lets the host run, and takes the answers.
-    fn ask(&mut self, host: &mut Host, message: impl Into<Message>) -> Vec<Message> {
+    fn ask(&mut self, host: &mut Host, message: Message) -> Vec<Message> {
         self.tell(message);
         host.run();
         self.sink.take()
@@ -136,14 +136,14 @@ impl Caller {
     }
 
     /// Code of the only answer, which must be a refusal.
-    fn refusal(&mut self, host: &mut Host, message: impl Into<Message>) -> Code {
+    fn refusal(&mut self, host: &mut Host, message: Message) -> Code {
         self.tell(message);
         host.run();
         self.code()
     }
 
     /// Like `refusal`, for faults that the stream table finds: the compute thread does not run.
-    fn refusal_now(&mut self, message: impl Into<Message>) -> Code {
+    fn refusal_now(&mut self, message: Message) -> Code {
         self.tell(message);
         self.code()
     }
@@ -177,22 +177,42 @@ fn close(stream: u32, epoch: u32) -> Message {
     Message::StreamClose(StreamClose { stream, epoch })
 }
 
-fn truncate(stream: u32, position: u32) -> Message {
-    Message::Truncate(Truncate {
-        stream,
+/// Opens `stream` as a fork of epoch 1 of `source`.
+fn fork_of(stream: u32, source: u32, position: u32) -> Message {
+    open_with(stream, 1, |open| open.fork = fork(source, position))
+}
+
+fn fork(source: u32, position: u32) -> Option<Fork> {
+    Some(Fork {
+        stream: source,
         epoch: 1,
         position,
-        answer: false,
     })
+}
+
+/// Step in another epoch than the first.
+fn step_in(epoch: u32, stream: u32, position: u32, rows: &[[f32; 4]]) -> Message {
+    Message::Step(Step {
+        epoch,
+        ..step_of(stream, position, rows)
+    })
+}
+
+fn truncate(stream: u32, position: u32) -> Message {
+    truncate_in(1, stream, position, false)
 }
 
 /// Truncation that the host answers.
 fn truncate_and_tell(stream: u32, position: u32) -> Message {
+    truncate_in(1, stream, position, true)
+}
+
+fn truncate_in(epoch: u32, stream: u32, position: u32, answer: bool) -> Message {
     Message::Truncate(Truncate {
         stream,
-        epoch: 1,
+        epoch,
         position,
-        answer: true,
+        answer,
     })
 }
 
