@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::fake::{
     FakeSource, HandClock, LOSES, PANICS, Probe, WEIGHT_BYTES, encode, expected, open_for, served,
+    step_of,
 };
 use super::{caller_key, host_key, rows, step};
 use crate::host::{Place, start};
