@@ -25,7 +25,7 @@ use crate::events::{Caller, HostEvents, Stats};
 use crate::fault::StreamFault;
 use crate::inbox::Inbox;
 use crate::notary::Notary;
-use crate::sched::{Command, Limits, Scheduler};
+use crate::sched::{Command, Scheduler};
 use crate::stream_handle::{ResponseSink, Slots};
 use crate::stream_table::{HostState, StreamTable};
 use crate::sync::mpsc::Receiver;
@@ -36,9 +36,6 @@ pub(crate) const WEIGHTS: [u8; 32] = [7; 32];
 pub(crate) const PAGE: u32 = 16;
 pub(crate) const KV_BYTES: u64 = 10;
 pub(crate) const WEIGHT_BYTES: u64 = 1234;
-/// Times after which an idle stream ends, and idle weights leave memory.
-pub(crate) const IDLE: Duration = Duration::from_secs(300);
-pub(crate) const EVICT: Duration = Duration::from_secs(600);
 /// A row that begins with this value makes the engine panic, as a defect would.
 pub(crate) const PANICS: f32 = 2000.0;
 /// A row that begins with this value makes the engine lose its device.
@@ -57,12 +54,7 @@ pub(crate) struct Host {
 
 impl Host {
     /// Host that has loaded its engine. `record` gets its events.
-    pub(crate) fn start(
-        served: Served,
-        config: ServeConfig,
-        limits: Limits,
-        record: fn(Event),
-    ) -> Self {
+    pub(crate) fn start(served: Served, config: ServeConfig, record: fn(Event)) -> Self {
         let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
         *probe.clock.lock() = Some(clock.clone());
         let events = Arc::new(HostEvents::recording(record));
@@ -73,13 +65,13 @@ impl Host {
         let host_state = host_state(
             owner,
             served.clone(),
-            config,
+            config.clone(),
             inbox,
             Arc::clone(&events),
             clock.clone(),
         );
         let notary = Notary::here(owner, Box::new(move |statement| Some(statement.sign(&key))));
-        let mut scheduler = Scheduler::new(source, served, limits, events, clock.clone(), notary);
+        let mut scheduler = Scheduler::new(source, served, config, events, clock.clone(), notary);
         assert!(scheduler.load(&mut |_| {}).is_ok());
         Self {
             host_state: Arc::new(host_state),
@@ -158,14 +150,11 @@ pub(crate) fn host_state(
     }
 }
 
-/// Limits of a host with memory for everything.
-pub(crate) fn limits() -> Limits {
-    Limits {
-        kv_budget: u64::MAX,
-        kv_share: 100,
-        stream_idle: IDLE,
-        evict_after: Some(EVICT),
-        chunk: Duration::from_millis(25),
+/// Configuration of a host with memory for everything.
+pub(crate) fn config() -> ServeConfig {
+    ServeConfig {
+        kv_budget_bytes: u64::MAX,
+        ..ServeConfig::new("")
     }
 }
 

@@ -12,10 +12,10 @@ use hearthnet_transport::{Fork, Handler as _, Message, Step, StreamClose, Stream
 use crate::config::ServeConfig;
 use crate::events::Caller as CallerId;
 use crate::fake::{
-    Host, KV_BYTES, OVERFLOWS, PAGE, Recorder, WIDTH, caller_id, encode, expected, limits,
-    open_for, served, step_of,
+    Host, KV_BYTES, OVERFLOWS, PAGE, Recorder, WIDTH, caller_id, encode, expected, open_for,
+    served, step_of,
 };
-use crate::sched::{Command, Limits};
+use crate::sched::Command;
 use crate::stream_table::StreamTable;
 
 const CALLERS: usize = 3;
@@ -116,14 +116,11 @@ fn start(checkpoints: u32) -> Host {
         max_positions: Some(300),
         max_waiting_steps: 4,
         max_waiting_steps_per_caller: 8,
+        kv_budget_bytes: PAGES * page_bytes(),
+        kv_share_per_caller: 75,
         ..ServeConfig::new("")
     };
-    let limits = Limits {
-        kv_budget: PAGES * page_bytes(),
-        kv_share: 75,
-        ..limits()
-    };
-    let host = Host::start(served(), config, limits, |_| {});
+    let host = Host::start(served(), config, |_| {});
     host.probe.checkpoints.store(checkpoints, Ordering::SeqCst);
     host
 }

@@ -19,8 +19,8 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler as Schedules};
 use shuttle::{Config, Runner};
 
 use super::fake::{
-    FakeSource, HandClock, OVERFLOWS, Probe, Recorder, caller_id, encode, expected, host_state,
-    limits, open_for, served,
+    FakeSource, HandClock, OVERFLOWS, Probe, Recorder, caller_id, config, encode, expected,
+    host_state, open_for, served,
 };
 use super::{rows, step};
 use crate::compute::{Compute, Running};
@@ -28,7 +28,7 @@ use crate::config::ServeConfig;
 use crate::events::HostEvents;
 use crate::notary::Notary;
 use crate::plan::UNUSED_AFTER;
-use crate::sched::{Limits, Scheduler};
+use crate::sched::Scheduler;
 use crate::stream_table::{HostState, StreamTable};
 use crate::sync::thread;
 
@@ -79,17 +79,15 @@ impl Host {
         let events = Arc::new(HostEvents::recording(record));
         let config = ServeConfig {
             max_concurrent_streams: streams,
-            ..ServeConfig::new("")
-        };
-        let limits = Limits {
             evict_after: None,
-            ..limits()
+            ..config()
         };
         let owner = NodeId::from_checked([100; 32]);
         let scheduler = {
             let (source, clock) = (FakeSource(Arc::clone(&probe)), clock.clone());
             let (events, notary) = (Arc::clone(&events), Notary::here(owner, Box::new(|_| None)));
-            move || Scheduler::new(source, served(), limits, events, clock, notary)
+            let config = config.clone();
+            move || Scheduler::new(source, served(), config, events, clock, notary)
         };
         let (compute, _) = Compute::start(scheduler, 0).unwrap();
         let inbox = compute.inbox.clone();

@@ -7,8 +7,8 @@ use super::*;
 /// Distance of checkpoints.
 const EVERY: u32 = 64;
 
-fn host_with_checkpoints(change: impl FnOnce(&mut Limits)) -> (Host, Caller) {
-    let mut host = Host::with_limits(change);
+fn host_with_checkpoints(change: impl FnOnce(&mut ServeConfig)) -> (Host, Caller) {
+    let mut host = Host::with_config(change);
     host.probe.checkpoints.store(EVERY, Ordering::SeqCst);
     let mut caller = host.caller(1);
     caller.open(&mut host, 1);
@@ -132,8 +132,8 @@ proptest! {
         const LONGEST: u32 = 200;
         const PAGES: u32 = 13;
         let open = |stream, epoch| open_with(stream, epoch, |o| o.max_positions = LONGEST);
-        let mut host = Host::with_limits(|limits| {
-            limits.kv_budget = u64::from(PAGES * PAGE) * KV_BYTES;
+        let mut host = Host::with_config(|config| {
+            config.kv_budget_bytes = u64::from(PAGES * PAGE) * KV_BYTES;
         });
         host.probe.checkpoints.store(EVERY, Ordering::SeqCst);
         let (mut caller, mut other) = (host.caller(1), host.caller(2));

@@ -79,8 +79,8 @@ fn a_fork_without_such_a_source_is_refused_and_the_source_goes_on() {
 
 #[test]
 fn a_fork_takes_free_pages_only() {
-    let mut host = Host::with_limits(|limits| {
-        limits.kv_budget = u64::from(5 * PAGE) * KV_BYTES;
+    let mut host = Host::with_config(|config| {
+        config.kv_budget_bytes = u64::from(5 * PAGE) * KV_BYTES;
     });
     let mut caller = host.caller(1);
     let positions = |stream, fork| {

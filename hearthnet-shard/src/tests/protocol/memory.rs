@@ -10,9 +10,9 @@ use super::*;
 
 /// A host with `pages` pages, of which each caller may hold `percent` per cent.
 fn host_with(pages: u32, percent: u32) -> Host {
-    Host::with_limits(|limits| {
-        limits.kv_budget = u64::from(pages * PAGE) * KV_BYTES;
-        limits.kv_share = percent;
+    Host::with_config(|config| {
+        config.kv_budget_bytes = u64::from(pages * PAGE) * KV_BYTES;
+        config.kv_share_per_caller = percent;
     })
 }
 

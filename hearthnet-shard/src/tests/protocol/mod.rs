@@ -13,14 +13,14 @@ use hearthnet_transport::{
 use proptest::prelude::*;
 
 use super::fake::{
-    EVICT, Host, IDLE, OVERFLOWS, Recorder, WEIGHT_BYTES, WIDTH, caller_id, encode, expected,
-    limits, open_for, served, step_of,
+    Host, OVERFLOWS, Recorder, WEIGHT_BYTES, WIDTH, caller_id, config, encode, expected, open_for,
+    served, step_of,
 };
 use super::{host_key, rows, step};
 use crate::config::ServeConfig;
 use crate::engine::Served;
 use crate::events::Caller as CallerId;
-use crate::sched::{Command, Limits};
+use crate::sched::Command;
 use crate::stream_handle::Slots;
 use crate::stream_table::StreamTable;
 
@@ -39,6 +39,9 @@ mod time;
 const STREAMS: u32 = 3;
 const POSITIONS: u32 = 2048;
 const WAITING: u32 = 4;
+/// Default times after which an idle stream ends, and idle weights leave memory.
+const IDLE: Duration = Duration::from_secs(300);
+const EVICT: Duration = Duration::from_secs(600);
 
 struct Caller {
     stream_table: StreamTable,
@@ -51,25 +54,24 @@ impl Host {
     }
 
     fn with_budget(kv_budget: u64) -> Self {
-        Self::with_limits(|limits| limits.kv_budget = kv_budget)
+        Self::with_config(|config| config.kv_budget_bytes = kv_budget)
     }
 
-    fn with_limits(change: impl FnOnce(&mut Limits)) -> Self {
+    fn with_config(change: impl FnOnce(&mut ServeConfig)) -> Self {
         Self::serving(served(), change)
     }
 
-    fn serving(served: Served, change: impl FnOnce(&mut Limits)) -> Self {
-        let config = ServeConfig {
+    fn serving(served: Served, change: impl FnOnce(&mut ServeConfig)) -> Self {
+        let mut config = ServeConfig {
             max_concurrent_streams: STREAMS,
             max_streams_per_caller: STREAMS,
             max_positions: Some(POSITIONS),
             max_waiting_steps: WAITING,
             max_waiting_steps_per_caller: 2 * WAITING,
-            ..ServeConfig::new("")
+            ..config()
         };
-        let mut limits = limits();
-        change(&mut limits);
-        Self::start(served, config, limits, record)
+        change(&mut config);
+        Self::start(served, config, record)
     }
 
     fn caller(&self, peer: u8) -> Caller {
