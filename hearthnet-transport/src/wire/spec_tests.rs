@@ -26,11 +26,9 @@ fn examples() -> Vec<(&'static str, Vec<u8>)> {
         .skip(1)
         .map(|block| {
             let (name, rest) = block.split_once('\n').unwrap();
-            let (hex, _) = rest.split_once("```").unwrap();
-            let bytes = hex
-                .split_whitespace()
-                .map(|byte| u8::from_str_radix(byte, 16).unwrap());
-            (name, bytes.collect())
+            let (text, _) = rest.split_once("```").unwrap();
+            let digits: String = text.split_whitespace().collect();
+            (name, hex::decode(digits).unwrap())
         })
         .collect()
 }

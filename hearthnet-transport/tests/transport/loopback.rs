@@ -153,10 +153,7 @@ fn host_process() {
     let Ok(keys) = std::env::var("HEARTHNET_TRANSPORT_TEST_HOST") else {
         return;
     };
-    let bytes: Vec<u8> = (0..keys.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&keys[at..at + 2], 16).unwrap())
-        .collect();
+    let bytes = hex::decode(keys).unwrap();
     let identity = Identity::from_secret(&bytes[..32].try_into().unwrap()).unwrap();
     let caller = NodeId::from_bytes(bytes[32..].try_into().unwrap()).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -181,11 +178,7 @@ struct HostProcess {
 impl HostProcess {
     fn start() -> HostProcess {
         let (secret, caller) = (secret(), identity());
-        let keys: String = secret
-            .iter()
-            .chain(caller.key().as_bytes())
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let keys = hex::encode([secret, *caller.key().as_bytes()].concat());
         let args = "--exact loopback::host_process --nocapture --test-threads=1";
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(args.split(' '))
