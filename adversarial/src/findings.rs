@@ -99,7 +99,7 @@ impl Findings {
         let held = *pushed == Pushed::Closed(Some(code.number()));
         let seen = match pushed {
             Pushed::Closed(Some(number)) => {
-                let name = CloseCode::from_number(*number).map(CloseCode::as_str);
+                let name = CloseCode::from_repr(*number).map(CloseCode::as_str);
                 name.map_or_else(|| format!("close code {number}"), str::to_owned)
             }
             Pushed::Closed(None) => "the connection ended without a code".to_owned(),

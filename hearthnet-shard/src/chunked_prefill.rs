@@ -18,7 +18,7 @@ const FIRST_CHUNK_ROWS: u32 = 32;
 /// Measures the time per prefill row, and computes how many rows fit the time limit of a chunk.
 /// While only its own caller decodes, the limit is the configured delay of a decode step. While
 /// other callers decode, it is a share of the time of a decode batch.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ChunkedPrefill {
     target_us: f64,
     decode_us: MovingAverage,
@@ -84,6 +84,13 @@ impl MovingAverage {
     fn note(&mut self, now: f64) {
         self.0 = Some(self.0.map_or(now, |old| old + (now - old) / 4.0));
     }
+
+    /// Records the time per row of a batch.
+    fn note_rows(&mut self, rows: u32, took: Duration) {
+        if rows > 0 {
+            self.note(took.as_micros() as f64 / f64::from(rows));
+        }
+    }
 }
 
 impl ChunkedPrefill {
@@ -91,10 +98,7 @@ impl ChunkedPrefill {
     pub(crate) fn new(target: Duration) -> Self {
         Self {
             target_us: target.as_micros() as f64,
-            decode_us: MovingAverage::default(),
-            us_per_row: MovingAverage::default(),
-            us_per_row_between: MovingAverage::default(),
-            turns: LinearFit::default(),
+            ..Self::default()
         }
     }
 
@@ -125,18 +129,12 @@ impl ChunkedPrefill {
 
     /// Records a batch with a chunk while no other caller decoded.
     pub(crate) fn note(&mut self, rows: u32, took: Duration) {
-        if rows > 0 {
-            self.us_per_row
-                .note(took.as_micros() as f64 / f64::from(rows));
-        }
+        self.us_per_row.note_rows(rows, took);
     }
 
     /// Records a chunk between decode batches of other callers.
     pub(crate) fn note_between(&mut self, rows: u32, took: Duration) {
-        if rows > 0 {
-            let now = took.as_micros() as f64 / f64::from(rows);
-            self.us_per_row_between.note(now);
-        }
+        self.us_per_row_between.note_rows(rows, took);
     }
 
     /// Records a batch with decode steps, with or without a chunk. All its rows went through the

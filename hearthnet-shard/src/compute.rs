@@ -122,6 +122,21 @@ pub(crate) fn load<S: EngineSource>(
     true
 }
 
+/// Applies the commands that wait. Returns `false` after the last one of the host.
+pub(crate) fn take_in<S: EngineSource>(
+    scheduler: &mut Scheduler<S>,
+    waiting: impl Iterator<Item = Command>,
+) -> bool {
+    for command in waiting {
+        let is_last = matches!(command, Command::Shutdown);
+        scheduler.handle(command);
+        if is_last {
+            return false;
+        }
+    }
+    true
+}
+
 fn run<S: EngineSource>(
     mut scheduler: Scheduler<S>,
     inbox: &Receiver<Command>,
@@ -140,12 +155,9 @@ fn run<S: EngineSource>(
         if !scheduler.survives_loss() {
             return Err(Lost);
         }
-        for command in first.take().into_iter().chain(inbox.try_iter()) {
-            let is_last = matches!(command, Command::Shutdown);
-            scheduler.handle(command);
-            if is_last {
-                return Ok(());
-            }
+        let waiting = first.take().into_iter().chain(inbox.try_iter());
+        if !take_in(&mut scheduler, waiting) {
+            return Ok(());
         }
         if scheduler.may_grow() {
             let since = gathering.get_or_insert_with(Instant::now);

@@ -158,16 +158,17 @@ pub struct StartProgress {
     pub total: u64,
 }
 
-/// Phase of a start. Each can take seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Phase of a start. Each can take seconds. The process of an engine sends its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::FromRepr)]
+#[repr(u8)]
 #[non_exhaustive]
 pub enum LoadPhase {
     /// Hashing the whole model to compute its identity. Once per file.
-    Hashing,
+    Hashing = 0,
     /// Comparing the layers' tensors with the manifest.
-    Verifying,
+    Verifying = 1,
     /// Reading and packing the layers.
-    Loading,
+    Loading = 2,
 }
 
 /// Served model and layer range: facts that need no loaded weights.

@@ -402,21 +402,18 @@ impl HostEvents {
     ) {
         let mut stats = self.stats.lock();
         stats.turns += 1;
-        let label = match kind {
-            Kind::Decode => "decode",
-            Kind::Prefill => "prefill",
-        };
         if let (Kind::Decode, 0, Some((used, all))) = (kind, long, layers) {
             let mut pace = self.pace.lock();
             pace.record(took, used, all);
             stats.ms_per_token = pace.typical().as_secs_f32() * 1e3;
         }
-        for (kind, rows) in [("decode", short), ("prefill", long)] {
+        for (of, rows) in [(Kind::Decode, short), (Kind::Prefill, long)] {
             if rows > 0 {
-                counter!("hearthnet_shard_rows_total", "kind" => kind).increment(rows.into());
+                counter!("hearthnet_shard_rows_total", "kind" => of.into_str())
+                    .increment(rows.into());
             }
         }
-        histogram!("hearthnet_shard_turn_seconds", "kind" => label).record(took);
+        histogram!("hearthnet_shard_turn_seconds", "kind" => kind.into_str()).record(took);
     }
 
     pub(crate) fn waiting(&self, steps: usize) {

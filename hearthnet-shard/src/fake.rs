@@ -1,5 +1,5 @@
 //! Fakes for tests and fuzzing of scheduling and protocol: an engine of plain arithmetic, a clock that
-//! is set by hand, and a sink that records.
+//! is set by hand, a sink that records, and a host on one thread.
 
 #![cfg_attr(not(test), allow(dead_code))]
 
@@ -8,9 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
+use hearthnet_bus::NodeKey;
+use hearthnet_bus::flight::{Event, SessionId};
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::spec::RowShape;
-use hearthnet_transport::{Message, NodeId};
+use hearthnet_transport::{DType, Message, NodeId, Step, StreamOpen, Want};
 use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Clock;
@@ -18,12 +21,13 @@ use crate::config::ServeConfig;
 use crate::engine::{
     EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Served, Span, StartProgress,
 };
-use crate::events::HostEvents;
+use crate::events::{Caller, HostEvents, Stats};
 use crate::fault::StreamFault;
 use crate::inbox::Inbox;
+use crate::notary::Notary;
 use crate::sched::{Command, Scheduler};
 use crate::stream_handle::{ResponseSink, Slots};
-use crate::stream_table::HostState;
+use crate::stream_table::{HostState, StreamTable};
 use crate::sync::mpsc::Receiver;
 
 pub(crate) const WIDTH: u32 = 4;
@@ -39,26 +43,93 @@ pub(crate) const LOSES: f32 = 3000.0;
 /// A row that begins with this value overflows the boundary dtype.
 pub(crate) const OVERFLOWS: f32 = 1000.0;
 
-/// Takes the commands in, as the compute thread does before a batch.
-pub(crate) fn take_in<S: EngineSource>(scheduler: &mut Scheduler<S>, commands: &Receiver<Command>) {
-    for command in commands.try_iter() {
-        scheduler.handle(command);
-    }
-    scheduler.upkeep();
+/// A host on one thread and in virtual time.
+pub(crate) struct Host {
+    pub(crate) host_state: Arc<HostState>,
+    pub(crate) commands: Receiver<Command>,
+    pub(crate) scheduler: Scheduler<FakeSource>,
+    pub(crate) probe: Arc<Probe>,
+    pub(crate) clock: Arc<HandClock>,
 }
 
-/// Runs batches until no step waits.
-pub(crate) fn run<S: EngineSource>(scheduler: &mut Scheduler<S>, commands: &Receiver<Command>) {
-    take_in(scheduler, commands);
-    while scheduler.turn() {
-        take_in(scheduler, commands);
+impl Host {
+    /// Host that has loaded its engine. `record` gets its events.
+    pub(crate) fn start(served: Served, config: ServeConfig, record: fn(Event)) -> Self {
+        let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
+        *probe.clock.lock() = Some(clock.clone());
+        let events = Arc::new(HostEvents::recording(record));
+        let (inbox, commands) = Inbox::of_thread();
+        let key = NodeKey::from_secret(&[1; 32]);
+        let owner = key.id();
+        let source = FakeSource(Arc::clone(&probe));
+        let host_state = host_state(
+            owner,
+            served.clone(),
+            config.clone(),
+            inbox,
+            Arc::clone(&events),
+            clock.clone(),
+        );
+        let notary = Notary::here(owner, Box::new(move |statement| Some(statement.sign(&key))));
+        let mut scheduler = Scheduler::new(source, served, config, events, clock.clone(), notary);
+        assert!(scheduler.load(&mut |_| {}).is_ok());
+        Self {
+            host_state: Arc::new(host_state),
+            commands,
+            scheduler,
+            probe,
+            clock,
+        }
+    }
+
+    /// A caller's connection, and what the host sends to it.
+    pub(crate) fn connect(&self, caller: Caller) -> (StreamTable, Arc<Recorder>) {
+        let sink = Arc::new(Recorder::default());
+        let host_state = Arc::clone(&self.host_state);
+        (StreamTable::new(host_state, caller, sink.clone()), sink)
+    }
+
+    /// Takes the commands in, as the compute thread does before a batch.
+    pub(crate) fn take_in(&mut self) {
+        for command in self.commands.try_iter() {
+            self.scheduler.handle(command);
+        }
+        self.scheduler.upkeep();
+    }
+
+    /// Runs batches until no step waits.
+    pub(crate) fn run(&mut self) {
+        self.take_in();
+        while self.scheduler.turn() {
+            self.take_in();
+        }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.host_state.events.stats()
+    }
+
+    /// No stream, step or page is left.
+    pub(crate) fn assert_empty(&self) {
+        let stats = self.stats();
+        assert_eq!(
+            (
+                stats.streams,
+                stats.steps_waiting,
+                stats.kv_bytes,
+                stats.kv_pages_used
+            ),
+            (0, 0, 0, 0)
+        );
+        assert_eq!(self.probe.sequences.load(Ordering::SeqCst), 0);
+        assert_eq!(self.probe.kv_bytes.load(Ordering::SeqCst), 0);
     }
 }
 
-/// State of a host of [`served`], whose callers each count alone.
-#[cfg_attr(not(feature = "fuzzing"), allow(dead_code))]
+/// State of a host whose callers each count alone.
 pub(crate) fn host_state(
     node: NodeId,
+    served: Served,
     config: ServeConfig,
     inbox: Inbox,
     events: Arc<HostEvents>,
@@ -67,7 +138,7 @@ pub(crate) fn host_state(
     HostState {
         node,
         endpoint: "127.0.0.1:1".into(),
-        served: served(),
+        served,
         slots: Slots::new(node, &config, Arc::clone(&events)),
         kv_budget: config.kv_budget_bytes.into(),
         config,
@@ -77,6 +148,57 @@ pub(crate) fn host_state(
         clock,
         parties: Arc::new(|caller| *caller),
     }
+}
+
+/// Configuration of a host with memory for everything.
+pub(crate) fn config() -> ServeConfig {
+    ServeConfig {
+        kv_budget_bytes: u64::MAX,
+        ..ServeConfig::new("")
+    }
+}
+
+/// A caller that counts alone, in its first session.
+pub(crate) fn caller_id(peer: u8) -> Caller {
+    let node = NodeId::from_checked([peer; 32]);
+    Caller {
+        node,
+        party: node,
+        session: SessionId::of_token(&[peer]),
+        receipts: 0,
+    }
+}
+
+/// Opens a stream through all layers of the host.
+pub(crate) fn open_for(stream: u32, epoch: u32, max_positions: u32) -> StreamOpen {
+    StreamOpen {
+        stream,
+        epoch,
+        weights: WEIGHTS,
+        lo: 2,
+        hi: 5,
+        max_positions,
+        fork: None,
+    }
+}
+
+pub(crate) fn step_of(stream: u32, position: u32, rows: &[[f32; 4]]) -> Step {
+    Step {
+        stream,
+        epoch: 1,
+        position,
+        rows: rows.len() as u32,
+        width: WIDTH,
+        dtype: DType::F16,
+        want: Want::All,
+        data: encode(rows),
+    }
+}
+
+pub(crate) fn encode(rows: &[[f32; 4]]) -> Bytes {
+    let mut data = Vec::new();
+    BoundaryDtype::F16.encode(rows.as_flattened(), &mut data);
+    data.into()
 }
 
 /// Layers 2 to 5 of a model of 8, whose rows have 4 values in fp16.

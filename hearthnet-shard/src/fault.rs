@@ -4,14 +4,15 @@ use hearthnet_bus::DescriptorError;
 use hearthnet_engine::EngineError;
 use hearthnet_transport::{BindError, Code, IdentityError, StreamClose, StreamError};
 
-/// System resource that a load can run out of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// System resource that a load can run out of. The process of an engine sends its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::FromRepr)]
+#[repr(u8)]
 #[allow(clippy::exhaustive_enums)] // A new variant must break the callers, which handle each.
 pub enum Resource {
     /// Memory for the weights.
-    Memory,
+    Memory = 1,
     /// Threads.
-    Threads,
+    Threads = 2,
 }
 
 /// Errors of starting a host. After an error nothing is left running or half open.

@@ -6,25 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
-use hearthnet_bus::NodeKey;
 use hearthnet_bus::flight::SessionId;
-use hearthnet_files::BoundaryDtype;
-use hearthnet_transport::{
-    DType, Fork, Handler as _, Message, NodeId, Step, StreamClose, StreamOpen, Truncate, Want,
-};
+use hearthnet_transport::{Fork, Handler as _, Message, Step, StreamClose, StreamOpen, Truncate};
 
 use crate::config::ServeConfig;
-use crate::events::{Caller as CallerId, HostEvents};
+use crate::events::Caller as CallerId;
 use crate::fake::{
-    self, FakeSource, HandClock, KV_BYTES, OVERFLOWS, PAGE, Probe, Recorder, WEIGHTS, WIDTH,
-    expected, host_state, served,
+    Host, KV_BYTES, OVERFLOWS, PAGE, Recorder, WIDTH, caller_id, encode, expected, open_for,
+    served, step_of,
 };
-use crate::inbox::Inbox;
-use crate::notary::Notary;
-use crate::sched::{Command, Limits, Scheduler};
-use crate::stream_table::{HostState, StreamTable};
-use crate::sync::mpsc;
+use crate::sched::Command;
+use crate::stream_table::StreamTable;
 
 const CALLERS: usize = 3;
 const STREAMS: u32 = 3;
@@ -56,8 +48,13 @@ pub fn host_streams(input: &[u8]) {
     let Some((setting, script)) = input.split_first() else {
         return;
     };
-    let mut host = Host::new(u32::from(*setting % 3) * 7);
-    let mut callers: Vec<Caller> = (0..CALLERS).map(|index| host.caller(index)).collect();
+    let mut host = start(u32::from(*setting % 3) * 7);
+    let mut sessions = 0_u8;
+    let mut connect = |host: &Host, index| {
+        sessions = sessions.wrapping_add(1);
+        Caller::connect(host, index, sessions)
+    };
+    let mut callers: Vec<Caller> = (0..CALLERS).map(|index| connect(&host, index)).collect();
     for operation in script.chunks_exact(4).take(256) {
         let [kind, who, a, b] = [operation[0], operation[1], operation[2], operation[3]];
         let index = usize::from(who & 15) % CALLERS;
@@ -89,7 +86,7 @@ pub fn host_streams(input: &[u8]) {
                 }
             }
             _ => match b % 4 {
-                0 => callers[index] = host.caller(index),
+                0 => callers[index] = connect(&host, index),
                 1 => {
                     let budget = (PAGES / 2 + u64::from(a) % PAGES) * page_bytes();
                     host.scheduler.handle(Command::KvBudget(budget));
@@ -100,7 +97,7 @@ pub fn host_streams(input: &[u8]) {
         for caller in &mut callers {
             caller.read();
         }
-        host.check();
+        check(&host);
     }
     drop(callers);
     host.run();
@@ -111,99 +108,28 @@ fn page_bytes() -> u64 {
     u64::from(PAGE) * KV_BYTES
 }
 
-/// The host's side, on one thread and in virtual time.
-struct Host {
-    state: Arc<HostState>,
-    commands: mpsc::Receiver<Command>,
-    scheduler: Scheduler<FakeSource>,
-    probe: Arc<Probe>,
-    clock: Arc<HandClock>,
-    /// Number of connections so far.
-    sessions: u8,
+/// Host of three callers. Its sequences return only to multiples of `checkpoints`, unless it is 0.
+fn start(checkpoints: u32) -> Host {
+    let config = ServeConfig {
+        max_concurrent_streams: STREAMS + 1,
+        max_streams_per_caller: STREAMS,
+        max_positions: Some(300),
+        max_waiting_steps: 4,
+        max_waiting_steps_per_caller: 8,
+        kv_budget_bytes: PAGES * page_bytes(),
+        kv_share_per_caller: 75,
+        ..ServeConfig::new("")
+    };
+    let host = Host::start(served(), config, |_| {});
+    host.probe.checkpoints.store(checkpoints, Ordering::SeqCst);
+    host
 }
 
-impl Host {
-    fn new(checkpoints: u32) -> Self {
-        let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
-        probe.checkpoints.store(checkpoints, Ordering::SeqCst);
-        *probe.clock.lock() = Some(clock.clone());
-        let owner = NodeId::from_checked([200; 32]);
-        let events = Arc::new(HostEvents::recording(|_| {}));
-        let (inbox, commands) = Inbox::of_thread();
-        let config = ServeConfig {
-            max_concurrent_streams: STREAMS + 1,
-            max_streams_per_caller: STREAMS,
-            max_positions: Some(300),
-            max_waiting_steps: 4,
-            max_waiting_steps_per_caller: 8,
-            ..ServeConfig::new("")
-        };
-        let state = host_state(owner, config, inbox, Arc::clone(&events), clock.clone());
-        let limits = Limits {
-            kv_budget: PAGES * page_bytes(),
-            kv_share: 75,
-            stream_idle: Duration::from_secs(300),
-            evict_after: Some(Duration::from_secs(600)),
-            chunk: Duration::from_millis(25),
-        };
-        let key = NodeKey::from_secret(&[1; 32]);
-        let notary = Notary::here(owner, Box::new(move |statement| Some(statement.sign(&key))));
-        let source = FakeSource(Arc::clone(&probe));
-        let scheduler = Scheduler::new(source, served(), limits, events, clock.clone(), notary);
-        let mut host = Self {
-            state: Arc::new(state),
-            commands,
-            scheduler,
-            probe,
-            clock,
-            sessions: 0,
-        };
-        assert!(host.scheduler.load(&mut |_| {}).is_ok());
-        host
-    }
-
-    /// New connection of a caller.
-    fn caller(&mut self, index: usize) -> Caller {
-        let node = NodeId::from_checked([index as u8; 32]);
-        self.sessions = self.sessions.wrapping_add(1);
-        let id = CallerId {
-            node,
-            party: node,
-            session: SessionId::of_token(&[self.sessions]),
-            receipts: 0,
-        };
-        let sink = Arc::new(Recorder::default());
-        Caller {
-            table: StreamTable::new(Arc::clone(&self.state), id, sink.clone()),
-            sink,
-            epochs: BTreeMap::new(),
-            streams: BTreeMap::new(),
-        }
-    }
-
-    fn take_in(&mut self) {
-        fake::take_in(&mut self.scheduler, &self.commands);
-    }
-
-    fn run(&mut self) {
-        fake::run(&mut self.scheduler, &self.commands);
-    }
-
-    fn check(&self) {
-        let stats = self.state.events.stats();
-        assert!(stats.streams <= STREAMS + 1);
-        assert!(stats.kv_bytes <= MOST_PAGES * page_bytes());
-        assert_eq!(stats.kv_bytes, stats.kv_pages_used * page_bytes());
-    }
-
-    /// No stream, step or page is left.
-    fn assert_empty(&self) {
-        let stats = self.state.events.stats();
-        let held = (stats.streams, stats.steps_waiting, stats.kv_pages_used);
-        assert_eq!(held, (0, 0, 0));
-        assert_eq!(self.probe.sequences.load(Ordering::SeqCst), 0);
-        assert_eq!(self.probe.kv_bytes.load(Ordering::SeqCst), 0);
-    }
+fn check(host: &Host) {
+    let stats = host.stats();
+    assert!(stats.streams <= STREAMS + 1);
+    assert!(stats.kv_bytes <= MOST_PAGES * page_bytes());
+    assert_eq!(stats.kv_bytes, stats.kv_pages_used * page_bytes());
 }
 
 /// Work that the host has accepted and not answered.
@@ -233,6 +159,20 @@ struct Caller {
 }
 
 impl Caller {
+    /// New connection of a caller: number `session` of the host.
+    fn connect(host: &Host, index: usize, session: u8) -> Self {
+        let (table, sink) = host.connect(CallerId {
+            session: SessionId::of_token(&[session]),
+            ..caller_id(index as u8)
+        });
+        Caller {
+            table,
+            sink,
+            epochs: BTreeMap::new(),
+            streams: BTreeMap::new(),
+        }
+    }
+
     fn epoch(&self, stream: u32) -> u32 {
         self.epochs.get(&stream).copied().unwrap_or(0)
     }
@@ -284,14 +224,9 @@ impl Caller {
             _ => {}
         }
         let step = Step {
-            stream,
             epoch,
-            position,
-            rows: count,
             width: if kind == 2 { 3 } else { WIDTH },
-            dtype: DType::F16,
-            want: Want::All,
-            data: encode(&rows),
+            ..step_of(stream, position, &rows)
         };
         let known = self.known(stream);
         known.end = position.saturating_add(count);
@@ -385,18 +320,7 @@ impl Known {
 
 fn open(stream: u32, epoch: u32, max_positions: u32, fork: Option<Fork>) -> Message {
     Message::StreamOpen(StreamOpen {
-        stream,
-        epoch,
-        weights: WEIGHTS,
-        lo: 2,
-        hi: 5,
-        max_positions,
         fork,
+        ..open_for(stream, epoch, max_positions)
     })
-}
-
-fn encode(rows: &[[f32; 4]]) -> Bytes {
-    let mut data = Vec::new();
-    BoundaryDtype::F16.encode(rows.as_flattened(), &mut data);
-    data.into()
 }

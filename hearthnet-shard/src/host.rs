@@ -27,7 +27,7 @@ use crate::fault::StartError;
 use crate::memory::MemoryReport;
 use crate::notary::{Notary, Sign};
 use crate::plan::Pool;
-use crate::sched::{Command, Limits, Scheduler};
+use crate::sched::{Command, Scheduler};
 use crate::session::{self, Phase, ShutdownWatch};
 use crate::simulated::{self, Handshakes, Simulated};
 use crate::stream_handle::Slots;
@@ -168,20 +168,14 @@ pub(crate) async fn start<S: EngineSource>(
         }
     };
 
-    let limits = Limits {
-        kv_budget: config.kv_budget_bytes,
-        kv_share: config.kv_share_per_caller,
-        stream_idle: config.stream_idle,
-        evict_after: config.evict_after,
-        chunk: config.prefill_piece,
-    };
     let notary = match place {
         Place::Simulated(_) => Notary::here(node, signer(place)),
         _ => Notary::start(node, signer(place), config.niceness).map_err(StartError::Thread)?,
     };
     let scheduler = {
-        let (served, events, clock) = (served.clone(), events.clone(), clock.clone());
-        move || Scheduler::new(source, served, limits, events, clock, notary)
+        let (served, config) = (served.clone(), config.clone());
+        let (events, clock) = (events.clone(), clock.clone());
+        move || Scheduler::new(source, served, config, events, clock, notary)
     };
     let (compute, mut reports) = match place {
         Place::Simulated(at) => simulated::compute(scheduler(), Arc::clone(at)),

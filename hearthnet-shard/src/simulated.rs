@@ -15,11 +15,11 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::compute::{Compute, Loading, Lost, Running, load};
+use crate::compute::{Compute, Loading, Lost, Running, load, take_in};
 use crate::engine::EngineSource;
 use crate::inbox::Inbox;
 use crate::sched::{Command, Scheduler};
-use crate::sync::mpsc::TryRecvError;
+use crate::sync::mpsc::Receiver;
 
 /// Place of a host in a simulated network. It outlives the host, which may be started again there.
 #[allow(clippy::exhaustive_structs)] // Built by the simulator.
@@ -92,8 +92,7 @@ pub(crate) fn compute<S: EngineSource>(
         let mut end = Running::Ended;
         if load(&mut scheduler, &report) {
             drop(report);
-            let next = || commands.try_recv();
-            if let Err(Lost) = run(&mut scheduler, next, &woken, &place).await {
+            if let Err(Lost) = run(&mut scheduler, &commands, &woken, &place).await {
                 end = Running::Failed;
             }
         }
@@ -106,7 +105,7 @@ pub(crate) fn compute<S: EngineSource>(
 /// The loop of the compute thread, without its busy waits.
 async fn run<S: EngineSource>(
     scheduler: &mut Scheduler<S>,
-    mut next: impl FnMut() -> Result<Command, TryRecvError>,
+    commands: &Receiver<Command>,
     woken: &tokio::sync::Notify,
     place: &Simulated,
 ) -> Result<(), Lost> {
@@ -114,18 +113,8 @@ async fn run<S: EngineSource>(
         if !scheduler.survives_loss() {
             return Err(Lost);
         }
-        loop {
-            match next() {
-                Ok(command) => {
-                    let is_last = matches!(command, Command::Shutdown);
-                    scheduler.handle(command);
-                    if is_last {
-                        return Ok(());
-                    }
-                }
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return Ok(()),
-            }
+        if !take_in(scheduler, commands.try_iter()) {
+            return Ok(());
         }
         if let Some(longest) = scheduler.awaited()
             && timeout(longest, woken.notified()).await.is_ok()

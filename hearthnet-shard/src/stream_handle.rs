@@ -87,7 +87,7 @@ struct StreamStatus {
     state: Mutex<StreamState>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct StreamState {
     /// Limit of positions.
     max_positions: u32,
@@ -331,14 +331,10 @@ impl StreamHandle {
                 handle: Weak::clone(handle),
                 state: Mutex::new(StreamState {
                     max_positions: open.max_positions,
-                    steps: 0,
-                    rows: 0,
                     active: now,
-                    rests: false,
                     // A fork has rows to replay.
                     used: open.fork.is_some(),
-                    opened: false,
-                    work: Usage::default(),
+                    ..StreamState::default()
                 }),
             });
             let enlisted = Arc::clone(&status);

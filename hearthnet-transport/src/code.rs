@@ -8,6 +8,7 @@ use std::borrow::{Borrow, Cow};
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize};
+use strum::{Display, EnumString, FromRepr, IntoStaticStr, VariantArray};
 
 /// Longest code or event name, in bytes.
 pub const MAX_NAME: usize = 64;
@@ -181,136 +182,115 @@ impl<'de> Deserialize<'de> for Code {
     }
 }
 
-macro_rules! close_codes {
-    ($($(#[$doc:meta])* $name:ident = $number:literal $text:literal;)*) => {
-        /// Why a session ended. Every violation has its own code.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[repr(u16)]
-        #[non_exhaustive]
-        pub enum CloseCode {
-            $($(#[$doc])* $name = $number,)*
-        }
-
-        impl CloseCode {
-            /// Every code, in numeric order.
-            pub const ALL: &'static [CloseCode] = &[$(CloseCode::$name,)*];
-
-            /// Stable name, as in BYE and logs.
-            pub const fn as_str(self) -> &'static str {
-                match self { $(CloseCode::$name => $text,)* }
-            }
-
-            /// The WebSocket close code, 4000 to 4999.
-            pub const fn number(self) -> u16 {
-                self as u16
-            }
-        }
-    };
-}
-
-close_codes! {
+/// Why a session ended. Every violation has its own code.
+///
+/// The snake_case name of a variant is its name on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u16)]
+#[derive(Display, EnumString, FromRepr, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+#[non_exhaustive]
+pub enum CloseCode {
     /// The sender has finished.
-    Normal = 4000 "normal";
+    Normal = 4000,
     /// The process is shutting down.
-    Shutdown = 4001 "shutdown";
+    Shutdown = 4001,
     /// The negotiated session lifetime (or the sequence numbers) ran out; open a new session.
-    SessionExpired = 4002 "session_expired";
+    SessionExpired = 4002,
     /// The peer sent nothing for two keep-alive intervals.
-    KeepAlive = 4003 "keep_alive";
+    KeepAlive = 4003,
     /// A defect or a resource failure of the sender.
-    Internal = 4004 "internal";
+    Internal = 4004,
     /// The connection ended without a BYE. Never sent.
-    Lost = 4005 "lost";
+    Lost = 4005,
     /// The peer sent a code that this version does not know. Never sent.
-    Unrecognised = 4006 "unrecognised";
+    Unrecognised = 4006,
 
     /// A text message, reserved bits, an unmasked client frame: the WebSocket rules are broken.
-    WebSocket = 4010 "websocket";
+    #[strum(serialize = "websocket")]
+    WebSocket = 4010,
     /// The payload length disagrees with the message.
-    FrameLength = 4011 "frame_length";
+    FrameLength = 4011,
     /// A message, body or tensor larger than what was negotiated.
-    FrameTooBig = 4012 "frame_too_big";
+    FrameTooBig = 4012,
     /// An unknown version, frame type or flag, or a reserved field that is not zero.
-    FrameUnknown = 4013 "frame_unknown";
+    FrameUnknown = 4013,
     /// A gap, duplicate or wrap in the sequence numbers.
-    FrameSequence = 4014 "frame_sequence";
+    FrameSequence = 4014,
     /// Too many fragments, pings or control frames.
-    FrameRate = 4015 "frame_rate";
+    FrameRate = 4015,
     /// A known frame in a state or direction where it makes no sense.
-    ProtocolState = 4016 "protocol_state";
+    ProtocolState = 4016,
     /// A body that does not have the layout of its type.
-    BodyMalformed = 4017 "body_malformed";
+    BodyMalformed = 4017,
     /// No protocol version in common.
-    VersionUnsupported = 4018 "version_unsupported";
+    VersionUnsupported = 4018,
 
     /// A chunk or step beyond the window.
-    CreditOverrun = 4030 "credit_overrun";
+    CreditOverrun = 4030,
     /// A grant that lifts the window above its ceiling.
-    CreditOverflow = 4031 "credit_overflow";
+    CreditOverflow = 4031,
     /// An ACK or NACK of unsent chunks.
-    CreditAck = 4032 "credit_ack";
+    CreditAck = 4032,
     /// The peer withheld credit past the deadline.
-    CreditStall = 4033 "credit_stall";
+    CreditStall = 4033,
     /// A chunk smaller than the negotiated chunk size that is not the last one.
-    ChunkTooSmall = 4034 "chunk_too_small";
+    ChunkTooSmall = 4034,
     /// Tensors announced beyond the receiver's buffer.
-    BufferOverrun = 4035 "buffer_overrun";
+    BufferOverrun = 4035,
     /// Streams opened and closed faster than the limit.
-    StreamChurn = 4036 "stream_churn";
+    StreamChurn = 4036,
     /// No progress, or progress below the minimum rate, within a phase's deadline.
-    PipelineStalled = 4037 "pipeline_stalled";
+    PipelineStalled = 4037,
 
     /// Dimensions of zero, overflowing, or disagreeing with the data or the announcement.
-    TensorShape = 4050 "tensor_shape";
+    TensorShape = 4050,
     /// A tensor id that is in use, or that names no tensor.
-    TensorId = 4051 "tensor_id";
+    TensorId = 4051,
     /// A chunk that does not decompress to exactly the expected length.
-    Decompression = 4052 "decompression";
+    Decompression = 4052,
 
     /// The peer's key is not admitted.
-    Unauthorized = 4070 "unauthorized";
+    Unauthorized = 4070,
     /// The session token cannot be read.
-    TokenInvalid = 4071 "token_invalid";
+    TokenInvalid = 4071,
     /// The token's subject is not the TLS peer.
-    TokenSubject = 4072 "token_subject";
+    TokenSubject = 4072,
     /// The token was made for another host.
-    TokenAudience = 4073 "token_audience";
+    TokenAudience = 4073,
     /// The token does not cover this purpose.
-    TokenScope = 4074 "token_scope";
+    TokenScope = 4074,
     /// The token is not valid yet, or no longer.
-    TokenExpired = 4075 "token_expired";
+    TokenExpired = 4075,
     /// The token was used before.
-    TokenReplayed = 4076 "token_replayed";
+    TokenReplayed = 4076,
     /// A signature that does not verify strictly.
-    InvalidSignature = 4077 "invalid_signature";
+    InvalidSignature = 4077,
     /// The peer's key or token has been revoked.
-    Revoked = 4078 "revoked";
+    Revoked = 4078,
     /// The host does not serve the purpose that HELLO names.
-    PurposeUnknown = 4079 "purpose_unknown";
+    PurposeUnknown = 4079,
     /// The answering key is not the expected one.
-    IdentityMismatch = 4080 "identity_mismatch";
+    IdentityMismatch = 4080,
 
     /// The host's limit of sessions is reached.
-    SessionLimit = 4090 "session_limit";
+    SessionLimit = 4090,
     /// Too many connections, from this address or in all.
-    ConnectionLimit = 4091 "connection_limit";
+    ConnectionLimit = 4091,
 }
 
 impl CloseCode {
-    /// The code with this name, if there is one.
-    pub(crate) fn from_name(name: &str) -> Option<CloseCode> {
-        CloseCode::ALL
-            .iter()
-            .copied()
-            .find(|code| code.as_str() == name)
+    /// Every code, in numeric order.
+    pub const ALL: &'static [CloseCode] = CloseCode::VARIANTS;
+
+    /// Stable name, as in BYE and logs.
+    pub const fn as_str(self) -> &'static str {
+        self.into_str()
     }
 
-    /// The code with this WebSocket close number, if there is one.
-    pub fn from_number(number: u16) -> Option<CloseCode> {
-        CloseCode::ALL
-            .iter()
-            .copied()
-            .find(|code| code.number() == number)
+    /// The WebSocket close code, 4000 to 4999.
+    pub const fn number(self) -> u16 {
+        self as u16
     }
 
     /// A violation with this code and a fixed or formatted explanation.
@@ -340,12 +320,6 @@ impl CloseCode {
 impl From<CloseCode> for Code {
     fn from(code: CloseCode) -> Self {
         Self::new(code.as_str())
-    }
-}
-
-impl fmt::Display for CloseCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 
@@ -415,8 +389,8 @@ mod tests {
         assert_eq!(numbers.len(), CloseCode::ALL.len());
         for &code in CloseCode::ALL {
             assert!((4000..5000).contains(&code.number()));
-            assert_eq!(CloseCode::from_name(code.as_str()), Some(code));
-            assert_eq!(CloseCode::from_number(code.number()), Some(code));
+            assert_eq!(code.as_str().parse(), Ok(code));
+            assert_eq!(CloseCode::from_repr(code.number()), Some(code));
             // The reason of a WebSocket close frame holds at most 123 bytes.
             assert!(code.as_str().len() <= 123);
         }

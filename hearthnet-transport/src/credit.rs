@@ -24,7 +24,7 @@ use crate::code::{CloseCode, Violation};
 use crate::config::MAX_WINDOW_CHUNKS;
 
 /// Number of used units out of a granted number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Window {
     /// Units granted, used or not.
     pub(crate) size: u32,

@@ -192,7 +192,7 @@ pub struct StreamError {
 }
 
 /// Selects the rows that a step returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::FromRepr)]
 #[repr(u8)]
 pub enum Want {
     /// No rows: the answer only confirms that the step is done.
@@ -205,12 +205,8 @@ pub enum Want {
 
 impl Want {
     pub(crate) fn from_wire(byte: u8) -> Result<Want, Violation> {
-        match byte {
-            0 => Ok(Want::None),
-            1 => Ok(Want::Last),
-            2 => Ok(Want::All),
-            _ => Err(CloseCode::BodyMalformed.violation("unknown choice of rows to return")),
-        }
+        Want::from_repr(byte)
+            .ok_or_else(|| CloseCode::BodyMalformed.violation("unknown choice of rows to return"))
     }
 }
 

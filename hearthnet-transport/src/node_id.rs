@@ -175,7 +175,7 @@ mod tests {
     ];
 
     fn unhex(text: &str) -> [u8; 32] {
-        std::array::from_fn(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap())
+        <[u8; 32] as hex::FromHex>::from_hex(text).unwrap()
     }
 
     #[test]

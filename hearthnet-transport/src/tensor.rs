@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::code::{CloseCode, Violation};
 
 /// Type of the elements of a tensor on the wire. All are little-endian.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, strum::FromRepr)]
 #[repr(u8)]
 pub enum DType {
     /// IEEE 754 binary16.
@@ -45,12 +45,9 @@ impl DType {
     }
 
     pub(crate) fn from_wire(byte: u8) -> Result<DType, Violation> {
-        DType::ALL
-            .into_iter()
-            .find(|dtype| *dtype as u8 == byte)
-            .ok_or_else(|| {
-                CloseCode::TensorShape.violation(format!("element type {byte} does not exist"))
-            })
+        DType::from_repr(byte).ok_or_else(|| {
+            CloseCode::TensorShape.violation(format!("element type {byte} does not exist"))
+        })
     }
 }
 

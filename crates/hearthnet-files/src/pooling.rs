@@ -6,16 +6,21 @@ use crate::gguf::Gguf;
 /// Key of the way, without the architecture's prefix (`enum llama_pooling_type` of llama.cpp).
 pub(crate) const POOLING_KEY: &str = "pooling_type";
 
-/// Hidden states of which the vector of a text is made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// Hidden states of which the vector of a text is made. A number is that in a file; a name is for
+/// clients, and a change of one bit of the vectors needs a new name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, strum::FromRepr, strum::IntoStaticStr)]
+#[repr(u32)]
 pub enum Pooling {
     /// The mean of all. Also of models that are not made for embedding.
     #[default]
-    Mean,
+    #[strum(serialize = "mean-hidden-1")]
+    Mean = 1,
     /// The first.
-    First,
+    #[strum(serialize = "first-hidden-1")]
+    First = 2,
     /// The last.
-    Last,
+    #[strum(serialize = "last-hidden-1")]
+    Last = 3,
 }
 
 impl Pooling {
@@ -26,10 +31,8 @@ impl Pooling {
     pub(crate) fn of(gguf: &Gguf, architecture: &str) -> Result<Self, ModelError> {
         let key = format!("{architecture}.{POOLING_KEY}");
         match gguf.u32(&key)? {
-            None | Some(0 | 1) => Ok(Self::Mean),
-            Some(2) => Ok(Self::First),
-            Some(3) => Ok(Self::Last),
-            Some(_) => Err(ModelError::Hyperparameter {
+            None | Some(0) => Ok(Self::Mean),
+            Some(number) => Self::from_repr(number).ok_or(ModelError::Hyperparameter {
                 key,
                 reason: "this way of making the vector of a text is not supported; 0 and 1 (mean), 2 (first \
                          token) and 3 (last token) are",
@@ -39,19 +42,11 @@ impl Pooling {
 
     /// Number in a file.
     pub(crate) fn gguf(self) -> u32 {
-        match self {
-            Self::Mean => 1,
-            Self::First => 2,
-            Self::Last => 3,
-        }
+        self as u32
     }
 
-    /// Name for clients. A change of one bit of the vectors needs a new name.
+    /// Name for clients.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Mean => "mean-hidden-1",
-            Self::First => "first-hidden-1",
-            Self::Last => "last-hidden-1",
-        }
+        self.into()
     }
 }

@@ -263,43 +263,27 @@ impl Load {
 }
 
 pub(super) fn write_progress(step: StartProgress, to: &mut Message) {
-    let phase = match step.phase {
-        LoadPhase::Hashing => 0,
-        LoadPhase::Verifying => 1,
-        LoadPhase::Loading => 2,
-    };
-    to.start(PROGRESS).u8(phase).u64(step.done).u64(step.total);
+    to.start(PROGRESS).u8(step.phase as u8);
+    to.u64(step.done).u64(step.total);
 }
 
 pub(super) fn read_progress(mut from: Fields<'_>) -> Result<StartProgress, Malformed> {
-    let phase = match from.u8()? {
-        0 => LoadPhase::Hashing,
-        1 => LoadPhase::Verifying,
-        2 => LoadPhase::Loading,
-        _ => return Err(Malformed),
-    };
     Ok(StartProgress {
-        phase,
+        phase: LoadPhase::from_repr(from.u8()?).ok_or(Malformed)?,
         done: from.u64()?,
         total: from.u64()?,
     })
 }
 
 pub(super) fn write_load_fault(fault: &LoadFault, to: &mut Message) {
-    let resource = match fault.too_little {
-        None => 0,
-        Some(Resource::Memory) => 1,
-        Some(Resource::Threads) => 2,
-    };
+    let resource = fault.too_little.map_or(0, |resource| resource as u8);
     to.start(NOT_LOADED).u8(resource).bytes(cut(&fault.reason));
 }
 
 pub(super) fn read_load_fault(mut from: Fields<'_>) -> Result<LoadFault, Malformed> {
     let too_little = match from.u8()? {
         0 => None,
-        1 => Some(Resource::Memory),
-        2 => Some(Resource::Threads),
-        _ => return Err(Malformed),
+        number => Some(Resource::from_repr(number).ok_or(Malformed)?),
     };
     let reason = from.text();
     Ok(LoadFault { reason, too_little })

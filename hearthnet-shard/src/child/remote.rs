@@ -123,12 +123,6 @@ pub(crate) struct RemoteEngine {
     lost: bool,
 }
 
-/// Reply of the process.
-enum Reply {
-    Done(u64),
-    Fault(StreamFault),
-}
-
 impl RemoteEngine {
     /// Sends the message and handles the reply. After a fault in `spans` their lengths are updated.
     /// The rows of a reply are read into `rows`.
@@ -137,8 +131,7 @@ impl RemoteEngine {
             return Err(ended());
         }
         match self.exchange(spans, rows) {
-            Ok(Reply::Done(value)) => Ok(value),
-            Ok(Reply::Fault(fault)) => Err(fault),
+            Ok(reply) => reply,
             Err(error) => {
                 tracing::error!("the engine's process has failed: {error}");
                 self.lost = true;
@@ -149,7 +142,11 @@ impl RemoteEngine {
         }
     }
 
-    fn exchange(&mut self, spans: &[Span<u64>], rows: &mut [f32]) -> io::Result<Reply> {
+    fn exchange(
+        &mut self,
+        spans: &[Span<u64>],
+        rows: &mut [f32],
+    ) -> io::Result<Result<u64, StreamFault>> {
         self.message.send(&self.pipe)?;
         let limit = REPLY_LIMIT + size_of_val(rows) + size_of_val(spans);
         let (kind, mut fields) = self.message.receive(&self.pipe, limit)?;
@@ -163,13 +160,13 @@ impl RemoteEngine {
                     let length = span.position.saturating_add(span.rows);
                     self.lengths.insert(span.seq, length);
                 }
-                Reply::Done(value)
+                Ok(value)
             }
             FAULT => {
                 for span in spans {
                     self.lengths.insert(span.seq, fields.u32()?);
                 }
-                Reply::Fault(read_fault(fields)?)
+                Err(read_fault(fields)?)
             }
             _ => return Err(Malformed.into()),
         };

@@ -11,8 +11,9 @@ use super::pages::{Holder, IDLE_AFTER, Pool};
 /// with speculated tokens to verify.
 pub(super) const SHORT_ROWS: u32 = 8;
 
-/// Kinds of steps and of batches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Kinds of steps and of batches. A name is a label of metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub(crate) enum Kind {
     /// Short steps, or a batch of short steps only.
     Decode,

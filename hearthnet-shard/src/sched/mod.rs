@@ -23,6 +23,7 @@ use zeroize::Zeroize as _;
 use crate::batch::wipe;
 use crate::chunked_prefill::ChunkedPrefill;
 use crate::clock::Clock;
+use crate::config::ServeConfig;
 use crate::engine::{EngineSource, LayerEngine, LoadFault, Served, StartProgress};
 use crate::events::HostEvents;
 use crate::fault::StreamFault;
@@ -59,18 +60,6 @@ pub(crate) struct ForkSource {
     pub(crate) position: u32,
 }
 
-/// Part of the configuration for the scheduler.
-#[derive(Debug, Clone)]
-pub(crate) struct Limits {
-    pub(crate) kv_budget: u64,
-    /// Share of the KV budget that one caller may hold, in per cent.
-    pub(crate) kv_share: u32,
-    pub(crate) stream_idle: Duration,
-    /// `None`: never.
-    pub(crate) evict_after: Option<Duration>,
-    pub(crate) chunk: Duration,
-}
-
 /// A stream "returns at once" if its next step arrives within this part of a decode batch, at most
 /// `RETURN_LIMIT`.
 const RETURN_FRACTION: u32 = 4;
@@ -81,7 +70,7 @@ pub(crate) struct Scheduler<S: EngineSource> {
     /// `None` while the weights are unloaded; then there are no streams.
     engine: Option<S::Engine>,
     served: Served,
-    limits: Limits,
+    config: ServeConfig,
     events: Arc<HostEvents>,
     clock: Arc<dyn Clock>,
     notary: Notary,
@@ -113,12 +102,12 @@ impl<S: EngineSource> Scheduler<S> {
     pub(crate) fn new(
         source: S,
         served: Served,
-        limits: Limits,
+        config: ServeConfig,
         events: Arc<HostEvents>,
         clock: Arc<dyn Clock>,
         notary: Notary,
     ) -> Self {
-        let prefill = ChunkedPrefill::new(limits.chunk);
+        let prefill = ChunkedPrefill::new(config.prefill_piece);
         let pool = Pool {
             total: 0,
             quota: 0,
@@ -129,7 +118,7 @@ impl<S: EngineSource> Scheduler<S> {
             source,
             engine: None,
             served,
-            limits,
+            config,
             events,
             clock,
             notary,
@@ -163,7 +152,9 @@ impl<S: EngineSource> Scheduler<S> {
                 let footprint = engine.footprint();
                 self.events.loaded(engine.weight_bytes(), engine.card());
                 self.page_bytes = footprint.unit();
-                self.pool = Pool::new(self.limits.kv_budget, &footprint, self.limits.kv_share);
+                let (budget, percent) =
+                    (self.config.kv_budget_bytes, self.config.kv_share_per_caller);
+                self.pool = Pool::new(budget, &footprint, percent);
                 self.budgeted = self.pool;
                 self.events.kv(0, 0, self.pool.total.into());
                 self.empty_since = self.clock.now();
@@ -226,7 +217,7 @@ impl<S: EngineSource> Scheduler<S> {
     /// after which to call again if nothing else happens.
     pub(crate) fn upkeep(&mut self) -> Option<Duration> {
         let now = self.clock.now();
-        let limit = self.limits.stream_idle;
+        let limit = self.config.stream_idle;
         let idle = |stream: &Stream<_>| {
             stream.work.is_empty() && now.saturating_sub(stream.active) >= limit
         };
@@ -248,7 +239,7 @@ impl<S: EngineSource> Scheduler<S> {
         if let Some(first) = self.streams.values().map(|stream| stream.active).min() {
             return Some((first + limit).saturating_sub(now));
         }
-        let evict_at = self.empty_since + self.limits.evict_after?;
+        let evict_at = self.empty_since + self.config.evict_after?;
         self.engine.as_ref()?;
         if now < evict_at {
             return Some(evict_at - now);
@@ -332,10 +323,10 @@ impl<S: EngineSource> Scheduler<S> {
     }
 
     fn set_kv_budget(&mut self, bytes: u64) {
-        self.limits.kv_budget = bytes;
+        self.config.kv_budget_bytes = bytes;
         // Without an engine the next load takes it.
         if let Some(engine) = &self.engine {
-            let (footprint, percent) = (engine.footprint(), self.limits.kv_share);
+            let (footprint, percent) = (engine.footprint(), self.config.kv_share_per_caller);
             self.budgeted = Pool::new(bytes, &footprint, percent);
             self.fit_pool();
         }
@@ -352,7 +343,7 @@ impl<S: EngineSource> Scheduler<S> {
         let streams = self.streams.values();
         let held = streams.map(|stream| self.budgeted.pages(engine.len(stream.seq)));
         let held = held.fold(0, u32::saturating_add);
-        self.pool = self.budgeted.holding(held, self.limits.kv_share);
+        self.pool = self.budgeted.holding(held, self.config.kv_share_per_caller);
         self.count_kv();
     }
 
@@ -419,7 +410,7 @@ impl<S: EngineSource> Scheduler<S> {
     /// of a fork's `positions`. More is not promised: when no page is left, growth may preempt
     /// another stream.
     fn admit(&mut self, handle: &StreamHandle, positions: u32) -> Result<(), StreamFault> {
-        let (pool, percent) = (self.pool, self.limits.kv_share);
+        let (pool, percent) = (self.pool, self.config.kv_share_per_caller);
         self.could_hold(handle.max_positions())?;
         self.take_snapshots();
         let holders = holders(&self.snapshots, &pool, self.clock.now());

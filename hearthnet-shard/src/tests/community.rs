@@ -10,9 +10,9 @@ use hearthnet_bus::{Grant, NodeKey, testing};
 use hearthnet_transport::{CloseCode, ConnectError, Hello, Message, connect};
 use tokio::time::timeout;
 
-use super::fake::{FakeSource, HandClock, Probe, expected, served};
+use super::fake::{FakeSource, HandClock, Probe, encode, expected, served};
 use super::net::{Caller, close, open};
-use super::{caller_key, encode, host_key, rows, step};
+use super::{caller_key, host_key, rows, step};
 use crate::host::{Place, start};
 use crate::{PIPELINE, RunningHost, ServeConfig, StartError};
 

@@ -1,13 +1,11 @@
 //! Hosts on an engine of plain arithmetic: over sockets, in a community, and on one thread in
 //! virtual time.
 
-use bytes::Bytes;
 use hearthnet_bus::{Grant, NodeKey};
-use hearthnet_files::BoundaryDtype;
-use hearthnet_transport::{DType, Message, Step, StreamOpen, Want};
+use hearthnet_transport::Message;
 
 pub(crate) use crate::fake;
-use fake::{WEIGHTS, WIDTH};
+use fake::step_of;
 
 mod community;
 mod net;
@@ -15,40 +13,8 @@ mod protocol;
 #[cfg(feature = "shuttle")]
 mod schedules;
 
-/// Opens a stream through all layers of the host.
-fn open_for(stream: u32, epoch: u32, max_positions: u32) -> StreamOpen {
-    StreamOpen {
-        stream,
-        epoch,
-        weights: WEIGHTS,
-        lo: 2,
-        hi: 5,
-        max_positions,
-        fork: None,
-    }
-}
-
-fn step_of(stream: u32, position: u32, rows: &[[f32; 4]]) -> Step {
-    Step {
-        stream,
-        epoch: 1,
-        position,
-        rows: rows.len() as u32,
-        width: WIDTH,
-        dtype: DType::F16,
-        want: Want::All,
-        data: encode(rows),
-    }
-}
-
 fn step(stream: u32, position: u32, rows: &[[f32; 4]]) -> Message {
     Message::Step(step_of(stream, position, rows))
-}
-
-fn encode(rows: &[[f32; 4]]) -> Bytes {
-    let mut data = Vec::new();
-    BoundaryDtype::F16.encode(rows.as_flattened(), &mut data);
-    data.into()
 }
 
 fn rows(count: u32) -> Vec<[f32; 4]> {

@@ -12,23 +12,23 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use hearthnet_bus::flight::{Event, SessionId};
+use hearthnet_bus::flight::Event;
 use hearthnet_transport::{Handler as _, Message, NodeId, StreamClose};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler as Schedules};
 use shuttle::{Config, Runner};
 
 use super::fake::{
-    FakeSource, HandClock, OVERFLOWS, Probe, Recorder, expected, host_state, served,
+    FakeSource, HandClock, OVERFLOWS, Probe, Recorder, caller_id, config, encode, expected,
+    host_state, open_for, served,
 };
-use super::{open_for, rows, step};
+use super::{rows, step};
 use crate::compute::{Compute, Running};
 use crate::config::ServeConfig;
-use crate::events::{Caller as CallerId, HostEvents};
+use crate::events::HostEvents;
 use crate::notary::Notary;
 use crate::plan::UNUSED_AFTER;
-use crate::sched::{Limits, Scheduler};
+use crate::sched::Scheduler;
 use crate::stream_table::{HostState, StreamTable};
 use crate::sync::thread;
 
@@ -79,23 +79,19 @@ impl Host {
         let events = Arc::new(HostEvents::recording(record));
         let config = ServeConfig {
             max_concurrent_streams: streams,
-            ..ServeConfig::new("")
-        };
-        let limits = Limits {
-            kv_budget: u64::MAX,
-            kv_share: 100,
-            stream_idle: Duration::from_secs(300),
             evict_after: None,
-            chunk: Duration::from_millis(25),
+            ..config()
         };
-        let owner = node(100);
+        let owner = NodeId::from_checked([100; 32]);
         let scheduler = {
             let (source, clock) = (FakeSource(Arc::clone(&probe)), clock.clone());
             let (events, notary) = (Arc::clone(&events), Notary::here(owner, Box::new(|_| None)));
-            move || Scheduler::new(source, served(), limits, events, clock, notary)
+            let config = config.clone();
+            move || Scheduler::new(source, served(), config, events, clock, notary)
         };
         let (compute, _) = Compute::start(scheduler, 0).unwrap();
-        let state = host_state(owner, config, compute.inbox.clone(), events, clock.clone());
+        let inbox = compute.inbox.clone();
+        let state = host_state(owner, served(), config, inbox, events, clock.clone());
         Self {
             state: Arc::new(state),
             compute,
@@ -105,14 +101,8 @@ impl Host {
     }
 
     fn connection(&self, peer: u8) -> Connection {
-        let id = CallerId {
-            node: node(peer),
-            party: node(peer),
-            session: SessionId::of_token(&[peer]),
-            receipts: 0,
-        };
         let sink = Arc::new(Recorder::default());
-        let table = StreamTable::new(Arc::clone(&self.state), id, sink.clone());
+        let table = StreamTable::new(Arc::clone(&self.state), caller_id(peer), sink.clone());
         Connection { table, sink }
     }
 
@@ -152,13 +142,9 @@ impl Host {
     }
 }
 
-fn node(peer: u8) -> NodeId {
-    NodeId::from_checked([peer; 32])
-}
-
 impl Connection {
-    fn tell(&mut self, message: impl Into<Message>) {
-        assert_eq!(self.table.message(message.into()), Ok(()));
+    fn tell(&mut self, message: Message) {
+        assert_eq!(self.table.message(message), Ok(()));
     }
 
     /// Opens a stream, sends two steps of these rows, and closes it without waiting for answers.
@@ -182,7 +168,7 @@ impl Connection {
             };
             assert_eq!(result.position, position);
             let before = if position == 0 { 0.0 } else { row[0] };
-            let right = super::encode(&expected(before, position, &[row]));
+            let right = encode(&expected(before, position, &[row]));
             assert_eq!(result.data, right);
             position += 1;
         }

@@ -135,7 +135,24 @@ impl Host {
 pub(crate) struct Caller(pub(crate) Connection);
 
 impl Caller {
+    async fn tell(&self, message: Message) {
+        self.0.sender().send(message).await.unwrap();
+    }
+
     pub(crate) async fn open(&mut self, model: &Model, stream: u32, layers: (u32, u32)) {
+        match self.asked_to_open(model, stream, layers).await {
+            Message::StreamOpened(opened) => assert_eq!(opened.stream, stream),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The host's answer to the open of a stream.
+    pub(crate) async fn asked_to_open(
+        &mut self,
+        model: &Model,
+        stream: u32,
+        layers: (u32, u32),
+    ) -> Message {
         let open = StreamOpen {
             stream,
             epoch: 1,
@@ -145,15 +162,8 @@ impl Caller {
             max_positions: 256,
             fork: None,
         };
-        self.0
-            .sender()
-            .send(Message::StreamOpen(open))
-            .await
-            .unwrap();
-        match self.0.recv().await.unwrap() {
-            Message::StreamOpened(opened) => assert_eq!(opened.stream, stream),
-            other => panic!("{other:?}"),
-        }
+        self.tell(Message::StreamOpen(open)).await;
+        self.0.recv().await.unwrap()
     }
 
     pub(crate) async fn send(&self, stream: u32, position: usize, rows: &[f32], width: usize) {
@@ -169,13 +179,12 @@ impl Caller {
             want: Want::All,
             data: Bytes::from(data),
         };
-        self.0.sender().send(Message::Step(step)).await.unwrap();
+        self.tell(Message::Step(step)).await;
     }
 
     pub(crate) async fn close(&self, stream: u32) {
         let close = StreamClose { stream, epoch: 1 };
-        let close = Message::StreamClose(close);
-        self.0.sender().send(close).await.unwrap();
+        self.tell(Message::StreamClose(close)).await;
     }
 
     pub(crate) async fn result(&mut self) -> StepResult {
@@ -183,6 +192,14 @@ impl Caller {
             Message::StepResult(result) => result,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Rows of the next result.
+    pub(crate) async fn rows(&mut self) -> Vec<f32> {
+        let mut rows = Vec::new();
+        let result = self.result().await;
+        BOUNDARY.decode(&result.data, &mut rows).unwrap();
+        rows
     }
 
     /// Runs rows through the host in steps of these lengths.
@@ -197,9 +214,7 @@ impl Caller {
         for count in cuts {
             let step = &rows[position * width..(position + count) * width];
             self.send(stream, position, step, width).await;
-            BOUNDARY
-                .decode(&self.result().await.data, &mut out)
-                .unwrap();
+            out.extend(self.rows().await);
             position += count;
         }
         out

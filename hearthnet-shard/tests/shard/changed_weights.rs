@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use hearthnet_transport::{Message, StreamOpen};
+use hearthnet_transport::Message;
 
 use crate::common::{Model, pipeline};
 
@@ -34,18 +34,7 @@ async fn weights_that_changed_on_disk_are_not_served_again() {
     std::fs::write(&other, &bytes).unwrap();
     std::fs::rename(&other, &copy).unwrap();
     let mut caller = pipeline(&host).await;
-    let open = StreamOpen {
-        stream: 1,
-        epoch: 1,
-        weights: model.weights.0,
-        lo: 29,
-        hi: 29,
-        max_positions: 16,
-        fork: None,
-    };
-    let open = Message::StreamOpen(open);
-    caller.0.sender().send(open).await.unwrap();
-    match caller.0.recv().await.unwrap() {
+    match caller.asked_to_open(&model, 1, (29, 29)).await {
         Message::StreamError(error) => {
             assert_eq!(error.code, "weights_unavailable");
             assert!(error.message.contains(&last.name), "{}", error.message);

@@ -25,11 +25,7 @@ async fn two_hosts_compute_what_one_engine_computes() {
 
     // The same rows again, from an earlier position: the first run leaves no trace.
     a.send(1, 20, &rows[20 * model.width..], model.width).await;
-    let mut again = Vec::new();
-    common::BOUNDARY
-        .decode(&a.result().await.data, &mut again)
-        .unwrap();
-    assert_same(&again, &middle[20 * model.width..]);
+    assert_same(&a.rows().await, &middle[20 * model.width..]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,10 +127,7 @@ async fn a_preempted_stream_is_replayed_to_the_same_bits() {
     // The others go on into a fourth page; then one ends, and the third opens again.
     for stream in 1..=2 {
         caller.send(stream, 96, tail, width).await;
-        let mut out = Vec::new();
-        let result = caller.result().await;
-        common::BOUNDARY.decode(&result.data, &mut out).unwrap();
-        assert_same(&out, &all[96 * width..]);
+        assert_same(&caller.rows().await, &all[96 * width..]);
         assert!(host.running.stats().kv_bytes <= budget);
     }
     caller.close(1).await;

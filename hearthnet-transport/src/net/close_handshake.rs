@@ -124,7 +124,7 @@ pub(crate) fn lost(error: &WsError) -> SessionClosed {
 pub(crate) fn closed_by(frame: Option<CloseFrame>) -> SessionClosed {
     match frame {
         Some(frame) => {
-            let code = CloseCode::from_number(frame.code.into()).unwrap_or(CloseCode::Lost);
+            let code = CloseCode::from_repr(frame.code.into()).unwrap_or(CloseCode::Lost);
             SessionClosed::by_peer(code, "")
         }
         None => SessionClosed::by_peer(CloseCode::Lost, "a WebSocket close without a code"),

@@ -20,7 +20,7 @@ use super::frame_limiter::{BoxIo, FrameLimiter, Io, LimitedStream, Socket, viola
 use super::handshake::{PATH, Phase, REFUSED_HEADER};
 use super::metrics::{self, OpenSocket, Side, tls_cause};
 use super::peer_socket::{self, PeerSocket};
-use super::tls::{Refusal, client_config, no_name, peer_of, refusal_in};
+use super::tls::{Refusal, client_config, no_name, peer_of, refusal_in, rustls_error};
 use crate::NodeId;
 use crate::code::{CloseCode, Code, SessionClosed, Violation};
 use crate::config::{Config, ConfigError, PathRule};
@@ -314,7 +314,7 @@ fn upgrade_error(error: &WsError, peer: NodeId) -> ConnectError {
         // The answer carries the code.
         WsError::Http(response) => {
             let code = response.headers().get(REFUSED_HEADER);
-            let code = code.and_then(|value| CloseCode::from_name(value.to_str().ok()?));
+            let code = code.and_then(|value| value.to_str().ok()?.parse().ok());
             match code {
                 Some(code) => refused(code),
                 None if response.status() == StatusCode::NOT_FOUND => ConnectError::NotServed,
@@ -326,11 +326,8 @@ fn upgrade_error(error: &WsError, peer: NodeId) -> ConnectError {
 }
 
 fn is_denied(error: &io::Error) -> bool {
-    let tls = error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
     matches!(
-        tls,
+        rustls_error(error),
         Some(rustls::Error::AlertReceived(AlertDescription::AccessDenied))
     )
 }

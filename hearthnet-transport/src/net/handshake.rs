@@ -1,8 +1,6 @@
 //! Terms that both sides of a handshake share: its phases, the tensor path, and the header of a
 //! refused upgrade.
 
-use std::fmt;
-
 /// Path of the WebSocket of a tensor session.
 pub const PATH: &str = "/tensor/v1";
 
@@ -10,25 +8,14 @@ pub const PATH: &str = "/tensor/v1";
 pub(super) const REFUSED_HEADER: &str = "x-hearthnet-refused";
 
 /// Phase of making a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display)]
 pub enum Phase {
-    /// The TCP connection.
+    #[strum(to_string = "the TCP connection")]
     Connect,
-    /// The TLS handshake.
+    #[strum(to_string = "the TLS handshake")]
     Tls,
-    /// The WebSocket upgrade.
+    #[strum(to_string = "the WebSocket upgrade")]
     Upgrade,
-    /// Waiting for the host's HELLO.
+    #[strum(to_string = "the answer to HELLO")]
     Hello,
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Phase::Connect => "the TCP connection",
-            Phase::Tls => "the TLS handshake",
-            Phase::Upgrade => "the WebSocket upgrade",
-            Phase::Hello => "the answer to HELLO",
-        })
-    }
 }

@@ -22,12 +22,13 @@ use metrics::{Counter, Gauge, counter, gauge};
 use rustls::{AlertDescription, CertificateError, Error};
 
 use super::handshake::PATH;
-use super::tls::{Refusal, refusal_in};
+use super::tls::{Refusal, refusal_in, rustls_error};
 use crate::code::{Code, SessionClosed};
 use crate::session::SessionStats;
 
 /// Side of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub(crate) enum Side {
     /// Listening side.
     Host,
@@ -35,24 +36,15 @@ pub(crate) enum Side {
     Caller,
 }
 
-impl Side {
-    fn label(self) -> &'static str {
-        match self {
-            Side::Host => "host",
-            Side::Caller => "caller",
-        }
-    }
-}
-
 /// Counts a connection that did not become a session or a socket.
 pub(crate) fn refused(side: Side, code: Code) {
-    counter!("hearthnet_transport_refusals_total", "side" => side.label(), "code" => code)
+    counter!("hearthnet_transport_refusals_total", "side" => side.into_str(), "code" => code)
         .increment(1);
 }
 
 /// Counts a failed TLS handshake.
 pub(crate) fn tls_failed(side: Side, cause: &'static str) {
-    counter!("hearthnet_transport_tls_failures_total", "side" => side.label(), "cause" => cause)
+    counter!("hearthnet_transport_tls_failures_total", "side" => side.into_str(), "cause" => cause)
         .increment(1);
 }
 
@@ -60,7 +52,7 @@ fn closed(side: Side, path: &'static str, closed: &SessionClosed) {
     let by = if closed.by_us { "us" } else { "peer" };
     counter!(
         "hearthnet_transport_closed_total",
-        "side" => side.label(), "path" => path, "by" => by, "code" => closed.code.as_str()
+        "side" => side.into_str(), "path" => path, "by" => by, "code" => closed.code.as_str()
     )
     .increment(1);
 }
@@ -73,10 +65,7 @@ pub(crate) fn tls_cause(error: &io::Error) -> &'static str {
             Refusal::Unusable(_) => "bad_certificate",
         };
     }
-    let tls = error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<Error>());
-    match tls {
+    match rustls_error(error) {
         Some(
             Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)
             | Error::AlertReceived(AlertDescription::AccessDenied),
@@ -101,7 +90,7 @@ pub(crate) struct OpenSocket {
 
 impl OpenSocket {
     pub(crate) fn new(side: Side, path: &'static str) -> OpenSocket {
-        let open = gauge!("hearthnet_transport_sockets", "side" => side.label(), "path" => path);
+        let open = gauge!("hearthnet_transport_sockets", "side" => side.into_str(), "path" => path);
         open.increment(1.0);
         OpenSocket { side, path, open }
     }
@@ -139,7 +128,7 @@ fn levels(stats: &SessionStats) -> [u64; 6] {
 
 impl SessionMetrics {
     pub(crate) fn new(side: Side) -> SessionMetrics {
-        let label = side.label();
+        let label = side.into_str();
         let bytes = |direction: &'static str| {
             counter!(
                 "hearthnet_transport_bytes_total",

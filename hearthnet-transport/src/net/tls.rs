@@ -48,9 +48,14 @@ impl From<Refusal> for Error {
     }
 }
 
+/// The error of rustls inside an error of a handshake, if there is one.
+pub(crate) fn rustls_error(error: &std::io::Error) -> Option<&Error> {
+    error.get_ref()?.downcast_ref()
+}
+
 /// The refusal inside an error of a handshake, if there is one.
 pub(crate) fn refusal_in(error: &std::io::Error) -> Option<&Refusal> {
-    match error.get_ref()?.downcast_ref::<Error>()? {
+    match rustls_error(error)? {
         Error::InvalidCertificate(CertificateError::Other(other)) => other.0.downcast_ref(),
         _ => None,
     }

@@ -54,6 +54,7 @@ struct Due {
     end: bool,
 }
 
+#[derive(Default)]
 pub(super) struct Inbox {
     window: Window,
     chunk_bytes: usize,
@@ -76,14 +77,8 @@ impl Inbox {
             window: Window::new(window),
             chunk_bytes: chunk_bytes as usize,
             buffer: u64::from(buffer),
-            used: 0,
             zstd,
-            tensors: BTreeMap::new(),
-            due: BTreeMap::new(),
-            nacks: VecDeque::new(),
-            complete: 0,
-            receiving: 0,
-            decompressor: ChunkDecompressor::default(),
+            ..Inbox::default()
         }
     }
 

@@ -180,7 +180,7 @@ impl Session {
             sequence_in: 0,
             urgent: VecDeque::new(),
             outbox: Outbox::new(0, 0),
-            inbox: Inbox::new(0, 0, 0, false),
+            inbox: Inbox::default(),
             events: VecDeque::new(),
             steps: Steps::default(),
             ended: VecDeque::new(),
@@ -358,7 +358,7 @@ impl Session {
         self.closed = Some(closed);
         self.urgent.clear();
         self.outbox = Outbox::new(0, 0);
-        self.inbox = Inbox::new(0, 0, 0, false);
+        self.inbox = Inbox::default();
         self.steps = Steps::default();
         self.ended.clear();
         self.credit_blocked = None;

@@ -269,7 +269,10 @@ mod close_code {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<CloseCode, D::Error> {
         let name = fields::text::<MAX_CODE_BYTES, _>(from)?;
-        let code = CloseCode::from_name(&name).filter(|code| code.is_sendable());
+        let code = name
+            .parse::<CloseCode>()
+            .ok()
+            .filter(|code| code.is_sendable());
         Ok(code.unwrap_or(CloseCode::Unrecognised))
     }
 }

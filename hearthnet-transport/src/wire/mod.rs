@@ -39,23 +39,12 @@ pub(crate) const HEADER_BYTES: usize = 16;
 /// Position of the sequence number, which is filled in when the frame is sent.
 const SEQUENCE_AT: std::ops::Range<usize> = 4..8;
 
-macro_rules! frame_types {
-    ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
-        /// Kind of a frame.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[repr(u8)]
-        pub enum FrameType {
-            $($(#[$doc])* $name = $number,)*
-        }
-
-        impl FrameType {
-            /// Every type, in numeric order.
-            pub const ALL: &'static [FrameType] = &[$(FrameType::$name,)*];
-        }
-    };
-}
-
-frame_types! {
+/// Kind of a frame.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::FromRepr, strum::VariantArray,
+)]
+#[repr(u8)]
+pub enum FrameType {
     /// A chunk of a tensor.
     TensorData = 0x01,
     /// The sender abandons a tensor.
@@ -101,12 +90,8 @@ frame_types! {
 }
 
 impl FrameType {
-    fn from_wire(byte: u8) -> Option<FrameType> {
-        FrameType::ALL
-            .iter()
-            .copied()
-            .find(|kind| *kind as u8 == byte)
-    }
+    /// Every type, in numeric order.
+    pub const ALL: &'static [FrameType] = <Self as strum::VariantArray>::VARIANTS;
 
     /// `true` if only callers send it, `false` if only hosts do, `None` if both may.
     pub(crate) fn is_callers(self) -> Option<bool> {
@@ -188,7 +173,7 @@ impl Header {
         if reserved != 0 {
             return unknown("the reserved field is not zero".to_owned());
         }
-        let Some(kind) = FrameType::from_wire(kind) else {
+        let Some(kind) = FrameType::from_repr(kind) else {
             return unknown(format!("frame type {kind:#04x} does not exist"));
         };
         let allowed = match kind {

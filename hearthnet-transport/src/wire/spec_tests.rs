@@ -26,11 +26,9 @@ fn examples() -> Vec<(&'static str, Vec<u8>)> {
         .skip(1)
         .map(|block| {
             let (name, rest) = block.split_once('\n').unwrap();
-            let (hex, _) = rest.split_once("```").unwrap();
-            let bytes = hex
-                .split_whitespace()
-                .map(|byte| u8::from_str_radix(byte, 16).unwrap());
-            (name, bytes.collect())
+            let (text, _) = rest.split_once("```").unwrap();
+            let digits: String = text.split_whitespace().collect();
+            (name, hex::decode(digits).unwrap())
         })
         .collect()
 }
@@ -69,36 +67,38 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
         agent: "example/1".into(),
     };
     let (stream, epoch) = (7, 0);
+    let open = StreamOpen {
+        stream,
+        epoch,
+        weights: std::array::from_fn(|i| i as u8),
+        lo: 0,
+        hi: 14,
+        max_positions: 512,
+        fork: None,
+    };
+    let truncate = |position, answer| {
+        message(Message::Truncate(Truncate {
+            stream,
+            epoch,
+            position,
+            answer,
+        }))
+    };
     let frame = match name {
         "hello-caller" => (1, control::client_hello(&hello, limits)),
         "hello-host" => (1, control::server_hello("example/1", limits)),
         "ping" => (2, control::ping(FrameType::Ping, 1)),
         "pong" => (2, control::ping(FrameType::Pong, 1)),
-        "stream-open" => {
-            let open = StreamOpen {
-                stream,
-                epoch,
-                weights: std::array::from_fn(|i| i as u8),
-                lo: 0,
-                hi: 14,
-                max_positions: 512,
-                fork: None,
-            };
-            (3, message(Message::StreamOpen(open)))
-        }
+        "stream-open" => (3, message(Message::StreamOpen(open))),
         "stream-fork" => {
             let open = StreamOpen {
                 stream: 8,
-                epoch,
-                weights: std::array::from_fn(|i| i as u8),
-                lo: 0,
-                hi: 14,
-                max_positions: 512,
                 fork: Some(Fork {
                     stream,
                     epoch,
                     position: 65,
                 }),
+                ..open
             };
             (6, message(Message::StreamOpen(open)))
         }
@@ -166,24 +166,8 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
             };
             (8, message(Message::StreamError(error)))
         }
-        "truncate" => {
-            let truncate = Truncate {
-                stream,
-                epoch,
-                position: 1,
-                answer: false,
-            };
-            (8, message(Message::Truncate(truncate)))
-        }
-        "truncate-answer" => {
-            let truncate = Truncate {
-                stream,
-                epoch,
-                position: 300,
-                answer: true,
-            };
-            (9, message(Message::Truncate(truncate)))
-        }
+        "truncate" => (8, truncate(1, false)),
+        "truncate-answer" => (9, truncate(300, true)),
         "truncated" => {
             let truncated = Truncated {
                 stream,

@@ -23,7 +23,7 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{ended, next_step, noise, open_stream, result, row, serve_echo, step, tensor};
+use crate::support::{answer, ended, next_step, noise, open_stream, row, serve_echo, step, tensor};
 
 const TOKEN: &[u8] = b"let me in";
 
@@ -89,14 +89,21 @@ async fn net(config: Config) -> Net {
 }
 
 impl Net {
-    async fn connect(&self, config: Config) -> Result<Connection, ConnectError> {
+    async fn connect(&self) -> Result<Connection, ConnectError> {
         let hello = Hello::new("bench", TOKEN);
-        connect(&self.addr, &self.caller, self.host, hello, config).await
+        connect(
+            &self.addr,
+            &self.caller,
+            self.host,
+            hello,
+            Config::default(),
+        )
+        .await
     }
 
     /// Both ends of an open session.
-    async fn pair(&mut self, config: Config) -> (Connection, Connection) {
-        let caller = self.connect(config).await.unwrap();
+    async fn pair(&mut self) -> (Connection, Connection) {
+        let caller = self.connect().await.unwrap();
         (caller, self.listener.session().await)
     }
 
@@ -105,6 +112,18 @@ impl Net {
         let addr = self.addr.parse().unwrap();
         let credentials = Credentials::of(&self.caller_secret);
         Peer::upgraded(addr, &credentials).await.unwrap()
+    }
+
+    /// Codes of the connections that the host refused, once they are `count`.
+    async fn refusals(&self, count: usize) -> Vec<Code> {
+        let counted = async {
+            while self.refused.lock().len() < count {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let counted = tokio::time::timeout(Duration::from_secs(60), counted);
+        counted.await.unwrap();
+        self.refused.lock().clone()
     }
 
     /// In TLS 1.3 a client learns of its refusal when it first reads.
@@ -134,10 +153,7 @@ fn host_process() {
     let Ok(keys) = std::env::var("HEARTHNET_TRANSPORT_TEST_HOST") else {
         return;
     };
-    let bytes: Vec<u8> = (0..keys.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&keys[at..at + 2], 16).unwrap())
-        .collect();
+    let bytes = hex::decode(keys).unwrap();
     let identity = Identity::from_secret(&bytes[..32].try_into().unwrap()).unwrap();
     let caller = NodeId::from_bytes(bytes[32..].try_into().unwrap()).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -147,23 +163,7 @@ fn host_process() {
         let listening = Listener::bind("127.0.0.1:0", &identity, admission, config, &[]);
         let mut listener = listening.await.unwrap();
         println!("\nlistening {}", listener.local_addr());
-        let mut connection = listener.session().await;
-        let sender = connection.sender();
-        // Tensors are echoed, steps answered with their results.
-        while let Ok(message) = connection.recv().await {
-            let answer = match message {
-                Message::Step(step) => Message::StepResult(result(&step)),
-                Message::StreamOpen(open) => Message::StreamOpened(StreamOpened {
-                    stream: open.stream,
-                    epoch: open.epoch,
-                }),
-                Message::Tensor(tensor) => Message::Tensor(tensor),
-                _ => continue,
-            };
-            if sender.send(answer).await.is_err() {
-                break;
-            }
-        }
+        serve_echo(listener.session().await).await;
     });
 }
 
@@ -178,11 +178,7 @@ struct HostProcess {
 impl HostProcess {
     fn start() -> HostProcess {
         let (secret, caller) = (secret(), identity());
-        let keys: String = secret
-            .iter()
-            .chain(caller.key().as_bytes())
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let keys = hex::encode([secret, *caller.key().as_bytes()].concat());
         let args = "--exact loopback::host_process --nocapture --test-threads=1";
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(args.split(' '))
@@ -262,7 +258,7 @@ async fn steps_of_every_size_cross_between_two_processes() {
     for rows in [1u32, 1, 56, 57, 1, 910, 4000, 1] {
         let asked = step(1, 0, position, rows, noise(rows as usize * 1152));
         sender.send(Message::Step(asked.clone())).await.unwrap();
-        assert_eq!(next_result(&mut connection).await, result(&asked));
+        assert_eq!(next_result(&mut connection).await, asked.echo());
         position += rows;
     }
 }
@@ -361,15 +357,15 @@ async fn sessions_beyond_the_limit_are_refused_until_one_ends() {
         ..Config::default()
     })
     .await;
-    let first = net.pair(Config::default()).await;
-    let _second = net.pair(Config::default()).await;
-    let refused = net.connect(Config::default()).await.unwrap_err();
+    let first = net.pair().await;
+    let _second = net.pair().await;
+    let refused = net.connect().await.unwrap_err();
     assert_eq!(refused.code(), Some(CloseCode::SessionLimit));
     drop(first);
     // The permit is free when the connection is gone, shortly after.
     let again = async {
         loop {
-            match net.connect(Config::default()).await {
+            match net.connect().await {
                 Ok(connection) => break connection,
                 Err(error) => assert_eq!(error.code(), Some(CloseCode::SessionLimit)),
             }
@@ -405,18 +401,13 @@ async fn half_open_connections_beyond_the_limit_make_room_for_new_ones() {
     // The idle ones keep no caller out: the oldest is evicted for the first caller, and from then
     // on an admitted peer is known at its address.
     for _ in 0..4 {
-        let _caller = net.connect(Config::default()).await.unwrap();
+        let _caller = net.connect().await.unwrap();
         net.listener.session().await;
     }
-    let counted = async {
-        while net.refused.lock().len() < 8 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), counted)
-        .await
-        .unwrap();
-    assert_eq!(*net.refused.lock(), vec![Code::new("connection_limit"); 8]);
+    assert_eq!(
+        net.refusals(8).await,
+        vec![Code::new("connection_limit"); 8]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -429,15 +420,7 @@ async fn an_upgrade_that_is_no_http_is_refused_as_such() {
     stream.write_all(b"no http\r\n\r\n").await.unwrap();
     // The host closes the connection.
     while let Ok(1..) = stream.read(&mut [0; 64]).await {}
-    let counted = async {
-        while net.refused.lock().is_empty() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), counted)
-        .await
-        .unwrap();
-    assert_eq!(*net.refused.lock(), [Code::new("upgrade_failed")]);
+    assert_eq!(net.refusals(1).await, [Code::new("upgrade_failed")]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -503,7 +486,7 @@ async fn sending_waits_for_a_slot_and_cancels_cleanly() {
         ..Config::default()
     };
     let mut net = net(config).await;
-    let (mut caller, mut host) = net.pair(Config::default()).await;
+    let (mut caller, mut host) = net.pair().await;
     let sender = caller.sender();
     let asked = |position| Message::Step(row(1, 0, position));
     sender.send(asked(0)).await.unwrap();
@@ -519,7 +502,7 @@ async fn sending_waits_for_a_slot_and_cancels_cleanly() {
         async move { sender.send(asked(2)).await }
     });
     let first = next_step(&mut host).await;
-    let answer = Message::StepResult(result(&first));
+    let answer = answer(&first);
     host.sender().send(answer).await.unwrap();
     next_result(&mut caller).await;
     waiting.await.unwrap().unwrap();
@@ -530,17 +513,17 @@ async fn sending_waits_for_a_slot_and_cancels_cleanly() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thread_outside_of_the_runtime_can_answer() {
     let mut net = net(Config::default()).await;
-    let (mut caller, mut host) = net.pair(Config::default()).await;
+    let (mut caller, mut host) = net.pair().await;
     let asked = step(1, 0, 0, 2000, noise(2000 * 1152));
     let sent = Message::Step(asked.clone());
     caller.sender().send(sent).await.unwrap();
     let got = next_step(&mut host).await;
     let sender = host.sender();
     let thread = std::thread::spawn(move || {
-        let back = sender.try_send(Message::StepResult(result(&got)));
+        let back = sender.try_send(answer(&got));
         assert!(back.unwrap().is_none());
     });
-    assert_eq!(next_result(&mut caller).await, result(&asked));
+    assert_eq!(next_result(&mut caller).await, asked.echo());
     thread.join().unwrap();
 }
 
@@ -551,7 +534,7 @@ async fn several_messages_leave_together_in_order_and_those_without_room_are_cou
         ..Config::default()
     };
     let mut net = net(config).await;
-    let (caller, mut host) = net.pair(Config::default()).await;
+    let (caller, mut host) = net.pair().await;
     let sender = caller.sender();
     let asked = |position| Message::Step(row(1, 0, position));
     assert_eq!(sender.try_send_all(&[]).unwrap(), 0);
@@ -573,7 +556,7 @@ async fn several_messages_leave_together_in_order_and_those_without_room_are_cou
 #[tokio::test]
 async fn queued_messages_wait_for_a_flush_or_another_message() {
     let mut net = net(Config::default()).await;
-    let (caller, mut host) = net.pair(Config::default()).await;
+    let (caller, mut host) = net.pair().await;
     let sender = caller.sender();
     let asked = |stream| Message::Step(row(stream, 0, 0));
     let before = sender.stats().frames_sent;
@@ -601,15 +584,15 @@ async fn queued_messages_wait_for_a_flush_or_another_message() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_decode_row_gets_through_while_a_large_tensor_is_on_its_way() {
     let mut net = net(Config::default()).await;
-    let (mut caller, host) = net.pair(Config::default()).await;
+    let (mut caller, host) = net.pair().await;
     let echo = tokio::spawn(serve_echo(host));
     let sender = caller.sender();
     let large = step(1, 0, 0, 20_000, noise(20_000 * 1152));
     sender.send(Message::Step(large.clone())).await.unwrap();
     let small = row(2, 0, 0);
     sender.send(Message::Step(small.clone())).await.unwrap();
-    assert_eq!(next_result(&mut caller).await, result(&small));
-    assert_eq!(next_result(&mut caller).await, result(&large));
+    assert_eq!(next_result(&mut caller).await, small.echo());
+    assert_eq!(next_result(&mut caller).await, large.echo());
     drop(caller);
     assert_eq!(echo.await.unwrap().code, CloseCode::Normal);
 }
@@ -617,7 +600,7 @@ async fn a_decode_row_gets_through_while_a_large_tensor_is_on_its_way() {
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelling_in_the_middle_leaves_the_session_usable() {
     let mut net = net(Config::default()).await;
-    let (mut caller, host) = net.pair(Config::default()).await;
+    let (mut caller, host) = net.pair().await;
     let echo = tokio::spawn(serve_echo(host));
     let sender = caller.sender();
     for epoch in 0..10 {
@@ -628,7 +611,7 @@ async fn cancelling_in_the_middle_leaves_the_session_usable() {
     }
     let small = row(1, 10, 0);
     sender.send(Message::Step(small.clone())).await.unwrap();
-    assert_eq!(next_result(&mut caller).await, result(&small));
+    assert_eq!(next_result(&mut caller).await, small.echo());
     assert_eq!(caller.stats().steps_in_flight, 0);
     assert!(caller.stats().queued_bytes < 1000);
     drop(caller);
@@ -638,12 +621,12 @@ async fn cancelling_in_the_middle_leaves_the_session_usable() {
 #[tokio::test(flavor = "multi_thread")]
 async fn both_sides_learn_how_a_session_ended() {
     let mut net = net(Config::default()).await;
-    let (mut caller, mut host) = net.pair(Config::default()).await;
+    let (mut caller, mut host) = net.pair().await;
     host.close(CloseCode::Shutdown);
     ended(caller.recv().await, CloseCode::Shutdown, false);
     ended(host.recv().await, CloseCode::Shutdown, true);
 
-    let (caller, mut host) = net.pair(Config::default()).await;
+    let (caller, mut host) = net.pair().await;
     let sender = caller.sender();
     drop(caller);
     assert_eq!(host.recv().await.unwrap_err().code, CloseCode::Normal);
@@ -658,7 +641,7 @@ async fn many_sessions_run_side_by_side() {
     let mut net = net(Config::default()).await;
     let mut working = Vec::new();
     for stream in 0..12u32 {
-        let (mut caller, host) = net.pair(Config::default()).await;
+        let (mut caller, host) = net.pair().await;
         tokio::spawn(serve_echo(host));
         working.push(tokio::spawn(async move {
             for position in 0..100 {
@@ -666,7 +649,7 @@ async fn many_sessions_run_side_by_side() {
                 let asked = step(stream, 0, position, rows, noise(rows as usize * 1152));
                 let sent = Message::Step(asked.clone());
                 caller.sender().send(sent).await.unwrap();
-                assert_eq!(next_result(&mut caller).await, result(&asked));
+                assert_eq!(next_result(&mut caller).await, asked.echo());
             }
         }));
     }

@@ -13,7 +13,7 @@ use hearthnet_transport::{
     Tensor, Truncate, Truncated, Want,
 };
 
-use crate::support::{ended, messages, noise, open_stream, result, row, say, step, tensor};
+use crate::support::{answer, ended, messages, noise, open_stream, row, say, step, tensor};
 
 const MIB: usize = 1024 * 1024;
 
@@ -33,8 +33,8 @@ fn ask(pair: &mut Pair, step: Step) {
     say(&mut pair.caller, &Message::Step(step));
 }
 
-fn closing(stream: u32, epoch: u32) -> StreamClose {
-    StreamClose { stream, epoch }
+fn close(stream: u32, epoch: u32) -> Message {
+    Message::StreamClose(StreamClose { stream, epoch })
 }
 
 /// A tensor of so many bytes, which do not compress.
@@ -282,15 +282,14 @@ fn the_answer_to_a_truncation_keeps_its_place_and_ends_with_its_stream() {
     pair.run();
     let step = Message::Step(row(stream, epoch, position));
     assert_eq!(messages(&mut pair.host), [step, cut]);
-    let answer = Message::StepResult(result(&row(stream, epoch, position)));
+    let answer = answer(&row(stream, epoch, position));
     say(&mut pair.host, &answer);
     say(&mut pair.host, &kept);
     pair.run();
     assert_eq!(messages(&mut pair.caller), [answer, kept.clone()]);
     // The end of the stream drops it.
     say(&mut pair.host, &kept);
-    let close = StreamClose { stream, epoch };
-    say(&mut pair.caller, &Message::StreamClose(close));
+    say(&mut pair.caller, &close(stream, epoch));
     while pair.transmit(Side::Caller) && pair.deliver(Side::Host) {}
     pair.run();
     assert!(messages(&mut pair.caller).is_empty());
@@ -314,7 +313,7 @@ fn steps_in_flight_are_bounded_and_answers_return_the_slots() {
         let Message::Step(step) = message else {
             panic!("{message:?}")
         };
-        say(&mut pair.host, &Message::StepResult(result(&step)));
+        say(&mut pair.host, &answer(&step));
     }
     pair.run();
     assert_eq!(messages(&mut pair.caller).len(), 2);
@@ -344,7 +343,7 @@ fn a_stream_error_answers_every_step_of_its_stream_and_only_those() {
     // The undelivered steps of that stream are dropped, and the caller has confirmed its end.
     let left = messages(&mut pair.host);
     assert_eq!(left.len(), 3);
-    assert_eq!(left.last(), Some(&Message::StreamClose(closing(1, 0))));
+    assert_eq!(left.last(), Some(&close(1, 0)));
 }
 
 #[test]
@@ -357,12 +356,11 @@ fn cancelling_mid_tensor_frees_both_sides_at_once() {
         pair.deliver(Side::Host);
     }
     assert!(pair.host.stats().buffered_bytes > 0);
-    let close = closing(1, 0);
-    say(&mut pair.caller, &Message::StreamClose(close));
+    say(&mut pair.caller, &close(1, 0));
     assert!(pair.caller.stats().queued_bytes <= 64);
     assert_eq!(pair.caller.stats().steps_in_flight, 0);
     pair.run();
-    assert_eq!(messages(&mut pair.host), [Message::StreamClose(close)]);
+    assert_eq!(messages(&mut pair.host), [close(1, 0)]);
     for stats in [pair.caller.stats(), pair.host.stats()] {
         let left = (stats.buffered_bytes, stats.queued_bytes);
         assert_eq!((stats.credit_available, left), (4, (0, 0)), "{stats:?}");
@@ -378,10 +376,9 @@ fn a_stream_close_overtakes_queued_messages_and_drops_its_steps() {
     for step in [row(1, 0, 0), other.clone(), row(1, 0, 1)] {
         ask(&mut pair, step);
     }
-    let close = closing(1, 0);
-    say(&mut pair.caller, &Message::StreamClose(close));
+    say(&mut pair.caller, &close(1, 0));
     pair.run();
-    let expected = [Message::StreamClose(close), Message::Step(other)];
+    let expected = [close(1, 0), Message::Step(other)];
     assert_eq!(messages(&mut pair.host), expected);
     assert_eq!(pair.caller.stats().steps_in_flight, 1);
     assert_eq!(pair.host.stats().steps_in_flight, 1);
@@ -395,12 +392,12 @@ fn a_large_result_for_a_closed_stream_is_refused_and_its_sender_stops() {
     pair.run();
     assert_eq!(messages(&mut pair.host), [Message::Step(asked.clone())]);
     let before = pair.host.stats().frames_sent;
-    say(&mut pair.host, &Message::StepResult(result(&asked)));
+    say(&mut pair.host, &answer(&asked));
     // The result's first chunks are in transit when the caller closes the stream.
     while pair.transmit(Side::Host) {}
     pair.deliver(Side::Caller);
     pair.deliver(Side::Caller);
-    say(&mut pair.caller, &Message::StreamClose(closing(1, 0)));
+    say(&mut pair.caller, &close(1, 0));
     while pair.transmit(Side::Caller) {}
     let code = "stream_closed".as_bytes();
     let refuses = |frame: &&Bytes| frame.windows(code.len()).any(|part| part == code);
@@ -422,10 +419,9 @@ fn an_answer_that_crosses_a_close_is_dropped_and_counted() {
     let asked = row(1, 0, 0);
     ask(&mut pair, asked.clone());
     pair.run();
-    say(&mut pair.host, &Message::StepResult(result(&asked)));
+    say(&mut pair.host, &answer(&asked));
     assert!(pair.transmit(Side::Host));
-    let close = closing(1, 0);
-    say(&mut pair.caller, &Message::StreamClose(close));
+    say(&mut pair.caller, &close(1, 0));
     pair.run();
     assert_eq!(messages(&mut pair.caller), []);
     assert_eq!(pair.caller.stats().stale_results, 1);
@@ -442,7 +438,7 @@ fn a_result_for_another_stream_or_epoch_ends_the_session() {
         let wrong = row(stream, epoch, 0);
         ask(&mut other, wrong.clone());
         other.run();
-        say(&mut other.host, &Message::StepResult(result(&wrong)));
+        say(&mut other.host, &answer(&wrong));
         let now = other.now();
         while let Some(frame) = other.host.poll_transmit(now) {
             asked.caller.handle_message(now, &frame);
@@ -459,7 +455,7 @@ fn a_second_answer_to_the_same_step_ends_the_session() {
     let asked = row(1, 0, 0);
     ask(&mut pair, asked.clone());
     pair.run();
-    say(&mut pair.host, &Message::StepResult(result(&asked)));
+    say(&mut pair.host, &answer(&asked));
     let now = pair.now();
     let first = pair.host.poll_transmit(now).unwrap();
     pair.caller.handle_message(now, &first);
@@ -609,7 +605,7 @@ fn leaving_overtakes_queued_messages_and_the_host_serves_on() {
     messages(&mut pair.host);
     let large = bytes(3 * MIB);
     say(&mut pair.host, &Message::Tensor(large));
-    let answer = Message::StepResult(result(&row(0, 0, 0)));
+    let answer = answer(&row(0, 0, 0));
     say(&mut pair.host, &answer);
     for within_ms in [10_000, 5] {
         let leaving = Message::Leaving { within_ms };
@@ -636,10 +632,6 @@ fn a_receipt_outlives_its_stream_and_comes_only_if_both_sides_want_it() {
         chain: [1; 32],
         signature: [2; 64],
     });
-    let close = Message::StreamClose(StreamClose {
-        stream: 0,
-        epoch: 0,
-    });
     for (caller, host, interval) in [(64, 16, 64), (0, 16, 0), (16, 0, 0)] {
         let config = |receipts| Config {
             receipts,
@@ -653,10 +645,10 @@ fn a_receipt_outlives_its_stream_and_comes_only_if_both_sides_want_it() {
         pair.run();
         messages(&mut pair.host);
         // The end of the stream drops the answer to its step, and not the receipt.
-        let answer = Message::StepResult(result(&row(0, 0, 0)));
+        let answer = answer(&row(0, 0, 0));
         say(&mut pair.host, &answer);
         say(&mut pair.host, &receipt);
-        say(&mut pair.caller, &close);
+        say(&mut pair.caller, &close(0, 0));
         while pair.transmit(Side::Caller) && pair.deliver(Side::Host) {}
         pair.run();
         let got = messages(&mut pair.caller);
@@ -737,7 +729,7 @@ fn messages_that_contradict_themselves_are_refused_before_they_are_sent() {
         rows: 2,
         ..good.clone()
     });
-    let not_ours = Message::StepResult(result(&good));
+    let not_ours = answer(&good);
     let short = tensor(&[4], DType::F32, noise(15));
     for (message, code) in [
         (wrong_length, CloseCode::TensorShape),
@@ -761,7 +753,7 @@ fn debug_output_names_shapes_and_never_data() {
     };
     let printed = format!(
         "{asked:?} {:?} {:?} {:?}",
-        result(&asked),
+        asked.echo(),
         tensor(&[4], DType::I8, Bytes::from_static(b"ZZZZ")),
         Hello::new("pipeline", vec![0x5a; 64]),
     );

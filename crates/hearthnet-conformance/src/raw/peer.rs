@@ -134,7 +134,7 @@ impl Ending {
 
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = |number| CloseCode::from_number(number).map(CloseCode::as_str);
+        let named = |number| CloseCode::from_repr(number).map(CloseCode::as_str);
         match (&self.bye, self.close) {
             _ if self.hung => write!(f, "the session went on"),
             _ if self.opened => write!(f, "a session opened"),

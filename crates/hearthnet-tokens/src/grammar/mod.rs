@@ -46,7 +46,7 @@ pub use vocabulary::Vocabulary;
 pub const MAX_GRAMMAR_BYTES: usize = 64 << 10;
 
 /// Grammar of an answer.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, PartialEq, strum::IntoStaticStr)]
 #[non_exhaustive]
 pub enum Grammar {
     /// JSON that a JSON schema (draft 2020-12) describes.
@@ -78,13 +78,7 @@ pub struct Part {
 /// Omits the grammar, which may quote a conversation, so that it cannot enter a log.
 impl fmt::Debug for Grammar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::JsonSchema(_) => "JsonSchema",
-            Self::LenientJsonSchema(_) => "LenientJsonSchema",
-            Self::Regex(_) => "Regex",
-            Self::Lark(_) => "Lark",
-            Self::Turn { .. } => "Turn",
-        })
+        f.write_str(self.into())
     }
 }
 

@@ -57,6 +57,16 @@ fn long(number: u8, stream: u64, length: u32) -> StreamSnapshot {
     }
 }
 
+/// A stream of a caller that holds `length` positions, without a waiting step.
+fn quiet(number: u8, stream: u64, length: u32, active: Duration) -> StreamSnapshot {
+    StreamSnapshot {
+        length,
+        active,
+        head: None,
+        ..of(number, stream, 1, 0)
+    }
+}
+
 /// Pages of 16 positions: the total, and the quota of one caller.
 fn pool(total: u32, quota: u32) -> Pool {
     Pool {
@@ -91,6 +101,17 @@ fn sizes(chunk: u32, piggybacks: bool) -> Sizes {
 
 fn plan(planner: &mut Planner, streams: &[StreamSnapshot], chunk: u32) -> Option<Turn> {
     planner.plan(streams, &PLENTY, &sizes(chunk, false), Duration::ZERO)
+}
+
+/// Streams that the first turn preempts, and rows that it takes.
+fn first_turn(
+    streams: &[StreamSnapshot],
+    pool: &Pool,
+    now: Duration,
+) -> (Vec<u64>, Vec<(u64, u32)>) {
+    let turn = Planner::new().plan(streams, pool, &sizes(64, false), now);
+    let turn = turn.unwrap();
+    (turn.preempted, turn.scheduled)
 }
 
 #[test]
@@ -133,12 +154,7 @@ fn decode_counts_beside_prompts_of_other_callers_only() {
     let prompt = of(1, 1, 100, 0);
     let own = of(1, 2, 1, 0);
     let other = of(2, 3, 1, 0);
-    let back = |ago: u64| StreamSnapshot {
-        length: 7,
-        active: now - Duration::from_millis(ago),
-        head: None,
-        ..other
-    };
+    let back = |ago| quiet(2, 3, 7, now - Duration::from_millis(ago));
     assert!(others_decode(&[prompt, own, other], now));
     assert!(others_decode(&[back(20), prompt], now));
     let rests = StreamSnapshot {
@@ -278,32 +294,23 @@ fn a_step_is_cut_to_the_pages_that_are_left() {
         length: 35,
         ..of(1, 1, 100, 0)
     }];
-    let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
-    assert_eq!(turn.unwrap().scheduled, [(1, 29)]);
+    let (_, scheduled) = first_turn(&streams, &pool, Duration::ZERO);
+    assert_eq!(scheduled, [(1, 29)]);
 }
 
 #[test]
 fn the_example_of_the_pages_holds() {
     let pool = pool(10, 10);
     let streams = [long(1, 1, 75), long(1, 2, 40), long(2, 3, 32)];
-    let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
-    let turn = turn.unwrap();
-    assert_eq!(
-        (turn.preempted, turn.scheduled),
-        (vec![2], vec![(1, 1), (3, 1)])
-    );
+    let turn = first_turn(&streams, &pool, Duration::ZERO);
+    assert_eq!(turn, (vec![2], vec![(1, 1), (3, 1)]));
 }
 
 #[test]
 fn idle_streams_are_preempted_first_longest_idle_before_others() {
     let pool = pool(6, 6);
     let now = Duration::from_secs(100);
-    let kept = |stream, length, secs| StreamSnapshot {
-        length,
-        active: now - Duration::from_secs(secs),
-        head: None,
-        ..of(1, stream, 1, 0)
-    };
+    let kept = |stream, length, secs| quiet(1, stream, length, now - Duration::from_secs(secs));
     // The longest idle stream holds nothing.
     let streams = [
         kept(1, 0, 90),
@@ -315,44 +322,32 @@ fn idle_streams_are_preempted_first_longest_idle_before_others() {
             ..of(2, 4, 40, 0)
         },
     ];
-    let turn = Planner::new()
-        .plan(&streams, &pool, &sizes(64, false), now)
-        .unwrap();
+    let turn = first_turn(&streams, &pool, now);
     // The victim is the longest idle, not the youngest or the least progressed.
-    assert_eq!((turn.preempted, turn.scheduled), (vec![2], vec![(4, 32)]));
+    assert_eq!(turn, (vec![2], vec![(4, 32)]));
 }
 
 #[test]
 fn a_caller_beyond_its_own_share_gives_up_streams_of_its_own_only() {
     let pool = pool(10, 4);
     let streams = [long(1, 1, 48), long(1, 2, 10), long(2, 3, 5)];
-    let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
-    let turn = turn.unwrap();
-    assert_eq!(
-        (turn.preempted, turn.scheduled),
-        (vec![2], vec![(1, 1), (3, 1)])
-    );
+    let turn = first_turn(&streams, &pool, Duration::ZERO);
+    assert_eq!(turn, (vec![2], vec![(1, 1), (3, 1)]));
 }
 
 #[test]
 fn the_stream_that_needs_a_page_may_be_the_victim() {
     let pool = pool(2, 2);
     let streams = [long(1, 1, 20), long(1, 2, 0)];
-    let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
-    let turn = turn.unwrap();
-    assert_eq!((turn.preempted, turn.scheduled), (vec![2], vec![(1, 1)]));
+    let turn = first_turn(&streams, &pool, Duration::ZERO);
+    assert_eq!(turn, (vec![2], vec![(1, 1)]));
 }
 
 #[test]
 fn a_stream_is_admitted_if_a_page_is_free_or_within_its_callers_share() {
     let pool = pool(4, 3);
     let now = Duration::from_secs(100);
-    let holds = |number, stream, length| StreamSnapshot {
-        length,
-        active: now,
-        head: None,
-        ..of(number, stream, 1, 0)
-    };
+    let holds = |number, stream, length| quiet(number, stream, length, now);
     let admit = |streams: &[StreamSnapshot], number| {
         let holders = holders(streams, &pool, now);
         super::admit(&holders, &pool, caller(number))
@@ -612,7 +607,7 @@ proptest! {
     fn the_same_calls_give_the_same_turns(
         calls in proptest::collection::vec((any_streams(), 1u32..600), 1..6), pages in 1u32..200,
     ) {
-        let pool = Pool { total: pages, quota: pages, page: 16, base: 0 };
+        let pool = pool(pages, pages);
         let run = || {
             let mut planner = Planner::new();
             let plan = |(streams, chunk): &(Vec<StreamSnapshot>, u32)| {
@@ -815,12 +810,7 @@ fn one_callers_many_streams_lengthen_anothers_batches_by_a_bounded_share() {
 #[test]
 fn callers_with_waiting_or_recent_short_steps_count_as_decoders() {
     let now = Duration::from_secs(5);
-    let back = |number, ago: u64| StreamSnapshot {
-        length: 7,
-        active: now - Duration::from_millis(ago),
-        head: None,
-        ..of(number, u64::from(number), 1, 0)
-    };
+    let back = |number, ago| quiet(number, number.into(), 7, now - Duration::from_millis(ago));
     assert_eq!(decoders(&[of(1, 1, 1, 0), of(1, 2, 8, 0)], now), 1);
     assert_eq!(
         decoders(&[of(1, 1, 1, 0), back(2, 1000), back(3, 1001)], now),

@@ -15,8 +15,11 @@ use hearthnet_transport::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::fake::{FakeSource, HandClock, LOSES, PANICS, Probe, WEIGHT_BYTES, expected, served};
-use super::{caller_key, encode, host_key, open_for, rows, step};
+use super::fake::{
+    FakeSource, HandClock, LOSES, PANICS, Probe, WEIGHT_BYTES, encode, expected, open_for, served,
+    step_of,
+};
+use super::{caller_key, host_key, rows, step};
 use crate::host::{Place, start};
 use crate::{BENCH, PIPELINE, RunningHost, ServeConfig, StartError};
 

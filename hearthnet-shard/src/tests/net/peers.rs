@@ -168,14 +168,11 @@ async fn a_bench_session_echoes_its_messages() {
     ] {
         caller
             .send(Message::Step(Step {
-                stream: 1,
-                epoch: 1,
-                position: 3,
                 rows: 5,
                 width: 200,
-                dtype: DType::F16,
                 want,
                 data: data.clone(),
+                ..step_of(1, 3, &[])
             }))
             .await;
         let result = caller.result().await;

@@ -7,8 +7,8 @@ use super::*;
 /// Distance of checkpoints.
 const EVERY: u32 = 64;
 
-fn host_with_checkpoints(change: impl FnOnce(&mut Limits)) -> (Host, Caller) {
-    let mut host = Host::with_limits(change);
+fn host_with_checkpoints(change: impl FnOnce(&mut ServeConfig)) -> (Host, Caller) {
+    let mut host = Host::with_config(change);
     host.probe.checkpoints.store(EVERY, Ordering::SeqCst);
     let mut caller = host.caller(1);
     caller.open(&mut host, 1);
@@ -21,11 +21,7 @@ fn host_with_checkpoints(change: impl FnOnce(&mut Limits)) -> (Host, Caller) {
 fn go_on(caller: &mut Caller, host: &mut Host, epoch: u32, text: &[[f32; 4]], held: u32) {
     let from = held as usize;
     let before = from.checked_sub(1).map_or(0.0, |last| text[last][0]);
-    let step = Step {
-        epoch,
-        ..step_of(1, held, &text[from..])
-    };
-    let answers = caller.ask(host, Message::Step(step));
+    let answers = caller.ask(host, step_in(epoch, 1, held, &text[from..]));
     let expected = expected(before, held, &text[from..]);
     assert_eq!(result(&answers).data, encode(&expected));
 }
@@ -136,8 +132,8 @@ proptest! {
         const LONGEST: u32 = 200;
         const PAGES: u32 = 13;
         let open = |stream, epoch| open_with(stream, epoch, |o| o.max_positions = LONGEST);
-        let mut host = Host::with_limits(|limits| {
-            limits.kv_budget = u64::from(PAGES * PAGE) * KV_BYTES;
+        let mut host = Host::with_config(|config| {
+            config.kv_budget_bytes = u64::from(PAGES * PAGE) * KV_BYTES;
         });
         host.probe.checkpoints.store(EVERY, Ordering::SeqCst);
         let (mut caller, mut other) = (host.caller(1), host.caller(2));
@@ -156,10 +152,9 @@ proptest! {
                     }
                 }
                 Act::Return(share) => {
-                    let (stream, position) = (1, length * share / 100);
+                    let position = length * share / 100;
                     text.truncate(position as usize);
-                    let truncate = Truncate { stream, epoch, position, answer: true };
-                    let answers = caller.ask(&mut host, Message::Truncate(truncate));
+                    let answers = caller.ask(&mut host, truncate_in(epoch, 1, position, true));
                     let [Message::Truncated(kept)] = answers[..] else {
                         panic!("{answers:?}");
                     };
@@ -170,14 +165,13 @@ proptest! {
                     }
                 }
                 Act::Rest => {
-                    let (stream, position) = (1, length);
-                    let rest = Truncate { stream, epoch, position, answer: false };
-                    prop_assert_eq!(caller.ask(&mut host, Message::Truncate(rest)), []);
+                    let rest = truncate_in(epoch, 1, length, false);
+                    prop_assert_eq!(caller.ask(&mut host, rest), []);
                 }
                 Act::Take(pages) => {
                     other.tell(open(1, round));
                     let rows = rows(pages * PAGE);
-                    other.tell(Message::Step(Step { epoch: round, ..step_of(1, 0, &rows) }));
+                    other.tell(step_in(round, 1, 0, &rows));
                     host.run();
                     other.tell(close(1, round));
                     host.run();

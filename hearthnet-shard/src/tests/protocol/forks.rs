@@ -1,21 +1,8 @@
 //! Streams that begin with positions of another one.
 
-use hearthnet_transport::Fork;
-
 use crate::tests::fake::{KV_BYTES, PAGE};
 
 use super::*;
-
-/// Opens `stream` as a fork of epoch 1 of `source`.
-fn fork_of(stream: u32, source: u32, position: u32) -> Message {
-    open_with(stream, 1, |open| {
-        open.fork = Some(Fork {
-            stream: source,
-            epoch: 1,
-            position,
-        });
-    })
-}
 
 #[test]
 fn a_fork_continues_behind_the_same_rows_and_both_streams_are_independent() {
@@ -68,24 +55,10 @@ fn a_fork_without_such_a_source_is_refused_and_the_source_goes_on() {
     let (mut host, mut caller) = with_streams(1);
     caller.ask(&mut host, step(1, 0, &rows(5)));
     assert_eq!(caller.refusal_now(fork_of(2, 7, 1)), "unknown_stream");
-    let of_epoch = |epoch| {
-        open_with(2, 1, |open| {
-            open.fork = Some(Fork {
-                stream: 1,
-                epoch,
-                position: 1,
-            });
-        })
-    };
-    assert_eq!(caller.refusal_now(of_epoch(0)), "unknown_stream");
-    let layers = open_with(2, 1, |open| {
-        open.lo = 3;
-        open.fork = Some(Fork {
-            stream: 1,
-            epoch: 1,
-            position: 1,
-        });
-    });
+    let earlier = fork(1, 1).map(|fork| Fork { epoch: 0, ..fork });
+    let earlier = open_with(2, 1, |open| open.fork = earlier);
+    assert_eq!(caller.refusal_now(earlier), "unknown_stream");
+    let layers = open_with(2, 1, |open| (open.lo, open.fork) = (3, fork(1, 1)));
     assert_eq!(caller.refusal_now(layers), "unknown_stream");
     assert_eq!(caller.refusal_now(fork_of(2, 1, 257)), "context_full");
     assert_eq!(caller.refusal(&mut host, fork_of(2, 1, 6)), "position_gap");
@@ -106,8 +79,8 @@ fn a_fork_without_such_a_source_is_refused_and_the_source_goes_on() {
 
 #[test]
 fn a_fork_takes_free_pages_only() {
-    let mut host = Host::with_limits(|limits| {
-        limits.kv_budget = u64::from(5 * PAGE) * KV_BYTES;
+    let mut host = Host::with_config(|config| {
+        config.kv_budget_bytes = u64::from(5 * PAGE) * KV_BYTES;
     });
     let mut caller = host.caller(1);
     let positions = |stream, fork| {
@@ -116,11 +89,7 @@ fn a_fork_takes_free_pages_only() {
             open.fork = fork;
         })
     };
-    let fork = Some(Fork {
-        stream: 1,
-        epoch: 1,
-        position: 2 * PAGE,
-    });
+    let fork = fork(1, 2 * PAGE);
     caller.ask(&mut host, positions(1, None));
     caller.ask(&mut host, step(1, 0, &rows(2 * PAGE)));
     assert_eq!(caller.ask(&mut host, positions(2, fork)), [opened(2, 1)]);

@@ -10,9 +10,9 @@ use super::*;
 
 /// A host with `pages` pages, of which each caller may hold `percent` per cent.
 fn host_with(pages: u32, percent: u32) -> Host {
-    Host::with_limits(|limits| {
-        limits.kv_budget = u64::from(pages * PAGE) * KV_BYTES;
-        limits.kv_share = percent;
+    Host::with_config(|config| {
+        config.kv_budget_bytes = u64::from(pages * PAGE) * KV_BYTES;
+        config.kv_share_per_caller = percent;
     })
 }
 
@@ -152,11 +152,7 @@ fn a_preempted_stream_replays_to_the_same_results() {
     assert_eq!(b.ask(&mut host, open_up_to(1, 2, 3 * PAGE)), [opened(1, 2)]);
     assert_eq!(result(&a.ask(&mut host, next(1, 2))).rows, 1);
     assert_eq!(a.ask(&mut host, close(1, 1)), []);
-    let again = Step {
-        epoch: 2,
-        ..step_of(1, 0, &rows(PAGE + 1))
-    };
-    let answers = b.ask(&mut host, Message::Step(again));
+    let answers = b.ask(&mut host, step_in(2, 1, 0, &rows(PAGE + 1)));
     assert_eq!(
         result(&answers).data,
         encode(&expected(0.0, 0, &rows(PAGE + 1)))
@@ -226,10 +222,7 @@ fn repeated_opens_and_closes_take_no_pages_from_others() {
     fill(&mut other, &mut host, 1, 2);
     for epoch in 1..=50 {
         churner.tell(open_up_to(1, epoch, 2 * PAGE));
-        churner.tell(Message::Step(Step {
-            epoch,
-            ..step_of(1, 0, &rows(2 * PAGE))
-        }));
+        churner.tell(step_in(epoch, 1, 0, &rows(2 * PAGE)));
         host.run();
         if epoch % 2 == 0 {
             churner.tell(close(1, epoch));
@@ -257,11 +250,7 @@ fn a_caller_may_not_pile_up_steps_over_its_streams_and_sessions() {
     a.tell(close(1, 1));
     // Steps that the compute thread has not dropped yet count.
     a.tell(open(1, 2));
-    let again = Step {
-        epoch: 2,
-        ..step_of(1, 0, &rows(1))
-    };
-    assert_eq!(a.refusal_now(Message::Step(again)), "step_quota");
+    assert_eq!(a.refusal_now(step_in(2, 1, 0, &rows(1))), "step_quota");
     other.tell(step(1, 0, &rows(1)));
     host.run();
     assert_eq!(result(&other.sink.take()).rows, 1);
@@ -335,10 +324,8 @@ impl Patient {
         }
         let count = (self.known - self.held).clamp(1, 20) as usize;
         let from = self.held as usize;
-        self.caller.tell(Message::Step(Step {
-            epoch: self.epoch,
-            ..step_of(1, self.held, &self.rows[from..from + count])
-        }));
+        let rows = &self.rows[from..from + count];
+        self.caller.tell(step_in(self.epoch, 1, self.held, rows));
     }
 }
 

@@ -5,28 +5,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hearthnet_bus::NodeKey;
-use hearthnet_bus::flight::{Event, SessionId};
-use hearthnet_bus::receipt::Statement;
+use hearthnet_bus::flight::Event;
 use hearthnet_transport::{
-    CloseCode, Code, DType, Handler, Message, NodeId, Step, StepResult, StreamClose, StreamError,
-    StreamOpen, StreamOpened, Truncate, Truncated, Want,
+    CloseCode, Code, DType, Fork, Handler, Message, NodeId, Step, StepResult, StreamClose,
+    StreamError, StreamOpen, StreamOpened, Truncate, Truncated, Want,
 };
 use proptest::prelude::*;
 
 use super::fake::{
-    self, FakeSource, HandClock, OVERFLOWS, Probe, Recorder, WEIGHT_BYTES, WIDTH, expected, served,
+    Host, OVERFLOWS, Recorder, WEIGHT_BYTES, WIDTH, caller_id, config, encode, expected, open_for,
+    served, step_of,
 };
-use super::{encode, open_for, rows, step, step_of};
+use super::{host_key, rows, step};
 use crate::config::ServeConfig;
 use crate::engine::Served;
-use crate::events::{Caller as CallerId, HostEvents, Stats};
-use crate::inbox::Inbox;
-use crate::notary::Notary;
-use crate::sched::{Command, Limits, Scheduler};
+use crate::events::Caller as CallerId;
+use crate::sched::Command;
 use crate::stream_handle::Slots;
-use crate::stream_table::{HostState, StreamTable};
-use crate::sync::mpsc;
+use crate::stream_table::StreamTable;
 
 mod anything;
 mod checkpoints;
@@ -43,16 +39,9 @@ mod time;
 const STREAMS: u32 = 3;
 const POSITIONS: u32 = 2048;
 const WAITING: u32 = 4;
+/// Default times after which an idle stream ends, and idle weights leave memory.
 const IDLE: Duration = Duration::from_secs(300);
 const EVICT: Duration = Duration::from_secs(600);
-
-struct Host {
-    host_state: Arc<HostState>,
-    commands: mpsc::Receiver<Command>,
-    scheduler: Scheduler<FakeSource>,
-    probe: Arc<Probe>,
-    clock: Arc<HandClock>,
-}
 
 struct Caller {
     stream_table: StreamTable,
@@ -65,59 +54,24 @@ impl Host {
     }
 
     fn with_budget(kv_budget: u64) -> Self {
-        Self::with_limits(|limits| limits.kv_budget = kv_budget)
+        Self::with_config(|config| config.kv_budget_bytes = kv_budget)
     }
 
-    fn with_limits(change: impl FnOnce(&mut Limits)) -> Self {
+    fn with_config(change: impl FnOnce(&mut ServeConfig)) -> Self {
         Self::serving(served(), change)
     }
 
-    fn serving(served: Served, change: impl FnOnce(&mut Limits)) -> Self {
-        let (probe, clock) = (Arc::new(Probe::default()), Arc::new(HandClock::default()));
-        *probe.clock.lock() = Some(clock.clone());
-        let events = Arc::new(HostEvents::recording(record));
-        let (inbox, commands) = Inbox::of_thread();
-        let config = ServeConfig {
+    fn serving(served: Served, change: impl FnOnce(&mut ServeConfig)) -> Self {
+        let mut config = ServeConfig {
             max_concurrent_streams: STREAMS,
             max_streams_per_caller: STREAMS,
             max_positions: Some(POSITIONS),
             max_waiting_steps: WAITING,
             max_waiting_steps_per_caller: 2 * WAITING,
-            ..ServeConfig::new("")
+            ..config()
         };
-        let host_state = HostState {
-            node: owner(),
-            endpoint: "127.0.0.1:1".into(),
-            served: served.clone(),
-            slots: Slots::new(owner(), &config, Arc::clone(&events)),
-            kv_budget: config.kv_budget_bytes.into(),
-            config,
-            weight_bytes: 1,
-            inbox,
-            events: Arc::clone(&events),
-            clock: clock.clone(),
-            parties: Arc::new(|caller| *caller),
-        };
-        let mut limits = Limits {
-            kv_budget: u64::MAX,
-            kv_share: 100,
-            stream_idle: IDLE,
-            evict_after: Some(EVICT),
-            chunk: Duration::from_millis(25),
-        };
-        change(&mut limits);
-        let source = FakeSource(probe.clone());
-        let sign = |statement: &Statement| Some(statement.sign(&NodeKey::from_secret(&[1; 32])));
-        let notary = Notary::here(owner(), Box::new(sign));
-        let mut scheduler = Scheduler::new(source, served, limits, events, clock.clone(), notary);
-        scheduler.load(&mut |_| {}).unwrap();
-        Self {
-            host_state: Arc::new(host_state),
-            commands,
-            scheduler,
-            probe,
-            clock,
-        }
+        change(&mut config);
+        Self::start(served, config, record)
     }
 
     fn caller(&self, peer: u8) -> Caller {
@@ -125,9 +79,7 @@ impl Host {
     }
 
     fn caller_as(&self, id: CallerId) -> Caller {
-        let sink = Arc::new(Recorder::default());
-        let host_state = Arc::clone(&self.host_state);
-        let stream_table = StreamTable::new(host_state, id, sink.clone());
+        let (stream_table, sink) = self.connect(id);
         Caller { stream_table, sink }
     }
 
@@ -141,38 +93,8 @@ impl Host {
         (host, a, b)
     }
 
-    /// Takes the commands in, as the compute thread does before a batch.
-    fn take_in(&mut self) {
-        fake::take_in(&mut self.scheduler, &self.commands);
-    }
-
-    /// Runs batches until no step waits.
-    fn run(&mut self) {
-        fake::run(&mut self.scheduler, &self.commands);
-    }
-
-    fn stats(&self) -> Stats {
-        self.host_state.events.stats()
-    }
-
     fn errors(&self, code: &str) -> u64 {
         self.stats().errors.get(code).copied().unwrap_or(0)
-    }
-
-    /// No stream, step or page is left.
-    fn assert_empty(&self) {
-        let stats = self.stats();
-        assert_eq!(
-            (
-                stats.streams,
-                stats.steps_waiting,
-                stats.kv_bytes,
-                stats.kv_pages_used
-            ),
-            (0, 0, 0, 0)
-        );
-        assert_eq!(self.probe.sequences.load(Ordering::SeqCst), 0);
-        assert_eq!(self.probe.kv_bytes.load(Ordering::SeqCst), 0);
     }
 }
 
@@ -186,18 +108,8 @@ fn with_streams(count: u32) -> (Host, Caller) {
     (host, caller)
 }
 
-fn caller_id(peer: u8) -> CallerId {
-    let node = NodeId::from_checked([peer; 32]);
-    CallerId {
-        node,
-        party: node,
-        session: SessionId::of_token(&[peer]),
-        receipts: 0,
-    }
-}
-
 fn owner() -> NodeId {
-    NodeKey::from_secret(&[1; 32]).id()
+    host_key().id()
 }
 
 thread_local! {
@@ -210,12 +122,12 @@ fn record(event: Event) {
 }
 
 impl Caller {
-    fn tell(&mut self, message: impl Into<Message>) {
-        assert_eq!(self.stream_table.message(message.into()), Ok(()));
+    fn tell(&mut self, message: Message) {
+        assert_eq!(self.stream_table.message(message), Ok(()));
     }
 
     /// Sends one message, lets the host run, and takes the answers.
-    fn ask(&mut self, host: &mut Host, message: impl Into<Message>) -> Vec<Message> {
+    fn ask(&mut self, host: &mut Host, message: Message) -> Vec<Message> {
         self.tell(message);
         host.run();
         self.sink.take()
@@ -226,14 +138,14 @@ impl Caller {
     }
 
     /// Code of the only answer, which must be a refusal.
-    fn refusal(&mut self, host: &mut Host, message: impl Into<Message>) -> Code {
+    fn refusal(&mut self, host: &mut Host, message: Message) -> Code {
         self.tell(message);
         host.run();
         self.code()
     }
 
     /// Like `refusal`, for faults that the stream table finds: the compute thread does not run.
-    fn refusal_now(&mut self, message: impl Into<Message>) -> Code {
+    fn refusal_now(&mut self, message: Message) -> Code {
         self.tell(message);
         self.code()
     }
@@ -267,22 +179,42 @@ fn close(stream: u32, epoch: u32) -> Message {
     Message::StreamClose(StreamClose { stream, epoch })
 }
 
-fn truncate(stream: u32, position: u32) -> Message {
-    Message::Truncate(Truncate {
-        stream,
+/// Opens `stream` as a fork of epoch 1 of `source`.
+fn fork_of(stream: u32, source: u32, position: u32) -> Message {
+    open_with(stream, 1, |open| open.fork = fork(source, position))
+}
+
+fn fork(source: u32, position: u32) -> Option<Fork> {
+    Some(Fork {
+        stream: source,
         epoch: 1,
         position,
-        answer: false,
     })
+}
+
+/// Step in another epoch than the first.
+fn step_in(epoch: u32, stream: u32, position: u32, rows: &[[f32; 4]]) -> Message {
+    Message::Step(Step {
+        epoch,
+        ..step_of(stream, position, rows)
+    })
+}
+
+fn truncate(stream: u32, position: u32) -> Message {
+    truncate_in(1, stream, position, false)
 }
 
 /// Truncation that the host answers.
 fn truncate_and_tell(stream: u32, position: u32) -> Message {
+    truncate_in(1, stream, position, true)
+}
+
+fn truncate_in(epoch: u32, stream: u32, position: u32, answer: bool) -> Message {
     Message::Truncate(Truncate {
         stream,
-        epoch: 1,
+        epoch,
         position,
-        answer: true,
+        answer,
     })
 }
 

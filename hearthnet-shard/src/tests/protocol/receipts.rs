@@ -1,8 +1,8 @@
 //! Receipts: what they cover, and when they come.
 
-use hearthnet_bus::receipt::{Claim, Inputs};
+use hearthnet_bus::receipt::{Claim, Inputs, Statement};
 use hearthnet_engine::ARITHMETIC;
-use hearthnet_transport::{Fork, Receipt};
+use hearthnet_transport::Receipt;
 
 use super::*;
 
@@ -131,14 +131,7 @@ fn a_fork_is_certified_with_the_rows_of_its_source() {
     let mut caller = wants_receipts(&host);
     caller.open(&mut host, 1);
     caller.run(&mut host, &mut own, step_of(1, 0, &rows(6)));
-    let fork = open_with(2, 1, |open| {
-        open.fork = Some(Fork {
-            stream: 1,
-            epoch: 1,
-            position: 4,
-        });
-    });
-    assert_eq!(caller.ask(&mut host, fork), [opened(2, 1)]);
+    assert_eq!(caller.ask(&mut host, fork_of(2, 1, 4)), [opened(2, 1)]);
     let mut forked = Own {
         inputs: own.inputs.fork(4),
         ..Own::default()

@@ -14,6 +14,15 @@ fn run_in(caller: &mut Caller, host: &mut Host, stream: u32) {
     assert_eq!(result(&answers).rows, 1);
 }
 
+/// A caller that runs a stream in each slot.
+fn with_every_slot(host: &mut Host, peer: u8) -> Caller {
+    let mut caller = host.caller(peer);
+    for stream in 1..=STREAMS {
+        run_in(&mut caller, host, stream);
+    }
+    caller
+}
+
 /// Truncates the stream, as a caller does when its answer is complete.
 fn rest(caller: &mut Caller, host: &mut Host, stream: u32) {
     assert_eq!(caller.ask(host, truncate(stream, 1)), []);
@@ -29,10 +38,8 @@ fn preempted(answers: &[Message]) -> u32 {
 #[test]
 fn a_resting_stream_is_preempted_for_a_new_one_at_once() {
     let mut host = Host::new();
-    let (mut a, mut b) = (host.caller(1), host.caller(2));
-    for stream in 1..=STREAMS {
-        run_in(&mut a, &mut host, stream);
-    }
+    let mut a = with_every_slot(&mut host, 1);
+    let mut b = host.caller(2);
     for stream in [2, 1] {
         host.clock.advance(Duration::from_millis(1));
         rest(&mut a, &mut host, stream);
@@ -80,10 +87,8 @@ fn unused_streams_are_preempted_after_a_second() {
 #[test]
 fn a_silent_stream_counts_as_resting_after_a_while() {
     let mut host = Host::new();
-    let (mut a, mut b) = (host.caller(1), host.caller(2));
-    for stream in 1..=STREAMS {
-        run_in(&mut a, &mut host, stream);
-    }
+    let mut a = with_every_slot(&mut host, 1);
+    let mut b = host.caller(2);
     host.clock.advance(IDLE_AFTER - Duration::from_millis(10));
     assert_eq!(b.refusal_now(open(1, 1)), "stream_limit");
     // A step that waits for the engine counts as activity.
@@ -165,10 +170,8 @@ fn a_freed_slot_goes_to_the_caller_that_runs_fewest_streams() {
 #[test]
 fn an_expired_claim_withholds_no_slot() {
     let mut host = Host::new();
-    let (mut a, mut c) = (host.caller(1), host.caller(3));
-    for stream in 1..=STREAMS {
-        run_in(&mut a, &mut host, stream);
-    }
+    let mut a = with_every_slot(&mut host, 1);
+    let mut c = host.caller(3);
     assert_eq!(c.refusal_now(open(1, 1)), "stream_limit");
     a.tell(close(1, 1));
     assert_eq!(a.refusal_now(open(4, 1)), "stream_limit");
@@ -187,10 +190,8 @@ fn goes_on(caller: &mut Caller, host: &mut Host, streams: &[u32], position: u32)
 #[test]
 fn a_due_claim_preempts_a_stream_of_the_caller_that_runs_most() {
     let mut host = Host::new();
-    let (mut a, mut b) = (host.caller(2), host.caller(3));
-    for stream in 1..=STREAMS {
-        run_in(&mut a, &mut host, stream);
-    }
+    let mut a = with_every_slot(&mut host, 2);
+    let mut b = host.caller(3);
     // A stream with more rows costs more to replay.
     goes_on(&mut a, &mut host, &[1, 3], 1);
     for second in 0..DUE.as_secs() as u32 {
@@ -243,10 +244,8 @@ fn the_machines_owner_gets_a_slot_at_once() {
         party: owner(),
         ..caller_id(9)
     };
-    let (mut a, mut owner) = (host.caller(2), host.caller_as(owner));
-    for stream in 1..=STREAMS {
-        run_in(&mut a, &mut host, stream);
-    }
+    let mut a = with_every_slot(&mut host, 2);
+    let mut owner = host.caller_as(owner);
     run_in(&mut owner, &mut host, 1);
     // Of equal streams, the latest is preempted.
     assert_eq!(preempted(&a.sink.take()), STREAMS);

@@ -164,10 +164,7 @@ fn a_step_for_an_unknown_stream_is_answered() {
         "position_gap"
     );
     assert_eq!(caller.refusal(&mut host, one.clone()), "stream_ended");
-    let early = Message::Step(Step {
-        epoch: 2,
-        ..step_of(1, 0, &rows(1))
-    });
+    let early = step_in(2, 1, 0, &rows(1));
     assert_eq!(caller.refusal(&mut host, early), "unknown_stream");
     // The same stream number on another connection is another stream.
     let mut other = host.caller(1);
@@ -310,17 +307,15 @@ fn a_stream_may_not_pile_up_steps_or_rows() {
     for position in 0..WAITING {
         caller.tell(step(1, position, &rows(1)));
     }
-    caller.tell(step(1, WAITING, &rows(1)));
-    let answers = caller.sink.take();
-    assert!(matches!(&answers[..], [Message::StreamError(e)] if e.code == "queue_full"));
+    let fifth = step(1, WAITING, &rows(1));
+    assert_eq!(caller.refusal_now(fifth), "queue_full");
     host.run();
     host.assert_empty();
 
     caller.open(&mut host, 2);
     caller.tell(step(2, 0, &rows(200)));
-    caller.tell(step(2, 200, &rows(57)));
-    let answers = caller.sink.take();
-    assert!(matches!(&answers[..], [Message::StreamError(e)] if e.code == "queue_full"));
+    let beyond = step(2, 200, &rows(57));
+    assert_eq!(caller.refusal_now(beyond), "queue_full");
     host.run();
     host.assert_empty();
 }

@@ -44,12 +44,7 @@ fn one_stream_too_many_is_refused_at_once_and_takes_nothing() {
     let (mut host, mut a, mut b) = Host::with_three_streams();
     // The compute thread is not needed: `run` is not called before the answers are there.
     for caller in [&mut a, &mut b] {
-        caller.tell(open(7, 1));
-        let answers = caller.sink.take();
-        assert!(
-            matches!(&answers[..], [Message::StreamError(e)] if e.code == "stream_limit"),
-            "{answers:?}"
-        );
+        assert_eq!(caller.refusal_now(open(7, 1)), "stream_limit");
     }
     assert_eq!(host.stats().streams, STREAMS);
     // A close frees the slot at once, for the caller refused first.
@@ -67,10 +62,7 @@ fn a_later_epoch_ends_the_earlier_one_and_its_steps() {
     caller.tell(open(1, 5));
     // A step of the old epoch that crossed with the open.
     caller.tell(step(1, 40, &rows(1)));
-    caller.tell(Message::Step(Step {
-        epoch: 5,
-        ..step_of(1, 0, &rows(2))
-    }));
+    caller.tell(step_in(5, 1, 0, &rows(2)));
     host.run();
     let answers = caller.sink.take();
     let stale = (1, "stale_epoch");

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use bytes::Bytes;
 use hearthnet_transport::session::{Event, Session};
 use hearthnet_transport::{
-    CloseCode, Connection, DType, Dims, Message, SessionClosed, Step, StepResult, StreamOpen,
+    CloseCode, Connection, DType, Dims, Message, SessionClosed, Step, StreamOpen, StreamOpened,
     Tensor, Want,
 };
 
@@ -52,8 +52,9 @@ pub(crate) fn row(stream: u32, epoch: u32, position: u32) -> Step {
     step(stream, epoch, position, 1, noise(1152))
 }
 
-pub(crate) fn result(step: &Step) -> StepResult {
-    step.echo()
+/// Answer to a step, with the rows that it wants.
+pub(crate) fn answer(step: &Step) -> Message {
+    Message::StepResult(step.echo())
 }
 
 /// Receives a message, which must be a step.
@@ -64,16 +65,20 @@ pub(crate) async fn next_step(host: &mut Connection) -> Step {
     }
 }
 
-/// Answers every step with the rows that it wants, until the session ends.
+/// Answers every step with the rows that it wants, opens streams and echoes tensors, until the
+/// session ends.
 pub(crate) async fn serve_echo(mut host: Connection) -> SessionClosed {
     loop {
-        match host.recv().await {
-            Ok(Message::Step(step)) => {
-                let _ = host.sender().send(Message::StepResult(step.echo())).await;
+        let back = match host.recv().await {
+            Ok(Message::Step(step)) => answer(&step),
+            Ok(Message::StreamOpen(StreamOpen { stream, epoch, .. })) => {
+                Message::StreamOpened(StreamOpened { stream, epoch })
             }
-            Ok(_) => {}
+            Ok(Message::Tensor(tensor)) => Message::Tensor(tensor),
+            Ok(_) => continue,
             Err(closed) => return closed,
-        }
+        };
+        let _ = host.sender().send(back).await;
     }
 }
 
