@@ -283,7 +283,7 @@ fn slots_are_bounded_and_the_newest_are_kept() {
     let refused = codes(&other.log, &flood, NOW);
     assert_eq!(refused, vec!["log_quota"; 2 * MAX_SLOTS]);
     let [ours, theirs] = [&home, &other].map(|home| home.log.state());
-    assert_eq!(ours.live_slots(), theirs.live_slots());
+    assert!(ours.live.keys().eq(theirs.live.keys()));
 }
 
 #[test]
