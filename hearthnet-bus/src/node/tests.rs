@@ -199,7 +199,12 @@ pub(super) async fn until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-async fn end_of(socket: &mut PeerSocket) -> SessionClosed {
+/// State of a node that neither computes nor answers.
+pub(super) fn never_busy() -> Busy {
+    Arc::new(|| false)
+}
+
+pub(super) async fn end_of(socket: &mut PeerSocket) -> SessionClosed {
     let read = async {
         loop {
             if let Err(closed) = socket.recv().await {

@@ -52,91 +52,26 @@ fn the_last_counters_of_each_member_are_the_same_in_every_order_of_arrival() {
 #[test]
 fn counters_that_do_not_continue_the_earlier_ones_have_no_effect() {
     let five = gave(5);
-    let without: [(&str, u64, Gave); 9] = [
-        (
-            "the same day",
-            6,
-            Gave {
-                tokens: 9000,
-                ..five
-            },
-        ),
-        (
-            "an earlier day",
-            6,
-            Gave {
-                day: five.day - 1,
-                tokens: 9000,
-                ..five
-            },
-        ),
-        (
-            "a day that has not come",
-            6,
-            Gave {
-                day: five.day + 2,
-                tokens: 9000,
-                ..five
-            },
-        ),
-        (
-            "nothing more",
-            6,
-            Gave {
-                day: five.day + 1,
-                ..five
-            },
-        ),
-        (
-            "fewer tokens",
-            6,
-            Gave {
-                day: five.day + 1,
-                tokens: 4999,
-                minutes: 400,
-                ..five
-            },
-        ),
-        (
-            "fewer minutes",
-            6,
-            Gave {
-                day: five.day + 1,
-                minutes: 299,
-                tokens: 9000,
-                ..five
-            },
-        ),
-        (
-            "fewer bytes",
-            6,
-            Gave {
-                day: five.day + 1,
-                weights_bytes: 0,
-                tokens: 9000,
-                ..five
-            },
-        ),
-        (
-            "a day of 25 hours",
-            6,
-            Gave {
-                day: five.day + 1,
-                minutes: 300 + 1441,
-                ..five
-            },
-        ),
-        (
-            "two days of 25 hours",
-            7,
-            Gave {
-                day: five.day + 2,
-                minutes: 300 + 2881,
-                ..five
-            },
-        ),
+    // Days between the start and the event, days of the counters beyond the fifth, then the counters:
+    // tokens, minutes and bytes. The fifth day ends with 5000, 300 and 25,000.
+    let without = [
+        ("the same day", 6, 0, [9000, 300, 25_000]),
+        ("an earlier day", 6, -1, [9000, 300, 25_000]),
+        ("a day that has not come", 6, 2, [9000, 300, 25_000]),
+        ("nothing more", 6, 1, [5000, 300, 25_000]),
+        ("fewer tokens", 6, 1, [4999, 400, 25_000]),
+        ("fewer minutes", 6, 1, [9000, 299, 25_000]),
+        ("fewer bytes", 6, 1, [9000, 300, 0]),
+        ("a day of 25 hours", 6, 1, [5000, 300 + 1441, 25_000]),
+        ("two days of 25 hours", 7, 2, [5000, 300 + 2881, 25_000]),
     ];
-    for (what, after, next) in without {
+    for (what, after, days, [tokens, minutes, weights_bytes]) in without {
+        let next = Gave {
+            day: five.day.saturating_add_signed(days),
+            tokens,
+            minutes,
+            weights_bytes,
+        };
         let home = Home::new();
         home.admit(2, Level::Member);
         let mut two = Author::after(90, 2);
@@ -150,21 +85,14 @@ fn counters_that_do_not_continue_the_earlier_ones_have_no_effect() {
         assert_eq!(shown(&home, 2), Some(gave(9)), "{what}");
     }
     let home = Home::new();
-    let day = gave(1);
-    home.append(
-        1,
+    let today = |gave| {
         Body::NodeGave(Gave {
-            day: day.day - 1,
-            ..day
-        }),
-    );
-    let again = home.refused(
-        1,
-        Body::NodeGave(Gave {
-            day: day.day - 1,
-            ..gave(2)
-        }),
-    );
+            day: NOW / DAY,
+            ..gave
+        })
+    };
+    home.append(1, today(gave(1)));
+    let again = home.refused(1, today(gave(2)));
     assert_eq!(again.code(), "bad_request");
     assert!(matches!(
         again,

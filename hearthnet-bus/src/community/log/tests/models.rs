@@ -234,6 +234,16 @@ fn refusal(body: Body) -> String {
     refused.map_or_else(String::new, |why| why.code().to_string())
 }
 
+/// Checks that no node writes an event with this body, and that every node refuses one.
+#[track_caller]
+fn assert_malformed(body: Body, change: usize) {
+    let bytes = body.encode().unwrap();
+    let sent = raw_body(body.kind(), body.slot().as_deref(), bytes);
+    let own = Home::new().refused(1, body);
+    assert_eq!(own.code(), "log_malformed", "change {change}");
+    assert_eq!(refusal(sent), "log_malformed", "change {change}");
+}
+
 #[test]
 fn the_largest_adoption_fits_and_everything_beyond_its_limits_is_refused() {
     let largest = Adoption {
@@ -265,11 +275,7 @@ fn the_largest_adoption_fits_and_everything_beyond_its_limits_is_refused() {
     for (n, change) in changes.into_iter().enumerate() {
         let mut it = largest.clone();
         change(&mut it);
-        let body = Body::ModelAdopted(it);
-        let own = Home::new().refused(1, body.clone());
-        assert_eq!(own.code(), "log_malformed", "change {n}");
-        let sent = raw_body("model.adopt", None, body.encode().unwrap());
-        assert_eq!(refusal(sent), "log_malformed", "change {n}");
+        assert_malformed(Body::ModelAdopted(it), n);
     }
 }
 
@@ -318,11 +324,7 @@ fn the_largest_measurement_fits_and_everything_beyond_its_limits_is_refused() {
     for (n, change) in changes.into_iter().enumerate() {
         let mut it = largest.clone();
         change(&mut it);
-        let body = Body::NodeMeasured(it);
-        let own = Home::new().refused(1, body.clone());
-        assert_eq!(own.code(), "log_malformed", "change {n}");
-        let sent = raw_body("node.measured", Some("measured"), body.encode().unwrap());
-        assert_eq!(refusal(sent), "log_malformed", "change {n}");
+        assert_malformed(Body::NodeMeasured(it), n);
     }
     // A key that is no node id.
     let mut it = largest;
