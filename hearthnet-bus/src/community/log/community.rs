@@ -539,11 +539,10 @@ impl Community {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::NodeKey;
+    use crate::testing::id as node;
 
     #[test]
     fn members_whose_names_look_alike_are_shown_with_their_ids() {
-        let node = |seed: u8| NodeKey::from_secret(&[seed; 32]).id();
         let lookalikes = |names: &[&str]| -> Vec<bool> {
             let mut durable = Durable::default();
             for (name, seed) in names.iter().zip(1..) {

@@ -135,7 +135,7 @@ fn no_acknowledged_event_is_lost_whenever_a_writer_is_killed() {
         assert_eq!(lost, Vec::<&String>::new(), "in round {round}");
         assert_sound(&log);
         let heads = log.heads();
-        let slots = heads.authors.get(&key(2).id());
+        let slots = heads.authors.get(&id(2));
         assert_eq!(slots, None, "key 2 is a stranger");
         assert!(log.is_consistent());
     }
@@ -154,7 +154,7 @@ fn child_on_a_small_disk() {
     };
     let dir = Path::new(&dir);
     let data = dir.join("data");
-    let log = EventLog::create(&data, &root(), key(1).id(), "E", Policy::default(), NOW).unwrap();
+    let log = EventLog::create(&data, &root(), id(1), "E", Policy::default(), NOW).unwrap();
     // Fill the disk except for a few pages.
     let mut ballast = std::fs::File::create(dir.join("ballast")).unwrap();
     while ballast.write_all(&[7; 4096]).is_ok() {}
@@ -185,7 +185,7 @@ fn child_on_a_small_disk() {
     println!("{reason}");
     assert_eq!(since_ms, NOW);
     // Reading still works, here and in other processes; writing fails with its error.
-    assert_eq!(log.state().level(&key(1).id()), Some(Level::Anchor));
+    assert_eq!(log.state().level(&id(1)), Some(Level::Anchor));
     assert!(
         !log.missing(&Heads::empty(log.community()), 99, 1 << 20)
             .unwrap()
@@ -194,7 +194,7 @@ fn child_on_a_small_disk() {
     );
     let beat = Author::new(key(1)).say(1, NOW, shard_withdrawn("m"));
     let refused = (0..50)
-        .map(|_| log.receive(std::slice::from_ref(&beat), key(9).id(), NOW))
+        .map(|_| log.receive(std::slice::from_ref(&beat), id(9), NOW))
         .find_map(Result::err);
     drop(refused);
 
@@ -403,7 +403,7 @@ fn a_restored_copy_writes_nothing_before_a_sync_and_does_not_fork() {
     assert_eq!(state, restored.log.state());
     assert_eq!(state.frozen().count(), 0);
     for seed in [60, 61] {
-        assert!(state.invite(&key(seed).id()).is_some());
+        assert!(state.invite(&id(seed)).is_some());
     }
     // For this file, asking once is enough.
     assert!(!restored.reopened().log.is_in_doubt());
@@ -426,7 +426,7 @@ fn forgetful() -> (Home, Home) {
 #[test]
 fn a_log_that_lost_own_events_waits_for_them_or_until_all_members_were_asked() {
     let asked = |home: &Home, seed| {
-        let (own, peer) = (key(1).id(), key(seed).id());
+        let (own, peer) = (id(1), id(seed));
         home.log.asked(own, peer, NOW).unwrap();
     };
     let (found, other) = forgetful();
@@ -465,7 +465,7 @@ fn the_root_writes_in_a_log_that_lost_own_events() {
 fn a_copy_asks_all_members_that_run() {
     let copy = Home::opened(copied(&busy().closed()));
     copy.append(2, seen("attic"));
-    copy.log.asked(key(1).id(), key(3).id(), NOW).unwrap();
+    copy.log.asked(id(1), id(3), NOW).unwrap();
     assert_eq!(copy.refused(1, new_event()).code(), "log_behind");
     // The other one has gone.
     let later = NOW + ADVERT_LIFE_MS;
@@ -706,7 +706,7 @@ fn events_that_wait_for_a_wrong_clock_outlast_a_full_disk() {
         home.append(seed, body);
         home.log.missing(&heads, 64, 1 << 20).unwrap().events
     };
-    let receive = |raw: &[Vec<u8>], now| other.log.receive(raw, key(99).id(), now);
+    let receive = |raw: &[Vec<u8>], now| other.log.receive(raw, id(99), now);
     other.log.fill_disk(true);
     let refused = (0..1000)
         .map(|n| next(1, named(&format!("name {n}"))))
@@ -716,8 +716,8 @@ fn events_that_wait_for_a_wrong_clock_outlast_a_full_disk() {
     assert_eq!(codes(&other.log, &revocation, behind), ["log_time"]);
     // A peer sends again what the disk refused, but not what the clock did.
     assert!(receive(&refused, NOW).is_err());
-    assert!(!other.log.state().is_revoked(&key(2).id()));
+    assert!(!other.log.state().is_revoked(&id(2)));
     other.log.fill_disk(false);
     other.takes(&refused);
-    assert!(other.log.state().is_revoked(&key(2).id()));
+    assert!(other.log.state().is_revoked(&id(2)));
 }

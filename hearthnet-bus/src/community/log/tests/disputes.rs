@@ -12,9 +12,9 @@ use crate::MAX_SEALED_BYTES;
 pub(super) fn dispute(n: u8, accused: u8, witness: Option<u8>) -> Dispute {
     Dispute {
         layers: (2, 5),
-        accused: key(accused).id(),
+        accused: id(accused),
         weights: [6; 32],
-        witness: witness.map(|seed| key(seed).id()),
+        witness: witness.map(id),
         evidence: [n; 32],
         receipts: vec![[7; 32]; 1 + usize::from(witness.is_some())],
         evidence_bytes: 3000,
@@ -28,7 +28,7 @@ pub(super) fn disputed(n: u8, accused: u8, witness: Option<u8>) -> Body {
 /// Verdict on the dispute with the evidence `n` by this accuser.
 pub(super) fn judged(n: u8, accuser: u8, finding: Finding) -> Body {
     Body::Judged {
-        dispute: dispute(n, 0, None).id(&key(accuser).id()),
+        dispute: dispute(n, 0, None).id(&id(accuser)),
         finding,
     }
 }
@@ -51,7 +51,7 @@ impl Home {
         let Reputation {
             guilty,
             falsely_accused,
-        } = self.log.state().reputation(&key(seed).id());
+        } = self.log.state().reputation(&id(seed));
         (guilty, falsely_accused)
     }
 
@@ -145,7 +145,7 @@ fn judges_that_differ_leave_a_dispute_open_until_more_of_them_agree() {
     home.append(3, judged(1, 7, Finding::None));
     home.assert_reputations(&[], &[7]);
     // The verdict of a judge that is revoked does not count.
-    let seq = home.log.heads().authors[&key(3).id()].seq;
+    let seq = home.log.heads().authors[&id(3)].seq;
     home.append(ROOT, revoked(3, seq));
     home.assert_reputations(&[], &[]);
 }
@@ -221,7 +221,7 @@ fn a_member_that_fills_its_group_with_disputes_keeps_nobody_from_accusing() {
     let open = |author: u8| {
         let state = home.log.state();
         let all = state.disputes().map(|(_, case)| case.accuser);
-        all.filter(|accuser| *accuser == key(author).id()).count()
+        all.filter(|accuser| *accuser == id(author)).count()
     };
     // Its oldest disputes give way, as long as it has more than any other accuser.
     home.append(7, disputed(5, 4, None));
@@ -286,11 +286,11 @@ fn a_reputation_comes_from_decided_disputes_and_judges_that_are_not_revoked() {
     let mut all = dispute::Cases::new();
     let case = |accuser: u8, finding: Option<Finding>| Case {
         time_ms: NOW,
-        group: key(accuser).id(),
-        accuser: key(accuser).id(),
+        group: id(accuser),
+        accuser: id(accuser),
         dispute: dispute(1, 4, None),
         verdicts: finding
-            .map(|finding| (key(2).id(), finding))
+            .map(|finding| (id(2), finding))
             .into_iter()
             .collect(),
     };
@@ -298,8 +298,8 @@ fn a_reputation_comes_from_decided_disputes_and_judges_that_are_not_revoked() {
     all.insert(ByteArray::new([2; 32]), case(8, None));
     let found = dispute::reputations(&all, |_| false);
     assert_eq!(found.len(), 1);
-    assert!(found[&key(7).id()].is_false_accuser());
-    assert!(dispute::reputations(&all, |judge| *judge == key(2).id()).is_empty());
+    assert!(found[&id(7)].is_false_accuser());
+    assert!(dispute::reputations(&all, |judge| *judge == id(2)).is_empty());
 }
 
 #[test]
@@ -342,9 +342,9 @@ fn a_full_state_drops_its_oldest_open_dispute_and_no_decided_one() {
             since_ms: 0,
             invite: None,
         };
-        fold.state.members.insert(key(seed).id(), member);
+        fold.state.members.insert(id(seed), member);
     }
-    let stranger = key(90).id();
+    let stranger = id(90);
     let ids = (0..MAX_DISPUTES as u16).map(|n| {
         let mut id = [0; 32];
         id[..2].copy_from_slice(&n.to_be_bytes());
@@ -366,7 +366,7 @@ fn a_full_state_drops_its_oldest_open_dispute_and_no_decided_one() {
     assert_eq!(fold.state.disputes.len(), MAX_DISPUTES);
     assert!(!fold.state.disputes.contains_key(&oldest));
     for case in fold.state.disputes.values_mut() {
-        case.verdicts.insert(key(1).id(), Finding::None);
+        case.verdicts.insert(id(1), Finding::None);
     }
     let event = Author::after(2, 8).draft(disputed(3, 4, None));
     assert_eq!(fold.apply(&event), Err(NoEffect::TooManyDisputes));

@@ -19,7 +19,7 @@ fn take(home: &Home, raw: &[Vec<u8>]) {
 }
 
 fn shown(home: &Home, seed: u8) -> Option<Gave> {
-    home.log.state().member(&key(seed).id()).unwrap().gave
+    home.log.state().member(&id(seed)).unwrap().gave
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_member_that_leaves_begins_at_zero_and_a_revoked_one_writes_nothing_into_the
     say(2, Body::NodeGave(gave(3)), 4);
     say(2, Body::Left {}, 4);
     let again = Body::Invited {
-        invite: key(60).id(),
+        invite: id(60),
         level: Level::Member,
         uses: 1,
         expires_ms: NOW + 9 * DAY,
@@ -213,7 +213,7 @@ fn a_member_that_leaves_begins_at_zero_and_a_revoked_one_writes_nothing_into_the
     assert_eq!(shown(&home, 2), Some(gave(2)));
     take(&home, std::slice::from_ref(&revocation));
     take(&other, &[revocation, backdated, lost, seen]);
-    assert!(home.log.state().member(&key(2).id()).is_none());
+    assert!(home.log.state().member(&id(2)).is_none());
     home.assert_same(&other);
 }
 

@@ -9,7 +9,7 @@ use super::*;
 fn measured(memory_bytes: u64) -> Measured {
     Measured {
         links: vec![LinkSpeed {
-            node: key(3).id(),
+            node: id(3),
             kbit_s: 940_000,
             delay_us: 180,
         }],
@@ -166,7 +166,7 @@ fn a_demoted_or_revoked_anchor_cannot_adopt_and_drop_models_in_the_past() {
         second.takes(&end);
         home.assert_same(&second);
         assert_sound(&second.log);
-        assert_eq!(home.log.verify().unwrap().void[&key(2).id()], 2);
+        assert_eq!(home.log.verify().unwrap().void[&id(2)], 2);
     }
 }
 
@@ -282,7 +282,7 @@ fn the_largest_adoption_fits_and_everything_beyond_its_limits_is_refused() {
 #[test]
 fn the_largest_measurement_fits_and_everything_beyond_its_limits_is_refused() {
     let link = |n: u8| LinkSpeed {
-        node: key(n).id(),
+        node: id(n),
         kbit_s: u32::MAX,
         delay_us: u32::MAX,
     };
@@ -306,7 +306,7 @@ fn the_largest_measurement_fits_and_everything_beyond_its_limits_is_refused() {
     let changes: [fn(&mut Measured); 6] = [
         |it| {
             it.links.push(LinkSpeed {
-                node: key(40).id(),
+                node: id(40),
                 ..it.links[0]
             });
         },
@@ -397,24 +397,24 @@ fn measurements_of_members_are_seen_replaced_and_expire() {
         let all = state.measured(now);
         all.map(|(node, it)| (*node, it.memory_bytes)).collect()
     };
-    let mut expected = vec![(key(1).id(), 30), (key(2).id(), 20)];
+    let mut expected = vec![(id(1), 30), (id(2), 20)];
     expected.sort();
     for log in [&home.log, &other.log] {
         assert_eq!(seen(log, NOW + 2), expected);
         let one_left = seen(log, NOW + 1 + ADVERT_LIFE_MS);
-        assert_eq!(one_left, [(key(1).id(), 30)]);
+        assert_eq!(one_left, [(id(1), 30)]);
         assert_eq!(seen(log, NOW + 2 + ADVERT_LIFE_MS), vec![]);
     }
     // Measurements without content withdraw the earlier ones.
     let nothing = Body::NodeMeasured(Measured::default());
     home.log.append(&key(2), nothing, NOW + 2).unwrap();
-    assert_eq!(seen(&home.log, NOW + 2), [(key(1).id(), 30)]);
+    assert_eq!(seen(&home.log, NOW + 2), [(id(1), 30)]);
     say(2, 20, NOW + 2);
     // An older event does not come back, and a member that left is not shown.
     let old = founder().say(NOW, NOW, Body::NodeMeasured(measured(50)));
     assert_eq!(codes(&home.log, &[old], NOW + 2), ["log_stale"]);
     home.append(2, Body::Left {});
-    assert_eq!(seen(&home.log, NOW + 2), [(key(1).id(), 30)]);
+    assert_eq!(seen(&home.log, NOW + 2), [(id(1), 30)]);
     // No event has an effect on the durable state.
     let durable = Event {
         lane: Lane::Durable {
@@ -447,6 +447,6 @@ fn events_about_models_are_printed_as_text_and_hexadecimal_digits() {
     assert_eq!(dropped["body"], json!({ "weights": "01".repeat(32) }));
     assert_eq!(measured["kind"], "node.measured");
     let link = &measured["body"]["links"][0];
-    assert_eq!(link["node"], key(3).id().to_string());
+    assert_eq!(link["node"], id(3).to_string());
     assert_eq!(measured["body"]["models"][0]["weights"], "07".repeat(32));
 }
