@@ -37,6 +37,13 @@ const NOW_MS: u64 = NOW * 1000;
 /// Name of a vector, and its bytes in hexadecimal or its text.
 type Vector = (String, String);
 
+/// Digits of the blocks of hexadecimal in a specification, which breaks them into lines.
+pub(crate) fn hex_blocks(spec: &str) -> impl Iterator<Item = String> {
+    let blocks = spec.split("```hex").skip(1);
+    let blocks = blocks.filter_map(|rest| rest.split("```").next());
+    blocks.map(|block| block.split_whitespace().collect())
+}
+
 /// Vectors of these bytes.
 fn hexadecimal<'a, B: AsRef<[u8]>>(named: impl IntoIterator<Item = (&'a str, B)>) -> Vec<Vector> {
     let named = named.into_iter();

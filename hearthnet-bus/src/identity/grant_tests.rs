@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{id, key};
+use crate::vectors_tests::hex_blocks;
 
 const NOW: u64 = 1_750_000_000;
 
@@ -51,14 +52,7 @@ fn assert_malformed(token: &[u8]) {
 fn the_worked_example_of_the_specification_is_what_this_code_makes() {
     let token = sample().sign(&key(1)).unwrap();
     let spec = include_str!("../../../specs/session-grant.md");
-    // The specification prints the example as one block of hex, broken into lines.
-    let block = spec
-        .split("```hex")
-        .nth(1)
-        .and_then(|rest| rest.split("```").next())
-        .unwrap();
-    let printed: String = block.split_whitespace().collect();
-    assert_eq!(printed, hex::encode(token));
+    assert_eq!(hex_blocks(spec).next().unwrap(), hex::encode(token));
     for seed in [1, 2] {
         assert!(
             spec.contains(&id(seed).to_string()),

@@ -232,6 +232,7 @@ mod tests {
 
     use super::*;
     use crate::testing::{id, key};
+    use crate::vectors_tests::hex_blocks;
 
     const NOW: u64 = 1_750_000_000_000;
     const PARAMS: &str = r#"{"prompt":"Hi"}"#;
@@ -254,10 +255,8 @@ mod tests {
 
     #[test]
     fn the_worked_example_of_the_specification_is_what_this_code_makes() {
-        let text = include_str!("../../../../specs/capability-bus.md");
-        let (_, after) = text.split_once("```hex").unwrap();
-        let (block, _) = after.split_once("```").unwrap();
-        let expected: String = block.split_whitespace().collect();
+        let spec = include_str!("../../../../specs/capability-bus.md");
+        let expected = hex_blocks(spec).next().unwrap();
         assert_eq!(hex::encode(sample().sign(&key(1)).unwrap()), expected);
     }
 

@@ -136,7 +136,7 @@ fn two_bodies_at_one_place_freeze_their_author_and_the_proof_spreads() {
         assert!(home.log.is_consistent());
     };
     check(&home);
-    assert_eq!(home.refused(1, policy(true)).code(), "log_fork");
+    home.refuses(1, policy(true), "log_fork");
     // A node that knows only one of the bodies.
     other.takes(&twins[..1]);
     assert!(sync(&home.log, &other.log, NOW) > 0);
@@ -241,7 +241,7 @@ fn a_flood_is_cut_off_by_the_quota_of_its_author() {
     let mut me = founder();
     let flood: Vec<_> = (0..300).map(|i| me.make(policy(i % 2 == 0))).collect();
     assert_eq!(codes(&home.log, &flood, NOW), ["log_quota"; 200]);
-    assert_eq!(home.refused(1, policy(true)).code(), "log_quota");
+    home.refuses(1, policy(true), "log_quota");
     // Strangers share one quota, however many keys they make.
     let strangers: Vec<_> = (100..200)
         .map(|i| Author::new(key(i)).make(invited(50, Level::Member, 1)))
@@ -336,9 +336,7 @@ pub(super) fn two_anchors() -> (Home, Author, Author) {
         me.make(admitted(50, 3, Level::Trusted)),
         me.make(invited(51, Level::Member, 5)),
     ]);
-    let mut root = Author::after(me.lamport, ROOT);
-    root.prev = EventHash::of(&home.all()[0]).unwrap();
-    root.seq = 1;
+    let mut root = home.root_after(me.lamport);
     home.takes(&[root.make(level_of(2, Level::Anchor, 0))]);
     assert_eq!(home.level(2), Some(Level::Anchor));
     (home, me, root)
@@ -738,7 +736,7 @@ fn with_clocks(said: [(Level, u64); 3]) -> Home {
 fn nothing_is_written_by_a_clock_that_trusted_members_contradict() {
     use Level::{Member, Trusted};
     let home = with_clocks([(Trusted, DAY), (Trusted, DAY), (Trusted, 0)]);
-    assert_eq!(home.refused(1, policy(true)).code(), "clock_wrong");
+    home.refuses(1, policy(true), "clock_wrong");
     // Ephemeral events are still written: other nodes compare clocks by them.
     home.append(1, seen("n"));
     // The node to be revoked does not count; of the remaining two, the nearer clock does.
@@ -746,7 +744,7 @@ fn nothing_is_written_by_a_clock_that_trusted_members_contradict() {
     // Plain members do not count if a trusted member was heard.
     with_clocks([(Member, DAY), (Member, DAY), (Trusted, 1000)]).append(1, policy(true));
     let home = with_clocks([(Member, DAY), (Member, DAY), (Member, 1000)]);
-    assert_eq!(home.refused(1, policy(true)).code(), "clock_wrong");
+    home.refuses(1, policy(true), "clock_wrong");
     // Nine minutes are tolerated, and samples from before the clock was set are ignored.
     with_clocks([(Trusted, 540_000); 3]).append(1, policy(true));
     let home = with_clocks([(Trusted, DAY); 3]);
@@ -837,8 +835,7 @@ fn a_node_revoked_after_leaving_cannot_rejoin_by_its_invite() {
     assert!(home.log.state().left().eq([&id(2)]));
     home.append(1, revoked(2, 1));
     assert_eq!(home.log.state().left().count(), 0);
-    let back = home.refused(1, admitted(50, 3, Level::Trusted));
-    assert_eq!(back.code(), "bad_invite");
+    home.refuses(1, admitted(50, 3, Level::Trusted), "bad_invite");
     home.replica();
     // A node whose code is used up need not be remembered, and a node that came back is not gone.
     let home = left(2);

@@ -138,10 +138,7 @@ fn the_largest_counters_are_shown_and_larger_ones_and_those_of_strangers_are_not
         &[made(&mut two, 1, largest), made(&mut stranger, 1, largest)],
     );
     assert_eq!(shown(&home, 2), Some(largest));
-    assert_eq!(
-        home.refused(9, Body::NodeGave(gave(0))).code(),
-        "unauthorized"
-    );
+    home.refuses(9, Body::NodeGave(gave(0)), "unauthorized");
     let changes: [fn(&mut Gave); 4] = [
         |it| it.day = MAX_NUMBER + 1,
         |it| it.tokens += 1,
@@ -202,9 +199,7 @@ fn a_member_that_leaves_begins_at_zero_and_a_revoked_one_writes_nothing_into_the
     let other = home.replica();
     let mut two = Author::after(90, 2);
     let seen = made(&mut two, 2, gave(1));
-    let mut root = Author::after(200, ROOT);
-    root.seq = 1;
-    root.prev = EventHash::of(&home.all()[0]).unwrap();
+    let mut root = home.root_after(200);
     let lost = root.make(level_of(2, Level::Member, 1));
     let revocation = root.make(revoked(2, 1));
     let backdated = made(&mut two, 3, gave(2));

@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::community::invite::{Invite, JoinRequest};
 use crate::testing::{self, id, key};
+use crate::vectors_tests::hex_blocks;
 use crate::{CommunityId, Descriptor, NodeId, NodeKey};
 
 /// A Wednesday in 2027, in Unix milliseconds.
@@ -111,6 +112,21 @@ impl Home {
     #[track_caller]
     fn refused(&self, seed: u8, body: Body) -> LogError {
         self.log.append(&key(seed), body, NOW).unwrap_err()
+    }
+
+    /// Tries to append an event, which must fail with this code.
+    #[track_caller]
+    fn refuses(&self, seed: u8, body: Body, code: &str) {
+        assert_eq!(self.refused(seed, body).code(), code);
+    }
+
+    /// The root, whose next event follows its first one and a Lamport time.
+    fn root_after(&self, lamport: u64) -> Author {
+        Author {
+            seq: 1,
+            prev: EventHash::of(&self.all()[0]).unwrap(),
+            ..Author::after(lamport, ROOT)
+        }
     }
 
     /// Admits a node by a new invite of the founder. The seed of the invite's key is 100 higher.
@@ -410,12 +426,7 @@ fn the_example_of_the_specification_is_what_this_code_makes() {
     let dir = folder();
     let log = EventLog::prepare(dir.path(), community).unwrap();
     assert_eq!(codes(&log, std::slice::from_ref(&raw), time_ms), [""; 0]);
-    let blocks: Vec<String> = spec
-        .split("```hex")
-        .skip(1)
-        .filter_map(|rest| rest.split("```").next())
-        .map(|block| block.split_whitespace().collect())
-        .collect();
+    let blocks: Vec<_> = hex_blocks(spec).collect();
     let (heads, first) = (log.heads().to_cbor(), log.state().state_hash());
     let adoption = Body::ModelAdopted(Adoption {
         head: [5; 32],
@@ -484,7 +495,7 @@ fn a_node_that_left_can_rejoin_by_a_new_invite() {
     home.append(2, Body::Left {});
     assert_eq!(home.level(2), None);
     assert!(!home.log.state().is_revoked(&id(2)));
-    assert_eq!(home.refused(2, Body::Left {}).code(), "unauthorized");
+    home.refuses(2, Body::Left {}, "unauthorized");
     home.append(1, invited(51, Level::Member, 1));
     home.append(1, admitted(51, 2, Level::Member));
     assert_eq!(home.level(2), Some(Level::Member));
@@ -512,7 +523,7 @@ fn a_member_changes_only_its_own_name() {
     assert_eq!(state.member(&id(1)).unwrap().name, "attic");
     let same = home.refused(1, named("attic"));
     assert!(matches!(same, LogError::NoEffect(NoEffect::SameName(_))));
-    assert_eq!(home.refused(7, named("attic")).code(), "unauthorized");
+    home.refuses(7, named("attic"), "unauthorized");
     for bad in ["", "two\nlines", &"x".repeat(65)] {
         let refused = home.refused(1, named(bad));
         assert_eq!(refused.code(), "log_malformed", "{bad:?}");
