@@ -37,6 +37,21 @@ const NOW_MS: u64 = NOW * 1000;
 /// Name of a vector, and its bytes in hexadecimal or its text.
 type Vector = (String, String);
 
+/// Digits of the blocks of hexadecimal in a specification, which breaks them into lines.
+pub(crate) fn hex_blocks(spec: &str) -> impl Iterator<Item = String> {
+    let blocks = spec.split("```hex").skip(1);
+    let blocks = blocks.filter_map(|rest| rest.split("```").next());
+    blocks.map(|block| block.split_whitespace().collect())
+}
+
+/// Vectors of these bytes.
+fn hexadecimal<'a, B: AsRef<[u8]>>(named: impl IntoIterator<Item = (&'a str, B)>) -> Vec<Vector> {
+    let named = named.into_iter();
+    named
+        .map(|(name, bytes)| (name.to_owned(), hex::encode(bytes)))
+        .collect()
+}
+
 fn community() -> CommunityId {
     CommunityId::from(id(ROOT))
 }
@@ -47,10 +62,8 @@ fn frames() -> Vec<Vector> {
     let blocks = spec.split("```hex ").skip(1).map(|block| {
         let (name, rest) = block.split_once('\n').expect("a name");
         let (digits, _) = rest.split_once("```").expect("an end");
-        (
-            name.to_owned(),
-            digits.split_whitespace().collect::<String>(),
-        )
+        let digits: String = digits.split_whitespace().collect();
+        (name.to_owned(), digits)
     });
     blocks.collect()
 }
@@ -196,9 +209,8 @@ fn event(body: Body) -> Vec<u8> {
 }
 
 fn events() -> Vec<Vector> {
-    let bodies = bodies().into_iter();
-    let signed = bodies.map(|body| (body.kind().to_owned(), hex::encode(event(body))));
-    signed.collect()
+    let bodies = bodies();
+    hexadecimal(bodies.iter().map(|body| (body.kind(), event(body.clone()))))
 }
 
 fn joining() -> Vec<Vector> {
@@ -318,9 +330,9 @@ fn gossip() -> Vec<Vector> {
     let encoded = messages.map(|(name, message)| {
         let bytes = message.encode();
         assert_eq!(SyncMessage::decode(&bytes).expect("a message"), message);
-        (name.to_owned(), hex::encode(&bytes))
+        (name, bytes)
     });
-    encoded.into()
+    hexadecimal(encoded)
 }
 
 fn weights() -> Vec<Vector> {
@@ -341,16 +353,14 @@ fn weights() -> Vec<Vector> {
         more: false,
         bytes: Bytes::from_static(&[1, 2, 3]),
     };
-    [
+    hexadecimal([
         ("held", Request::Held { weights }.encode(1)),
         ("get_piece", Request::Piece { weights, index: 7 }.encode(2)),
         ("get_range", range.encode(3)),
         ("held_reply", Reply::Held(held).encode(1)),
         ("data", data.encode(2)),
         ("none", Reply::None.encode(3)),
-    ]
-    .map(|(name, bytes)| (name.to_owned(), hex::encode(&bytes)))
-    .into()
+    ])
 }
 
 /// Claim and statement of the example of `specs/receipts.md`.
@@ -388,49 +398,42 @@ fn disputes() -> Vec<Vector> {
     let dispute = evidence.dispute(hash, sealed.len() as u64);
     let id = dispute.id(&id(OTHER));
     let body = crate::identity::cbor::encode(&dispute).expect("a body");
-    [
+    hexadecimal([
         ("evidence", evidence.encode()),
         ("sealed", sealed),
         ("hash", hash.to_vec()),
         ("id", id.to_vec()),
         ("body", body),
-    ]
-    .map(|(name, bytes)| (name.to_owned(), hex::encode(bytes)))
-    .into()
+    ])
 }
 
 /// The example of `specs/receipts.md`.
 fn receipts() -> Vec<Vector> {
     let (claim, statement) = claimed();
     let signature = statement.sign(&key(NODE));
-    [
+    hexadecimal([
         ("input", claim.input.to_vec()),
         ("output", claim.output.to_vec()),
         ("chain", statement.chain.to_vec()),
         ("statement", statement.encode()),
         ("signature", signature.to_vec()),
-    ]
-    .map(|(name, bytes)| (name.to_owned(), hex::encode(bytes)))
-    .into()
+    ])
 }
 
 /// The file. It is written by hand, because the order of the members of a `serde_json` object
 /// depends on the features of the build.
 fn file() -> String {
     let descriptor = descriptor(id(NODE)).to_cbor().expect("a descriptor");
-    let signed = vec![
-        ("grant".to_owned(), hex::encode(grant())),
-        ("descriptor".to_owned(), hex::encode(descriptor)),
-    ];
+    let signed = hexadecimal([("grant", grant()), ("descriptor", descriptor)]);
     let keys = [
         ("node", NODE),
         ("other", OTHER),
         ("invite", INVITE),
         ("root", ROOT),
     ];
-    let keys = keys.map(|(name, seed)| (name.to_owned(), hex::encode(id(seed).as_bytes())));
+    let keys = hexadecimal(keys.map(|(name, seed)| (name, *id(seed).as_bytes())));
     let sections = [
-        ("keys", keys.into()),
+        ("keys", keys),
         ("frames", frames()),
         ("session", signed),
         ("events", events()),

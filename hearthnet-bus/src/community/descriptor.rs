@@ -3,6 +3,7 @@
 use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
+use super::invite::is_line;
 use crate::NodeId;
 
 /// Maximum number of layers of a model.
@@ -116,16 +117,14 @@ impl Descriptor {
     /// Identity of the tokenizer and chat template in the host's file, if the host states it: 64
     /// hex digits, as the product `text/` in `software`. Older nodes accept it there.
     pub fn text_id(&self) -> Option<&str> {
-        let mut products = self.software.split(' ');
-        products.find_map(|product| product.strip_prefix("text/"))
+        self.product("text/")
     }
 
     /// Values per row, if the host states them, as the product `width/` in `software`. A client that
     /// does not have the model can send rows of the right length.
     pub fn width(&self) -> Option<u32> {
-        let mut products = self.software.split(' ');
-        let width = products.find_map(|product| product.strip_prefix("width/"))?;
-        width.parse().ok().filter(|width| *width > 0)
+        let width = self.product("width/")?.parse().ok();
+        width.filter(|width| *width > 0)
     }
 
     /// Product of `software` of a host that forks streams.
@@ -152,12 +151,17 @@ impl Descriptor {
     /// Graphics card that computes the host's layers, if the host says that one does. Blanks of its
     /// name are hyphens.
     pub fn card(&self) -> Option<&str> {
-        let mut products = self.software.split(' ');
-        products.find_map(|product| product.strip_prefix("card/"))
+        self.product("card/")
     }
 
     fn has(&self, product: &str) -> bool {
         self.software.split(' ').any(|one| one == product)
+    }
+
+    /// Rest of the first product of `software` that begins with `prefix`.
+    fn product(&self, prefix: &str) -> Option<&str> {
+        let mut products = self.software.split(' ');
+        products.find_map(|product| product.strip_prefix(prefix))
     }
 
     /// Encodes as CBOR.
@@ -197,7 +201,7 @@ impl Descriptor {
             ("arithmetic", &self.arithmetic),
             ("software", &self.software),
         ] {
-            if text.len() > MAX_TEXT || text.chars().any(char::is_control) {
+            if !is_line(text, MAX_TEXT) {
                 return Err(DescriptorError::Text(name));
             }
         }

@@ -198,28 +198,20 @@ fn an_accuser_that_alters_rows_accuses_falsely() {
 
 #[test]
 fn an_accuser_that_alters_claims_or_receipts_accuses_falsely() {
+    use EvidenceFault::{Chain, Signature};
     let honest = evidence(false, Some(false));
     let changes: [(fn(&mut Evidence), EvidenceFault); 8] = [
-        (
-            |e| e.accused.claims[0].output = [1; 32],
-            EvidenceFault::Chain,
-        ),
-        (|e| e.accused.claims[0].rows = 2, EvidenceFault::Chain),
-        (|e| e.accused.claims.truncate(1), EvidenceFault::Chain),
-        (|e| e.accused.before = [1; 32], EvidenceFault::Chain),
-        (
-            |e| e.accused.statement.chain = [1; 32],
-            EvidenceFault::Signature,
-        ),
-        (
-            |e| e.accused.statement.claims += 1,
-            EvidenceFault::Signature,
-        ),
-        (|e| e.accused.signature[0] ^= 1, EvidenceFault::Signature),
+        (|e| e.accused.claims[0].output = [1; 32], Chain),
+        (|e| e.accused.claims[0].rows = 2, Chain),
+        (|e| e.accused.claims.truncate(1), Chain),
+        (|e| e.accused.before = [1; 32], Chain),
+        (|e| e.accused.statement.chain = [1; 32], Signature),
+        (|e| e.accused.statement.claims += 1, Signature),
+        (|e| e.accused.signature[0] ^= 1, Signature),
         (
             // A witness that vouches for itself by the signature of another.
             |e| e.witness.as_mut().unwrap().signature = e.accused.signature,
-            EvidenceFault::Signature,
+            Signature,
         ),
     ];
     for (change, expected) in changes {

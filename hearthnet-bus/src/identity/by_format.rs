@@ -1,4 +1,4 @@
-//! Serde adapters (`#[serde(with)]`) for values that people read as text and records hold as bytes.
+//! Serde adapters (`#[serde(with)]`) for hashes that people read as text and records hold as bytes.
 //! The serialiser says which of the two it writes.
 
 /// SHA-256: 64 hexadecimal digits, or 32 bytes.
@@ -46,57 +46,5 @@ pub(crate) mod hashes {
     ) -> Result<Vec<[u8; 32]>, D::Error> {
         let hashes: Vec<Hash> = Vec::deserialize(deserializer)?;
         Ok(hashes.into_iter().map(|hash| hash.0).collect())
-    }
-}
-
-/// Node id that may be absent, as [`node`].
-pub(crate) mod optional_node {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    use crate::NodeId;
-
-    #[derive(Serialize, Deserialize)]
-    #[serde(transparent)]
-    struct Node(#[serde(with = "super::node")] NodeId);
-
-    pub(crate) fn serialize<S: Serializer>(
-        node: &Option<NodeId>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        node.map(Node).serialize(serializer)
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<NodeId>, D::Error> {
-        let node: Option<Node> = Option::deserialize(deserializer)?;
-        Ok(node.map(|node| node.0))
-    }
-}
-
-/// Node id: its text, or the raw key ([`raw_keys`](crate::identity::raw_keys)).
-pub(crate) mod node {
-    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
-
-    use crate::NodeId;
-    use crate::identity::raw_keys;
-
-    pub(crate) fn serialize<S: Serializer>(
-        node: &NodeId,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match serializer.is_human_readable() {
-            true => node.serialize(serializer),
-            false => raw_keys::serialize(node, serializer),
-        }
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<NodeId, D::Error> {
-        match deserializer.is_human_readable() {
-            true => NodeId::deserialize(deserializer),
-            false => raw_keys::deserialize(deserializer),
-        }
     }
 }

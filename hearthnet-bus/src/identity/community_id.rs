@@ -111,11 +111,11 @@ impl<'de> Deserialize<'de> for CommunityId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::NodeKey;
+    use crate::testing::id;
 
     #[test]
     fn the_printed_form_differs_from_the_node_ids_in_its_prefix_only() {
-        let root = NodeKey::from_secret(&[3; 32]).id();
+        let root = id(3);
         let id = CommunityId::from(root);
         let printed = root.to_string().replace("ed25519:", "hearth:");
         assert_eq!(id.to_string(), printed);
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_node_id_is_no_community_id() {
-        let root = NodeKey::from_secret(&[3; 32]).id();
+        let root = id(3);
         let wrong = root.to_string().parse::<CommunityId>();
         assert_eq!(wrong, Err(CommunityIdError::Prefix));
         for text in ["", "hearth:", "hearth:abc"] {

@@ -1,16 +1,17 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::key;
+use crate::testing::{id, key};
+use crate::vectors_tests::hex_blocks;
 
 const NOW: u64 = 1_750_000_000;
 
 /// Grant issued and presented by key 1, for node 2.
 fn sample() -> Grant {
     Grant {
-        issuer: key(1).id(),
-        subject: key(1).id(),
-        audience: key(2).id(),
+        issuer: id(1),
+        subject: id(1),
+        audience: id(2),
         scope: Capability::shard_serve(),
         not_before: NOW,
         expires: NOW + 60,
@@ -25,19 +26,12 @@ fn signed(body: &[u8]) -> Vec<u8> {
 
 fn admit(token: &[u8], seen: &mut ReplayCache) -> Result<Grant, GrantError> {
     let expected = Expectation {
-        peer: key(1).id(),
-        party: key(1).id(),
-        audience: key(2).id(),
+        peer: id(1),
+        party: id(1),
+        audience: id(2),
         scope: &Capability::shard_serve(),
     };
-    Grant::admit(
-        token,
-        &expected,
-        |issuer| *issuer == key(1).id(),
-        seen,
-        NOW,
-        30,
-    )
+    Grant::admit(token, &expected, |issuer| *issuer == id(1), seen, NOW, 30)
 }
 
 /// Checks form, signature and time, but not subject and audience.
@@ -58,21 +52,14 @@ fn assert_malformed(token: &[u8]) {
 fn the_worked_example_of_the_specification_is_what_this_code_makes() {
     let token = sample().sign(&key(1)).unwrap();
     let spec = include_str!("../../../specs/session-grant.md");
-    // The specification prints the example as one block of hex, broken into lines.
-    let block = spec
-        .split("```hex")
-        .nth(1)
-        .and_then(|rest| rest.split("```").next())
-        .unwrap();
-    let printed: String = block.split_whitespace().collect();
-    assert_eq!(printed, hex::encode(token));
+    assert_eq!(hex_blocks(spec).next().unwrap(), hex::encode(token));
     for seed in [1, 2] {
         assert!(
-            spec.contains(&key(seed).id().to_string()),
+            spec.contains(&id(seed).to_string()),
             "node id of key {seed}"
         );
     }
-    assert!(spec.contains(&hex::encode(key(1).id().as_bytes())));
+    assert!(spec.contains(&hex::encode(id(1).as_bytes())));
 }
 
 #[test]
@@ -95,7 +82,7 @@ fn every_refusal_has_its_stable_code_and_leaves_the_cache_alone() {
         grant.sign(&key(signer)).unwrap()
     };
     let valid = |from, to| with(1, &|g| (g.not_before, g.expires) = (from, to));
-    let other = key(3).id();
+    let other = id(3);
     let mut forged = sample().sign(&key(1)).unwrap();
     *forged.last_mut().unwrap() ^= 1;
     let scope = |g: &mut Grant| g.scope = "other.thing@1.0".parse().unwrap();

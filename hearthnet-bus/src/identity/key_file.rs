@@ -206,6 +206,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
     use super::*;
+    use crate::testing::key;
 
     fn folder() -> tempfile::TempDir {
         tempfile::tempdir().unwrap()
@@ -268,7 +269,7 @@ mod tests {
     fn a_key_that_others_can_read_is_refused_and_left_alone() {
         let dir = folder();
         let path = dir.path().join("node.key");
-        let text = text_of(&NodeKey::from_secret(&[9; 32]));
+        let text = text_of(&key(9));
         for mode in [0o604, 0o640, 0o602, 0o620, 0o644, 0o610] {
             write(&path, &text, mode);
             let error = NodeKey::load_or_create(&path).unwrap_err();
@@ -311,7 +312,7 @@ mod tests {
     fn garbage_and_wrong_lengths_are_refused_with_a_way_out() {
         let dir = folder();
         let path = dir.path().join("node.key");
-        let good = text_of(&NodeKey::from_secret(&[9; 32]));
+        let good = text_of(&key(9));
         let long = format!("{}{}", good.trim_end(), "A".repeat(400));
         let (short, twice) = (&good[..good.len() - 2], good.repeat(2));
         let texts = ["", "\n", "garbage", short, &long, &twice].map(str::as_bytes);
@@ -329,7 +330,7 @@ mod tests {
         let dir = folder();
         let path = dir.path().join("node.key");
         let first = NodeKey::load_or_create(&path).unwrap();
-        let error = NodeKey::from_secret(&[1; 32]).write_new(&path).unwrap_err();
+        let error = key(1).write_new(&path).unwrap_err();
         assert!(matches!(error, KeyFileError::Io { source, .. }
             if source.kind() == io::ErrorKind::AlreadyExists));
         assert_eq!(NodeKey::load(&path).unwrap().id(), first.id());

@@ -72,6 +72,7 @@ impl fmt::Debug for NodeKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::key;
 
     #[test]
     fn debug_shows_the_id_and_nothing_of_the_secret() {
@@ -82,7 +83,7 @@ mod tests {
 
     #[test]
     fn the_certificate_carries_the_node_id() {
-        let key = NodeKey::from_secret(&[3; 32]);
+        let key = key(3);
         assert_eq!(key.identity().unwrap().key(), key.id());
     }
 

@@ -1,4 +1,6 @@
-//! Serde adapters (`#[serde(with)]`) for ids of nodes and communities as raw keys in records.
+//! Serde adapters (`#[serde(with)]`) for ids of nodes and communities that people read as text and
+//! records hold as raw keys. The serialiser says which of the two it writes.
+//!
 //! Deserialising does not check the keys: the log checks events before it stores them, and decoders
 //! of messages from peers check the keys themselves.
 
@@ -7,7 +9,7 @@ use serde_bytes::ByteArray;
 
 use crate::NodeId;
 
-/// Node id that is always serialised as its raw key.
+/// Node id that records hold as its raw key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct RawKey(#[serde(with = "crate::identity::raw_keys")] pub(crate) NodeId);
@@ -17,14 +19,20 @@ pub(crate) fn serialize<S: Serializer, K: Copy + Into<NodeId>>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     let node: NodeId = (*key).into();
-    ByteArray::new(*node.as_bytes()).serialize(serializer)
+    match serializer.is_human_readable() {
+        true => node.serialize(serializer),
+        false => ByteArray::new(*node.as_bytes()).serialize(serializer),
+    }
 }
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>, K: From<NodeId>>(
     deserializer: D,
 ) -> Result<K, D::Error> {
-    let bytes: ByteArray<32> = ByteArray::deserialize(deserializer)?;
-    Ok(NodeId::from_checked(*bytes).into())
+    let node = match deserializer.is_human_readable() {
+        true => NodeId::deserialize(deserializer)?,
+        false => NodeId::from_checked(*ByteArray::deserialize(deserializer)?),
+    };
+    Ok(node.into())
 }
 
 pub(crate) mod option {

@@ -79,6 +79,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::testing::key;
 
     /// The group order L = 2^252 + 27742317777372353535851937790883648493, little-endian.
     const ORDER: [u8; 32] = [
@@ -98,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_signature_says_nothing_about_bytes_without_the_domain() {
-        let key = NodeKey::from_secret(&[5; 32]);
+        let key = key(5);
         let bare = key.signing.sign(b"record").to_bytes();
         let refused = Domain::SessionGrant.verify(&key.id(), b"record", &bare);
         assert_eq!(refused, Err(InvalidSignature));

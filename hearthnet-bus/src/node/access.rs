@@ -10,7 +10,7 @@ use hearthnet_transport::{
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc;
 
-use crate::community::log::{Community, EventLog, Level, OpenInvite};
+use crate::community::log::{Community, EventLog, Level};
 use crate::community::sync::SYNC_PATH;
 use crate::node::calls::{Authority, BUS_PATH, Research};
 use crate::node::flight;
@@ -67,7 +67,7 @@ pub(super) fn may_use(
     }
     if state.level(peer).is_none() {
         // A stranger may call `community.join` while an invite is open.
-        let invited = || state.invites().any(|(_, invite)| is_open(invite, now_ms));
+        let invited = || state.invites().any(|(_, invite)| invite.is_open(now_ms));
         return match what {
             Use::Bus if invited() => Ok(()),
             _ => Err(CloseCode::Unauthorized),
@@ -90,11 +90,6 @@ pub(super) fn may_use(
         }
         Use::Tensor(_) | Use::Host(_) => Ok(()),
     }
-}
-
-/// True if the invite can still be used to join.
-pub(super) fn is_open(invite: &OpenInvite, now_ms: u64) -> bool {
-    !invite.withdrawn && invite.used < invite.uses && invite.expires_ms > now_ms
 }
 
 /// Acceptor and receiver of the tensor sessions of one host.

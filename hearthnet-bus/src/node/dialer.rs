@@ -129,11 +129,7 @@ impl Dialer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::NodeKey;
-
-    fn node(seed: u8) -> NodeId {
-        NodeKey::from_secret(&[seed; 32]).id()
-    }
+    use crate::testing::id as node;
 
     fn wanted(seeds: impl IntoIterator<Item = u8>) -> BTreeMap<Target, u64> {
         seeds

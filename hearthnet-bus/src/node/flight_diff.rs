@@ -77,7 +77,7 @@ impl FlightDiff {
 mod tests {
     use super::*;
     use crate::community::log::Body;
-    use crate::{NodeKey, now_ms, testing};
+    use crate::{now_ms, testing};
 
     #[test]
     fn an_advertisement_that_is_not_renewed_ends_as_expired() {
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn a_node_that_stays_away_is_news_once() {
         let mut flight_diff = FlightDiff::default();
-        let peer = NodeKey::from_secret(&[1; 32]).id();
+        let peer = testing::id(1);
         assert!(flight_diff.unreachable(peer, Code::UNREACHABLE).is_some());
         assert!(flight_diff.unreachable(peer, Code::UNREACHABLE).is_none());
         assert!(flight_diff.unreachable(peer, Code::REVOKED).is_some());

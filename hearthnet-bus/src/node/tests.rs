@@ -199,7 +199,12 @@ pub(super) async fn until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-async fn end_of(socket: &mut PeerSocket) -> SessionClosed {
+/// State of a node that neither computes nor answers.
+pub(super) fn never_busy() -> Busy {
+    Arc::new(|| false)
+}
+
+pub(super) async fn end_of(socket: &mut PeerSocket) -> SessionClosed {
     let read = async {
         loop {
             if let Err(closed) = socket.recv().await {
@@ -675,13 +680,13 @@ async fn a_forged_flight_record_is_bounded_and_harmless() {
         match name.name() {
             "test.endless" => {
                 let answer = answer.unwrap();
-                assert!(answer.cut && answer.records.len() <= 12_000);
-                let json = serde_json::to_string(&answer.records).unwrap();
+                assert!(answer.cut && answer.page.records.len() <= 12_000);
+                let json = serde_json::to_string(&answer.page.records).unwrap();
                 assert!(!json.contains("\\u001b") && json.is_ascii());
             }
             "test.mixed" => {
                 let answer = answer.unwrap();
-                assert_eq!((answer.records.len(), answer.unreadable), (1, 3));
+                assert_eq!((answer.page.records.len(), answer.unreadable), (1, 3));
                 let line = flight::merge(&[(id(1), answer)]);
                 assert!(line.iter().all(|entry| entry.doubtful));
                 let now_us = flight::now().unix_ms * 1000;

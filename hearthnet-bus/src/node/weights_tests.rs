@@ -6,18 +6,12 @@ use hearthnet_transport::{CloseCode, Frame};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::tests::{Home, TIMEOUT, founder_of, member, refusal, until};
-use super::weights::{
-    Busy, Held, Object, Request, WeightsError, WeightsPeer, WeightsStore, path_rule,
-};
+use super::tests::{Home, TIMEOUT, founder_of, member, never_busy, refusal, until};
+use super::weights::{Held, Object, Request, WeightsError, WeightsPeer, WeightsStore, path_rule};
 use crate::community::log::Body;
 use crate::testing::{ROOT, Shelf, id};
 
 const WEIGHTS: [u8; 32] = [7; 32];
-
-fn never_busy() -> Busy {
-    Arc::new(|| false)
-}
 
 /// A founder with this store, and a member that is connected to it.
 async fn with_store(store: impl WeightsStore) -> (Home, Home, WeightsPeer) {

@@ -1,13 +1,14 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing::id;
 
 const CHARSET: &str = "qpzry9x8gf2tvdw0s3jn54khce6mua7l";
 
 type Change<T> = &'static dyn Fn(&mut T);
 
 fn community(seed: u8) -> CommunityId {
-    CommunityId::from(NodeKey::from_secret(&[seed; 32]).id())
+    CommunityId::from(id(seed))
 }
 
 fn invite(hints: &[&str]) -> Invite {
@@ -125,14 +126,14 @@ fn debug_and_refusals_show_nothing_of_the_secret() {
 
 #[test]
 fn a_request_admits_only_its_node_to_its_community() {
-    let node = NodeKey::from_secret(&[2; 32]).id();
+    let node = id(2);
     let request = invite(&[]).request(node, "kitchen").unwrap();
     assert_eq!(request.verify(), Ok(()));
     let changes: [Change<JoinRequest>; 5] = [
         &|r| r.community = community(3),
-        &|r| r.node = NodeKey::from_secret(&[4; 32]).id(),
+        &|r| r.node = id(4),
         &|r| r.name.push('2'),
-        &|r| r.invite = NodeKey::from_secret(&[5; 32]).id(),
+        &|r| r.invite = id(5),
         &|r| r.proof.0[0] ^= 1,
     ];
     for change in changes {
@@ -144,7 +145,7 @@ fn a_request_admits_only_its_node_to_its_community() {
 
 #[test]
 fn names_that_would_not_print_on_a_line_are_refused_by_both_sides() {
-    let node = NodeKey::from_secret(&[2; 32]).id();
+    let node = id(2);
     for name in ["", "a\nb", "\u{1b}[2J", &"a".repeat(65)] {
         assert_eq!(invite(&[]).request(node, name), Err(JoinError::Name));
         let mut request = invite(&[]).request(node, "x").unwrap();
@@ -155,7 +156,7 @@ fn names_that_would_not_print_on_a_line_are_refused_by_both_sides() {
 
 #[test]
 fn a_request_survives_json() {
-    let node = NodeKey::from_secret(&[2; 32]).id();
+    let node = id(2);
     let request = invite(&[]).request(node, "Küche").unwrap();
     let text = serde_json::to_string(&request).unwrap();
     assert_eq!(serde_json::from_str::<JoinRequest>(&text).unwrap(), request);

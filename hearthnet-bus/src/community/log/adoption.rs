@@ -71,9 +71,7 @@ impl Adoption {
                 "the lengths of the model's file, head or manifest are out of their ranges",
             ),
         ];
-        match rules.into_iter().find(|(fits, _)| !fits) {
-            Some((_, rule)) => Err(rule),
-            None => Ok(()),
-        }
+        let mut rules = rules.into_iter();
+        rules.try_for_each(|(fits, rule)| fits.then_some(()).ok_or(rule))
     }
 }

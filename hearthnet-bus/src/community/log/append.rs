@@ -105,7 +105,9 @@ impl EventLog {
         let (about, clocks) = (body.nodes(), self.inner.clocks.lock());
         let heard = |least: Level| {
             clocks.offset(now_ms, |node| {
-                *node != author && !about.contains(node) && view.level(node) >= Some(least)
+                *node != author
+                    && !about.contains(node)
+                    && view.fold.state.level(node) >= Some(least)
             })
         };
         match heard(Level::Trusted).or_else(|| heard(Level::Member)) {

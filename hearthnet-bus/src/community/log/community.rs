@@ -65,6 +65,13 @@ pub struct OpenInvite {
     pub withdrawn: bool,
 }
 
+impl OpenInvite {
+    /// Returns whether nodes can still join with the invite at `now_ms`.
+    pub(crate) fn is_open(&self, now_ms: u64) -> bool {
+        !self.withdrawn && self.used < self.uses && self.expires_ms > now_ms
+    }
+}
+
 /// A revoked key. Revocation is permanent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -120,6 +127,12 @@ pub(super) struct Durable {
 }
 
 impl Durable {
+    /// Current level of a node; `None` for strangers and for revoked or frozen nodes.
+    pub(super) fn level(&self, node: &NodeId) -> Option<Level> {
+        let member = self.members.get(node)?;
+        (!self.frozen.contains_key(node)).then_some(member.level)
+    }
+
     pub(super) fn outcome(&self, case: &Case) -> Option<Finding> {
         case.outcome(|judge| self.revoked.contains_key(judge))
     }
@@ -292,10 +305,7 @@ impl Community {
 
     /// Current level of a node; `None` for strangers and for revoked or frozen nodes.
     pub fn level(&self, node: &NodeId) -> Option<Level> {
-        if self.is_frozen(node) {
-            return None;
-        }
-        self.durable.members.get(node).map(|member| member.level)
+        self.durable.level(node)
     }
 
     /// Looks up a member, including frozen ones.
@@ -471,12 +481,6 @@ impl Community {
         })
     }
 
-    /// All slots in use.
-    #[cfg(test)]
-    pub(super) fn live_slots(&self) -> Vec<(NodeId, String)> {
-        self.live.keys().cloned().collect()
-    }
-
     /// SHA-256 of the canonical encoding of the durable state. Nodes with the same durable events
     /// have the same hash.
     pub fn state_hash(&self) -> [u8; 32] {
@@ -535,11 +539,10 @@ impl Community {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::NodeKey;
+    use crate::testing::id as node;
 
     #[test]
     fn members_whose_names_look_alike_are_shown_with_their_ids() {
-        let node = |seed: u8| NodeKey::from_secret(&[seed; 32]).id();
         let lookalikes = |names: &[&str]| -> Vec<bool> {
             let mut durable = Durable::default();
             for (name, seed) in names.iter().zip(1..) {

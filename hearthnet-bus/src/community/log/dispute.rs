@@ -27,7 +27,7 @@ pub struct Dispute {
     /// First and last layer.
     pub layers: (u32, u32),
     /// Host whose rows were audited.
-    #[serde(with = "by_format::node")]
+    #[serde(with = "raw_keys")]
     pub accused: NodeId,
     /// Identity of the model's weights.
     #[serde(with = "by_format::hash")]
@@ -36,7 +36,7 @@ pub struct Dispute {
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
-        with = "by_format::optional_node"
+        with = "raw_keys::option"
     )]
     pub witness: Option<NodeId>,
     /// SHA-256 of the sealed evidence.
@@ -82,10 +82,8 @@ impl Dispute {
                 "the length of a dispute's evidence is out of its range",
             ),
         ];
-        match rules.into_iter().find(|(fits, _)| !fits) {
-            Some((_, rule)) => Err(rule),
-            None => Ok(()),
-        }
+        let mut rules = rules.into_iter();
+        rules.try_for_each(|(fits, rule)| fits.then_some(()).ok_or(rule))
     }
 }
 
@@ -129,9 +127,9 @@ pub struct Case {
     #[serde(rename = "time")]
     pub time_ms: u64,
     /// Member that answered for the accuser at that time.
-    #[serde(with = "by_format::node")]
+    #[serde(with = "raw_keys")]
     pub group: NodeId,
-    #[serde(with = "by_format::node")]
+    #[serde(with = "raw_keys")]
     pub accuser: NodeId,
     pub dispute: Dispute,
     /// The last verdict of each judge.

@@ -6,14 +6,14 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use serde_bytes::{ByteArray, ByteBuf};
 use sha2::{Digest as _, Sha256};
 use ulid::Ulid;
 
 use super::body::{Body, EventError, MAX_BODY_BYTES, MAX_KIND_BYTES, MAX_SLOT_BYTES, malformed};
 use crate::identity::cbor::{self, MAX_NUMBER};
-use crate::identity::raw_keys;
+use crate::identity::{by_format, raw_keys};
 use crate::{CommunityId, Domain, NodeId, NodeKey, SIGNATURE_BYTES};
 
 /// Maximum length of an event in bytes: the longest body, kind and slot, 64 bytes of signature, and
@@ -37,8 +37,9 @@ const VERSION: u8 = 1;
 
 /// Identity of an event: SHA-256 of the bytes that its author signed, without the signature.
 /// Ordered bytewise.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct EventHash(pub [u8; 32]);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EventHash(#[serde(with = "by_format::hash")] pub [u8; 32]);
 
 impl EventHash {
     /// Predecessor hash of an author's first durable event.
@@ -72,23 +73,6 @@ impl fmt::Display for EventHash {
 impl fmt::Debug for EventHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
-    }
-}
-
-impl Serialize for EventHash {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if serializer.is_human_readable() {
-            serializer.collect_str(self)
-        } else {
-            ByteArray::new(self.0).serialize(serializer)
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for EventHash {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Read only from the log's own records, which are binary.
-        Ok(Self(*ByteArray::deserialize(deserializer)?))
     }
 }
 

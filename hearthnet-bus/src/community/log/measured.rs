@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::NodeId;
-use crate::identity::by_format;
 use crate::identity::cbor::MAX_NUMBER;
+use crate::identity::{by_format, raw_keys};
 
 /// Maximum number of models that a node has measured.
 pub const MAX_MODEL_SPEEDS: usize = 8;
@@ -52,7 +52,7 @@ pub struct ModelSpeed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkSpeed {
-    #[serde(with = "by_format::node")]
+    #[serde(with = "raw_keys")]
     pub node: NodeId,
     /// Bandwidth in kbit/s; 0: not known.
     pub kbit_s: u32,
@@ -84,9 +84,7 @@ impl Measured {
                 "the measured memory or time online is out of its range",
             ),
         ];
-        match rules.into_iter().find(|(fits, _)| !fits) {
-            Some((_, rule)) => Err(rule),
-            None => Ok(()),
-        }
+        let mut rules = rules.into_iter();
+        rules.try_for_each(|(fits, rule)| fits.then_some(()).ok_or(rule))
     }
 }

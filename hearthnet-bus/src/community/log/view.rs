@@ -16,7 +16,7 @@ use std::sync::Arc;
 use hearthnet_transport::{KeyedBuckets, Time, TokenBucket};
 use rusqlite::Connection;
 
-use super::body::{Body, Level};
+use super::body::Body;
 use super::community::{Community, Entry, Fork, Live};
 use super::db::{self, AuthorRow, EphemeralRow};
 use super::error::LogError;
@@ -173,13 +173,6 @@ impl View {
         }
     }
 
-    /// Current level of a node; `None` for strangers and frozen nodes.
-    pub(super) fn level(&self, node: &NodeId) -> Option<Level> {
-        let state = &self.fold.state;
-        let member = state.members.get(node)?;
-        (!state.frozen.contains_key(node)).then_some(member.level)
-    }
-
     /// Returns whether [`View::advance`] has work to do.
     pub(super) fn is_waiting(&self) -> bool {
         self.redo != Redo::No || self.clock > self.activation_ms
@@ -290,7 +283,8 @@ impl View {
             .filter(|(author, it)| !it.is_root && self.fold.knows(author))
             .filter_map(|(author, it)| Some((*author, it.fork.clone()?)))
             .collect();
-        self.fold.set_frozen(frozen);
+        // The frozen authors do not follow from the order of events.
+        self.fold.state.frozen = frozen;
         self.shown.update(&self.fold.state);
     }
 

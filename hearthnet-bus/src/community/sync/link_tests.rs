@@ -113,7 +113,7 @@ async fn a_joiner_gets_the_whole_history_and_live_events_go_both_ways() {
     admit(&first, 2);
     let link = linked((&first, 1), (&second, 2)).await;
     agreed(&[&first, &second]).await;
-    assert_eq!(second.log.state().level(&key(2).id()), Some(Level::Trusted));
+    assert_eq!(second.log.state().level(&id(2)), Some(Level::Trusted));
     seen(&second, 2, 1);
     seen(&first, 1, 2);
     agreed(&[&first, &second]).await;
@@ -214,7 +214,7 @@ async fn proofs_of_forks_travel_and_freeze_the_author_everywhere() {
     let onward = linked((&second, 8), (&third, 9)).await;
     agreed(&[&first, &second, &third]).await;
     for home in [&first, &second, &third] {
-        assert!(home.log.state().is_frozen(&key(1).id()));
+        assert!(home.log.state().is_frozen(&id(1)));
     }
     [link, onward].into_iter().for_each(Link::cut);
 }

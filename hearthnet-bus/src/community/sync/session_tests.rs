@@ -12,10 +12,11 @@ use proptest::prelude::*;
 use super::budget::{Account, Budgets, Stored, SyncConfig};
 use super::message::{MAX_BATCH_EVENTS, SyncMessage};
 use super::session::{Done, SyncSession, WINDOW, Work};
-use crate::{CommunityId, NodeKey};
+use crate::CommunityId;
+use crate::testing::id;
 
 fn community() -> CommunityId {
-    CommunityId::from(NodeKey::from_secret(&[7; 32]).id())
+    CommunityId::from(id(7))
 }
 
 /// Number of events per author. Events have a number and no content.
@@ -573,7 +574,7 @@ fn a_flood_is_slowed_to_the_budget_and_one_of_known_events_even_more() {
 #[test]
 fn a_reconnecting_peer_gets_no_fresh_budget() {
     let config = SyncConfig::default();
-    let peer = NodeKey::from_secret(&[66; 32]).id();
+    let peer = id(66);
     let account = Account {
         budgets: Arc::new(Mutex::new(Budgets::new(&config))),
         peer,

@@ -231,7 +231,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::testing::key;
+    use crate::testing::{id, key};
+    use crate::vectors_tests::hex_blocks;
 
     const NOW: u64 = 1_750_000_000_000;
     const PARAMS: &str = r#"{"prompt":"Hi"}"#;
@@ -239,8 +240,8 @@ mod tests {
     /// An envelope from key 1 to node 2.
     fn sample() -> Envelope {
         Envelope::new(
-            key(1).id(),
-            key(2).id(),
+            id(1),
+            id(2),
             "experimental.distributed_llm.chat@1.0".parse().unwrap(),
             PARAMS,
             *b"0123456789abcdef",
@@ -249,15 +250,13 @@ mod tests {
     }
 
     fn open(bytes: &[u8], params: &str, now_ms: u64) -> Result<Envelope, EnvelopeError> {
-        Envelope::open(bytes, params, key(1).id(), key(2).id(), now_ms)
+        Envelope::open(bytes, params, id(1), id(2), now_ms)
     }
 
     #[test]
     fn the_worked_example_of_the_specification_is_what_this_code_makes() {
-        let text = include_str!("../../../../specs/capability-bus.md");
-        let (_, after) = text.split_once("```hex").unwrap();
-        let (block, _) = after.split_once("```").unwrap();
-        let expected: String = block.split_whitespace().collect();
+        let spec = include_str!("../../../../specs/capability-bus.md");
+        let expected = hex_blocks(spec).next().unwrap();
         assert_eq!(hex::encode(sample().sign(&key(1)).unwrap()), expected);
     }
 
@@ -280,9 +279,9 @@ mod tests {
         // The same value in another spelling has another hash.
         let respelled = open(&bytes, r#"{"prompt": "Hi"}"#, NOW);
         assert_eq!(code(respelled), Code::INVALID_SIGNATURE);
-        let relayed = Envelope::open(&bytes, PARAMS, key(3).id(), key(2).id(), NOW);
+        let relayed = Envelope::open(&bytes, PARAMS, id(3), id(2), NOW);
         assert_eq!(code(relayed), Code::UNAUTHORIZED);
-        let elsewhere = Envelope::open(&bytes, PARAMS, key(1).id(), key(3).id(), NOW);
+        let elsewhere = Envelope::open(&bytes, PARAMS, id(1), id(3), NOW);
         assert_eq!(code(elsewhere), Code::UNAUTHORIZED);
         assert!(sample().sign(&key(3)).is_err());
     }

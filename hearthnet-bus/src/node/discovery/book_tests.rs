@@ -32,6 +32,25 @@ fn lan(host: u32, port: u16) -> SocketAddr {
     )
 }
 
+/// A book of a machine with one address, in a network of 256.
+fn book_at(ip: &str) -> AddressBook {
+    let mut book = AddressBook::new(None);
+    book.set_local(Local::new(vec![LocalAddress {
+        interface: "eth0".into(),
+        index: 2,
+        ip: ip.parse().unwrap(),
+        prefix: 24,
+    }]));
+    book
+}
+
+/// A book in which node 1 is a member.
+fn book_of_a_member() -> AddressBook {
+    let mut book = AddressBook::new(None);
+    book.set_members([node(1)], T0);
+    book
+}
+
 fn hear(book: &mut AddressBook, node: NodeId, endpoints: &[SocketAddr], now: u64) -> bool {
     let said = Announcement {
         node,
@@ -65,13 +84,7 @@ fn an_endpoint_of_several_sources_is_listed_once_under_the_best() {
 
 #[test]
 fn the_nearest_that_worked_comes_first_and_the_failed_last() {
-    let mut book = AddressBook::new(None);
-    book.set_local(Local::new(vec![LocalAddress {
-        interface: "eth0".into(),
-        index: 2,
-        ip: "10.1.0.1".parse().unwrap(),
-        prefix: 24,
-    }]));
+    let mut book = book_at("10.1.0.1");
     let (far, near, link) = (at("10.9.0.5:7"), at("10.1.0.5:7"), at("[fe80::5%2]:7"));
     book.told(Source::Log, node(1), &[far], T0);
     hear(&mut book, node(1), &[link, near], T0);
@@ -89,13 +102,7 @@ fn the_nearest_that_worked_comes_first_and_the_failed_last() {
 
 #[test]
 fn announcements_never_displace_vouched_endpoints() {
-    let mut book = AddressBook::new(None);
-    book.set_local(Local::new(vec![LocalAddress {
-        interface: "eth0".into(),
-        index: 2,
-        ip: "10.0.0.250".parse().unwrap(),
-        prefix: 24,
-    }]));
+    let mut book = book_at("10.0.0.250");
     book.set_members([node(1)], T0);
     // The announcements are near, the vouched endpoints are far.
     let (proved, signed, written) = (at("10.9.0.1:7"), at("10.9.0.2:7"), at("10.9.0.3:7"));
@@ -121,8 +128,7 @@ fn announcements_never_displace_vouched_endpoints() {
 fn a_signed_endpoint_is_kept_among_any_number_of_announcements() {
     // In both orders of signature and announcement.
     for signed_first in [true, false] {
-        let mut book = AddressBook::new(None);
-        book.set_members([node(1)], T0);
+        let mut book = book_of_a_member();
         let there = lan(200, 7);
         if signed_first {
             book.signed(&node(1), &[there], T0);
@@ -141,8 +147,7 @@ fn a_signed_endpoint_is_kept_among_any_number_of_announcements() {
         assert_eq!(first, Some(there), "signed first: {signed_first}");
     }
     // An endpoint that is signed but not announced needs `told`.
-    let mut book = AddressBook::new(None);
-    book.set_members([node(1)], T0);
+    let mut book = book_of_a_member();
     book.signed(&node(1), &[lan(200, 7)], T0);
     assert_eq!(book.endpoints(&node(1), T0), []);
 }
@@ -243,8 +248,7 @@ fn ten_thousand_strangers_push_no_member_out() {
 
 #[test]
 fn ten_thousand_claims_to_be_one_member_leave_its_known_addresses() {
-    let mut book = AddressBook::new(None);
-    book.set_members([node(1)], T0);
+    let mut book = book_of_a_member();
     let (first, log, written, proved) = (lan(1, 7), lan(2, 7), lan(3, 7), lan(4, 7));
     hear(&mut book, node(1), &[first], T0);
     book.told(Source::Log, node(1), &[log], T0);

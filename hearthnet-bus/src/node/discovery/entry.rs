@@ -245,17 +245,15 @@ impl Entry {
     }
 
     pub(super) fn hint(&self, node: NodeId, local: &Local, now_ms: u64) -> Option<Hint> {
-        let live = || self.records.iter().filter(|r| r.class(now_ms).is_some());
+        let ranked = ranked(&self.records, local, now_ms);
+        let live = self.records.iter().filter(|r| r.class(now_ms).is_some());
         Some(Hint {
             node: Some(node),
             community: self.community,
             caps: self.caps.clone(),
-            endpoints: {
-                let ranked = ranked(&self.records, local, now_ms).into_iter();
-                ranked.map(|(_, endpoint)| endpoint).collect()
-            },
-            source: live().filter_map(|r| r.class(now_ms)).min()?,
-            last_seen_ms: live().map(|r| r.seen_ms).max()?,
+            source: ranked.iter().map(|(source, _)| *source).min()?,
+            last_seen_ms: live.map(|r| r.seen_ms).max()?,
+            endpoints: ranked.into_iter().map(|(_, at)| at).collect(),
         })
     }
 

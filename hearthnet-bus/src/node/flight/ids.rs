@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use ulid::Ulid;
 
@@ -15,7 +15,8 @@ pub const MAX_NAME_BYTES: usize = 80;
 /// Name of a shard or a purpose: at most [`MAX_NAME_BYTES`] printable ASCII characters without
 /// spaces. Other characters become `?`, and the rest is cut off, so that a name cannot control a
 /// terminal or look like two names.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "String")]
 pub struct Name(Box<str>);
 
 impl Name {
@@ -43,16 +44,9 @@ impl fmt::Debug for Name {
     }
 }
 
-impl Serialize for Name {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Name {
-    /// Sanitises a name from another node.
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self::from(String::deserialize(deserializer)?.as_str()))
+impl From<String> for Name {
+    fn from(text: String) -> Self {
+        Self::from(text.as_str())
     }
 }
 

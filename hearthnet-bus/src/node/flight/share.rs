@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::ring::{Page, Record, Stamp};
+use super::ring::{Page, Stamp};
 use crate::community::log::Level;
 use crate::node::calls::{
     Answering, CallContext, CallError, CallLimits, CallStream, CapabilityDescriptor, FrameSink,
@@ -122,24 +122,14 @@ pub fn params(age_ms: Option<u64>) -> Value {
 pub struct Answer {
     /// This machine's clocks when the call was sent.
     pub asked: Stamp,
-    /// The other machine's clocks when it made the first page.
-    pub answered: Stamp,
-    /// This machine's clocks when that page arrived.
+    /// This machine's clocks when the first page arrived.
     pub heard: Stamp,
-    /// Start of the other program, by its clocks.
-    pub began: Stamp,
-    /// Random number of the other program's run.
-    pub run: u64,
-    /// Events that the other node no longer keeps.
-    pub forgotten: u64,
-    /// True if the other node sent only what concerns this one.
-    pub partial: bool,
+    /// The first page, with the records of all pages.
+    pub page: Page,
     /// Number of records that could not be decoded.
     pub unreadable: u64,
     /// True if the record was longer than the bounds of one node.
     pub cut: bool,
-    /// In order of their numbers.
-    pub records: Vec<Record>,
 }
 
 impl Answer {
@@ -157,35 +147,31 @@ impl Answer {
             if event.name != PAGE {
                 continue;
             }
-            let (page, unreadable) = read(event.data)
+            let (mut page, unreadable) = read(event.data)
                 .ok_or_else(|| CallError::bad_request("page", "is not a flight record"))?;
-            let answer = all.get_or_insert_with(|| Self {
+            let (run, records) = (page.run, std::mem::take(&mut page.records));
+            let answer = all.get_or_insert(Self {
                 asked,
-                answered: page.now,
                 heard,
-                began: page.began,
-                run: page.run,
-                forgotten: page.forgotten,
-                partial: page.partial,
+                page,
                 unreadable: 0,
                 cut: false,
-                records: Vec::new(),
             });
             answer.unreadable = answer.unreadable.saturating_add(unreadable);
-            let last = answer.records.last().map_or(0, |record| record.seq);
+            let last = answer.page.records.last().map_or(0, |record| record.seq);
             // A connection reaches a single run of the program, and a run uses each number once.
-            let fits = answer.run == page.run
-                && page.records.first().is_none_or(|first| first.seq > last)
-                && page.records.is_sorted_by(|a, b| a.seq < b.seq);
+            let fits = answer.page.run == run
+                && records.first().is_none_or(|first| first.seq > last)
+                && records.is_sorted_by(|a, b| a.seq < b.seq);
             if !fits {
                 return Err(CallError::bad_request(
                     "page",
                     "its records are out of order",
                 ));
             }
-            answer.records.extend(page.records);
-            if pages >= MAX_PAGES || answer.records.len() > MAX_RECORDS {
-                answer.records.truncate(MAX_RECORDS);
+            answer.page.records.extend(records);
+            if pages >= MAX_PAGES || answer.page.records.len() > MAX_RECORDS {
+                answer.page.records.truncate(MAX_RECORDS);
                 answer.cut = true;
                 break;
             }

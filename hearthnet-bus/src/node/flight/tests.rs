@@ -2,6 +2,7 @@ use hearthnet_transport::{Code, MAX_NAME};
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing::id;
 
 fn pipeline(n: u64) -> PipelineId {
     PipelineId::from_parts(1_750_000_000_000, u128::from(n))
@@ -216,13 +217,10 @@ proptest! {
             let event = match kind {
                 0 => aborted(n),
                 1 => Event::PeerLost {
-                    peer: crate::NodeKey::from_secret(&[n as u8; 32]).id(),
+                    peer: id(n as u8),
                     code: Code::parse(&format!("n{n}")).unwrap(),
                 },
-                _ => {
-                    let peer = crate::NodeKey::from_secret(&[1; 32]).id();
-                    opened(peer, SessionId::of_token(&n.to_le_bytes()))
-                }
+                _ => opened(id(1), SessionId::of_token(&n.to_le_bytes())),
             };
             ring.push(at(n), event);
         }

@@ -76,7 +76,7 @@ impl Answer {
     /// Offset of the other node's wall clock.
     pub fn clock(&self) -> Clock {
         let here = i64::try_from(self.answered_us() / 1000).unwrap_or(i64::MAX);
-        let there = i64::try_from(self.answered.unix_ms).unwrap_or(i64::MAX);
+        let there = i64::try_from(self.page.now.unix_ms).unwrap_or(i64::MAX);
         Clock {
             ahead_ms: there.saturating_sub(here),
             give_or_take_us: self.half_trip_us(),
@@ -89,9 +89,10 @@ impl Answer {
     }
 
     fn place(&self, node: NodeId, record: &Record, epoch_us: i128) -> Entry {
-        let (at, now) = (record.at.mono_us, self.answered.mono_us);
-        let doubtful = at > now || at < self.began.mono_us;
-        let at = at.max(self.began.mono_us).min(now);
+        let (began, now) = (self.page.began.mono_us, self.page.now.mono_us);
+        let at = record.at.mono_us;
+        let doubtful = at > now || at < began;
+        let at = at.max(began).min(now);
         let age_us = now.saturating_sub(at);
         let answered_us = self.heard.mono_us.saturating_sub(self.half_trip_us());
         let here_us = epoch_us + i128::from(answered_us) - i128::from(age_us);
@@ -135,7 +136,7 @@ pub fn merge(answers: &[(NodeId, Answer)]) -> Vec<Entry> {
     // A common epoch: wall clocks are read to the millisecond, which must not separate nodes.
     let epoch_us = answers.first().map_or(0, |(_, answer)| answer.epoch_us());
     let line = |(node, answer): &(NodeId, Answer)| -> Vec<Entry> {
-        let records = answer.records.iter();
+        let records = answer.page.records.iter();
         records
             .map(|record| answer.place(*node, record, epoch_us))
             .collect()
@@ -295,19 +296,12 @@ mod tests {
             ring.push(stamp(*ms), event.clone());
         }
         let (there_ms, back_ms) = trip;
-        let answered = stamp(10_000 + there_ms);
-        let page = ring.page(answered, 0, 0, None);
         Answer {
             asked: true_time(10_000),
-            answered,
             heard: true_time(10_000 + there_ms + back_ms),
-            began: page.began,
-            run: page.run,
-            forgotten: 0,
-            partial: false,
+            page: ring.page(stamp(10_000 + there_ms), 0, 0, None),
             unreadable: 0,
             cut: false,
-            records: page.records,
         }
     }
 
@@ -373,12 +367,12 @@ mod tests {
         let (caller, host) = (who(1), who(2));
         let events = [(5, opened(caller, 1)), (6, opened(caller, 2))];
         let mut hostile = answer(0, 0, (1, 1), &events);
-        hostile.records[0].at = Stamp {
+        hostile.page.records[0].at = Stamp {
             unix_ms: 32_503_680_000_000,
             mono_us: u64::MAX,
         };
-        hostile.records[1].at = Stamp::default();
-        hostile.began.mono_us = 1_000_000;
+        hostile.page.records[1].at = Stamp::default();
+        hostile.page.began.mono_us = 1_000_000;
         let honest = answer(0, 0, (0, 0), &[(100, asked(1, host, 3))]);
         let line = merge(&[(caller, honest), (host, hostile)]);
         for entry in &line {
@@ -429,18 +423,16 @@ mod tests {
                         _ => Event::Unknown,
                     },
                 }).collect();
-                let answer = Answer {
-                    asked: stamp(s[0], s[1]),
-                    answered: stamp(s[2], s[3]),
-                    heard: stamp(s[4], s[5]),
-                    began: stamp(s[6], s[7]),
-                    records,
-                    ..answer(0, 0, (0, 0), &[])
-                };
+                let mut answer = answer(0, 0, (0, 0), &[]);
+                answer.asked = stamp(s[0], s[1]);
+                answer.page.now = stamp(s[2], s[3]);
+                answer.heard = stamp(s[4], s[5]);
+                answer.page.began = stamp(s[6], s[7]);
+                answer.page.records = records;
                 (who(n), answer)
             }).collect();
             let line = merge(&answers);
-            prop_assert_eq!(line.len(), answers.iter().map(|(_, a)| a.records.len()).sum::<usize>());
+            prop_assert_eq!(line.len(), answers.iter().map(|(_, a)| a.page.records.len()).sum::<usize>());
             prop_assert!(line.is_sorted_by_key(|entry| entry.at_us));
             for (node, _) in &answers {
                 let seqs: Vec<u64> = line.iter().filter(|e| e.node == *node).map(|e| e.record.seq).collect();

@@ -27,7 +27,6 @@ use serde_json::{Value, json};
 
 use crate::community::invite::{JoinError, JoinRequest, MAX_NAME_BYTES, is_name};
 use crate::community::log::{Body, Community, EventLog, Heads, Level, LogError, OpenInvite};
-use crate::node::access::is_open;
 use crate::node::calls::{
     Answering, CallContext, CallError, CallLimits, CapabilityDescriptor, Client, Code, FrameSink,
     Handler, Kind, MAX_EVENT_BYTES, Params,
@@ -124,7 +123,7 @@ impl Handler for JoinHandler {
             JoinRequest::deserialize(params).map_err(|e| CallError::bad_request("params", e))?;
         check_proof(&self.log, *caller, &request)?;
         let state = self.log.state();
-        let open = is_open(named(&state, &request)?, now_ms());
+        let open = named(&state, &request)?.is_open(now_ms());
         Ok(open.then_some(request.invite))
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::message::{MAX_DATA_BYTES, Request, is_data_len};
+use super::message::{DATA_LENGTHS, MAX_DATA_BYTES, Request};
 use super::server::Weights;
 use super::session::{Answer, Asked, MAX_IN_FLIGHT};
 use super::store::{Held, Object};
@@ -169,7 +169,7 @@ impl WeightsPeer {
         offset: u64,
         len: u32,
     ) -> Result<Option<Vec<u8>>, WeightsError> {
-        if !is_data_len(len as usize) {
+        if !DATA_LENGTHS.contains(&(len as usize)) {
             return Err(WeightsError::BadRequest(len));
         }
         let request = Request::Range {

@@ -1,7 +1,7 @@
 //! Messages of the transfer: fixed layouts, integers big-endian. Each is one binary WebSocket
 //! message. A message has exactly one encoding.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use hearthnet_transport::{CloseCode, Violation};
@@ -10,6 +10,8 @@ use super::store::{Held, Object};
 
 /// Maximum bytes of a DATA message: one piece.
 pub const MAX_DATA_BYTES: usize = 262_144;
+/// Numbers of bytes that an answer may have.
+pub(super) const DATA_LENGTHS: RangeInclusive<usize> = 1..=MAX_DATA_BYTES;
 /// Maximum number of runs in HELD_REPLY.
 pub const MAX_RUNS: usize = 32_768;
 /// Maximum message length in bytes: 64 bytes above the longest list of runs, and above DATA.
@@ -120,7 +122,7 @@ impl Request {
                 },
                 offset: fields.u64()?,
                 len: match fields.u32()? {
-                    len if is_data_len(len as usize) => len,
+                    len if DATA_LENGTHS.contains(&(len as usize)) => len,
                     _ => return Err(malformed("a range of no bytes, or of too many")),
                 },
             },
@@ -202,11 +204,6 @@ impl Reply {
         };
         Ok((number, reply))
     }
-}
-
-/// Whether an answer may have this many bytes.
-pub(super) fn is_data_len(len: usize) -> bool {
-    (1..=MAX_DATA_BYTES).contains(&len)
 }
 
 fn runs(bytes: &[u8]) -> Result<Vec<Range<u32>>, Violation> {

@@ -14,7 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
-use super::message::{MAX_MESSAGE_BYTES, Reply, Request, is_data_len};
+use super::message::{DATA_LENGTHS, MAX_MESSAGE_BYTES, Reply, Request};
 use super::pace::Pacer;
 use super::session::Received;
 use super::store::{Busy, WeightsStore};
@@ -191,15 +191,11 @@ impl Weights {
 
 /// Looks up the answer. Blocks.
 fn look_up(store: &dyn WeightsStore, request: &Request) -> Reply {
-    let (bytes, is_right) = match request {
+    let (bytes, lengths) = match request {
         Request::Held { weights } => {
             return store.held(weights).map_or(Reply::None, Reply::Held);
         }
-        Request::Piece { weights, index } => {
-            let bytes = store.piece(weights, *index);
-            let is_right = bytes.as_ref().is_some_and(|it| is_data_len(it.len()));
-            (bytes, is_right)
-        }
+        Request::Piece { weights, index } => (store.piece(weights, *index), DATA_LENGTHS),
         Request::Range {
             weights,
             object,
@@ -207,12 +203,11 @@ fn look_up(store: &dyn WeightsStore, request: &Request) -> Reply {
             len,
         } => {
             let bytes = store.read(weights, *object, *offset, *len);
-            let is_right = bytes.as_ref().is_some_and(|it| it.len() == *len as usize);
-            (bytes, is_right)
+            (bytes, *len as usize..=*len as usize)
         }
     };
     match bytes {
-        Some(bytes) if is_right => Reply::Data {
+        Some(bytes) if lengths.contains(&bytes.len()) => Reply::Data {
             more: false,
             bytes: Bytes::from(bytes),
         },

@@ -93,13 +93,12 @@ impl Asked {
             (Reply::None, _) if open.parts.is_empty() => Answer::None,
             (Reply::Held(held), Request::Held { .. }) => Answer::Held(held),
             (Reply::Data { more, bytes }, Request::Piece { .. } | Request::Range { .. }) => {
-                let most = match open.request {
-                    Request::Range { len, .. } => len as usize,
-                    _ => MAX_DATA_BYTES,
+                let (least, most) = match open.request {
+                    Request::Range { len, .. } => (len as usize, len as usize),
+                    _ => (0, MAX_DATA_BYTES),
                 };
                 let total = open.parts.len() + bytes.len();
-                let is_exact = matches!(open.request, Request::Range { .. });
-                if total > most || (is_exact && !more && total < most) {
+                if total > most || (!more && total < least) {
                     let detail = "an answer of another length";
                     return Err(CloseCode::FrameLength.violation(detail));
                 }

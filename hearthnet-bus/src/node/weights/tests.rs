@@ -4,21 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hearthnet_transport::{CloseCode, Frame, PeerSocket, SessionClosed};
+use hearthnet_transport::{CloseCode, Frame, PeerSocket};
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::message::MAX_MESSAGE_BYTES;
 use super::*;
+use crate::node::tests::{TIMEOUT, end_of, never_busy};
 use crate::testing::{Shelf, id};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
 const WEIGHTS: [u8; 32] = [7; 32];
 const OTHER: [u8; 32] = [8; 32];
-
-fn never_busy() -> Busy {
-    Arc::new(|| false)
-}
 
 /// The serving side of a connection; returns the socket of the other side.
 async fn served(store: impl WeightsStore, busy: Busy) -> (PeerSocket, Arc<Weights>) {
@@ -37,17 +33,6 @@ async fn connect_to(weights: &Arc<Weights>, seed: u8) -> PeerSocket {
 
 fn asks(socket: PeerSocket) -> WeightsPeer {
     WeightsPeer::new(socket, Arc::<Weights>::default())
-}
-
-async fn end_of(socket: &mut PeerSocket) -> SessionClosed {
-    let read = async {
-        loop {
-            if let Err(closed) = socket.recv().await {
-                return closed;
-            }
-        }
-    };
-    timeout(TIMEOUT, read).await.unwrap()
 }
 
 async fn reply(socket: &mut PeerSocket) -> (u32, Reply) {

@@ -29,7 +29,7 @@ async fn told(host: &Host, key: &NodeKey) -> Answer {
 
 /// Sessions that began, according to a record.
 fn sessions(answer: &Answer) -> Vec<(SessionId, NodeId)> {
-    let began = answer.records.iter().filter_map(|r| match &r.event {
+    let began = answer.page.records.iter().filter_map(|r| match &r.event {
         Event::SessionBegan { session, peer, .. } => Some((*session, *peer)),
         _ => None,
     });
@@ -50,17 +50,17 @@ async fn the_owner_gets_all_records_and_a_caller_its_own() {
     }
     for (key, session) in [&one, &other].into_iter().zip(&began) {
         let answer = told(&host, key).await;
-        assert!(answer.partial);
+        assert!(answer.page.partial);
         assert_eq!(sessions(&answer), [*session]);
         let me = key.id();
-        for record in &answer.records {
+        for record in &answer.page.records {
             assert!(record.event.concerns(&me), "{record:?}");
         }
         let opened = |r: &flight::Record| matches!(r.event, Event::StreamOpened { .. });
-        assert!(answer.records.iter().any(opened));
+        assert!(answer.page.records.iter().any(opened));
     }
     let all = told(&host, &host_key()).await;
-    assert!(!all.partial);
+    assert!(!all.page.partial);
     assert!(began.iter().all(|one| sessions(&all).contains(one)));
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
     let rows = nodes.iter().filter_map(|asked| {
         let answer = asked.answer.as_ref().ok()?;
         let clock = answer.clock();
-        let (forgotten, unreadable) = (answer.forgotten, answer.unreadable);
+        let (forgotten, unreadable) = (answer.page.forgotten, answer.unreadable);
         let remarks = [
             (asked.here, "this node".to_owned()),
             (
@@ -47,7 +47,7 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
                 format!("{forgotten} older events were dropped"),
             ),
             (
-                answer.partial,
+                answer.page.partial,
                 "it reports only events of this node".to_owned(),
             ),
             (answer.cut, "it has more events than the limit".to_owned()),
@@ -57,7 +57,7 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
         let remarks: Vec<String> = remarks.map(|(_, remark)| remark).collect();
         Some([
             name(&asked.node, state),
-            answer.records.len().to_string(),
+            answer.page.records.len().to_string(),
             ahead(clock.ahead_ms),
             milliseconds(clock.give_or_take_us),
             remarks.join(", "),
@@ -118,9 +118,9 @@ pub(crate) fn as_json(nodes: &[Asked], line: &[Entry], state: Option<&Community>
             let clock = answer.clock();
             json!({
                 "node": asked.node, "name": name(&asked.node, state), "here": asked.here,
-                "records": answer.records.len(), "forgotten": answer.forgotten,
+                "records": answer.page.records.len(), "forgotten": answer.page.forgotten,
                 "unreadable": answer.unreadable, "cut": answer.cut,
-                "partial": answer.partial,
+                "partial": answer.page.partial,
                 "clock_ahead_ms": clock.ahead_ms,
                 "give_or_take_ms": clock.give_or_take_us as f64 / 1e3,
             })
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_hostile_answer_forges_no_lines() {
-        use hearthnet_bus::flight::{Record, Stamp, merge};
+        use hearthnet_bus::flight::{Page, Record, Stamp, merge};
         const KEY: &str = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo";
         let evil = "\u{1b}]0;owned\u{7}\r\n\u{202e}10:00:00.000 honest answered";
         let records = [
@@ -282,15 +282,18 @@ mod tests {
         let node: NodeId = KEY.parse().unwrap();
         let answer = Answer {
             asked: clock(1_750_000_000_000, 1_000_000),
-            answered: clock(u64::MAX, 10),
             heard: clock(1_750_000_000_005, 1_005_000),
-            began: clock(0, 20),
-            run: 7,
-            partial: true,
-            forgotten: u64::MAX,
+            page: Page {
+                run: 7,
+                began: clock(0, 20),
+                now: clock(u64::MAX, 10),
+                forgotten: u64::MAX,
+                partial: true,
+                next: None,
+                records,
+            },
             unreadable: u64::MAX,
             cut: true,
-            records,
         };
         let line = merge(&[(node, answer.clone())]);
         let nodes = [

@@ -127,7 +127,7 @@ fn nobody_told(home: Option<&Home>) -> Failure {
 fn each_run_once(mut nodes: Vec<Asked>) -> Vec<Asked> {
     let mut seen = HashSet::new();
     nodes.retain(|asked| match &asked.answer {
-        Ok(answer) => seen.insert((asked.node, answer.run)),
+        Ok(answer) => seen.insert((asked.node, answer.page.run)),
         Err(_) => true,
     });
     nodes

@@ -150,9 +150,8 @@ impl Fold {
                 }
                 if self.state.invites.len() >= MAX_INVITES {
                     let now = event.time_ms;
-                    self.state
-                        .invites
-                        .retain(|_, i| !i.withdrawn && i.used < i.uses && i.expires_ms > now);
+                    let invites = &mut self.state.invites;
+                    invites.retain(|_, invite| invite.is_open(now));
                 }
                 if self.state.invites.len() >= MAX_INVITES {
                     return Err(NoEffect::Full);

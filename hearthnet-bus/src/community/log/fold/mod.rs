@@ -44,7 +44,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::no_effect::NoEffect;
 use super::body::{Body, Level};
-use super::community::{Durable, Fork};
+use super::community::Durable;
 use super::event::{Event, Position};
 use crate::identity::raw_keys::{self, RawKey};
 use crate::{CommunityId, NodeId};
@@ -312,10 +312,5 @@ impl Fold {
 
     fn community(&self) -> CommunityId {
         CommunityId::from(self.root)
-    }
-
-    /// Sets the frozen authors, which do not follow from the order of events.
-    pub(super) fn set_frozen(&mut self, frozen: BTreeMap<NodeId, Fork>) {
-        self.state.frozen = frozen;
     }
 }

@@ -19,7 +19,7 @@ fn take(home: &Home, raw: &[Vec<u8>]) {
 }
 
 fn shown(home: &Home, seed: u8) -> Option<Gave> {
-    home.log.state().member(&key(seed).id()).unwrap().gave
+    home.log.state().member(&id(seed)).unwrap().gave
 }
 
 #[test]
@@ -52,91 +52,26 @@ fn the_last_counters_of_each_member_are_the_same_in_every_order_of_arrival() {
 #[test]
 fn counters_that_do_not_continue_the_earlier_ones_have_no_effect() {
     let five = gave(5);
-    let without: [(&str, u64, Gave); 9] = [
-        (
-            "the same day",
-            6,
-            Gave {
-                tokens: 9000,
-                ..five
-            },
-        ),
-        (
-            "an earlier day",
-            6,
-            Gave {
-                day: five.day - 1,
-                tokens: 9000,
-                ..five
-            },
-        ),
-        (
-            "a day that has not come",
-            6,
-            Gave {
-                day: five.day + 2,
-                tokens: 9000,
-                ..five
-            },
-        ),
-        (
-            "nothing more",
-            6,
-            Gave {
-                day: five.day + 1,
-                ..five
-            },
-        ),
-        (
-            "fewer tokens",
-            6,
-            Gave {
-                day: five.day + 1,
-                tokens: 4999,
-                minutes: 400,
-                ..five
-            },
-        ),
-        (
-            "fewer minutes",
-            6,
-            Gave {
-                day: five.day + 1,
-                minutes: 299,
-                tokens: 9000,
-                ..five
-            },
-        ),
-        (
-            "fewer bytes",
-            6,
-            Gave {
-                day: five.day + 1,
-                weights_bytes: 0,
-                tokens: 9000,
-                ..five
-            },
-        ),
-        (
-            "a day of 25 hours",
-            6,
-            Gave {
-                day: five.day + 1,
-                minutes: 300 + 1441,
-                ..five
-            },
-        ),
-        (
-            "two days of 25 hours",
-            7,
-            Gave {
-                day: five.day + 2,
-                minutes: 300 + 2881,
-                ..five
-            },
-        ),
+    // Days between the start and the event, days of the counters beyond the fifth, then the counters:
+    // tokens, minutes and bytes. The fifth day ends with 5000, 300 and 25,000.
+    let without = [
+        ("the same day", 6, 0, [9000, 300, 25_000]),
+        ("an earlier day", 6, -1, [9000, 300, 25_000]),
+        ("a day that has not come", 6, 2, [9000, 300, 25_000]),
+        ("nothing more", 6, 1, [5000, 300, 25_000]),
+        ("fewer tokens", 6, 1, [4999, 400, 25_000]),
+        ("fewer minutes", 6, 1, [9000, 299, 25_000]),
+        ("fewer bytes", 6, 1, [9000, 300, 0]),
+        ("a day of 25 hours", 6, 1, [5000, 300 + 1441, 25_000]),
+        ("two days of 25 hours", 7, 2, [5000, 300 + 2881, 25_000]),
     ];
-    for (what, after, next) in without {
+    for (what, after, days, [tokens, minutes, weights_bytes]) in without {
+        let next = Gave {
+            day: five.day.saturating_add_signed(days),
+            tokens,
+            minutes,
+            weights_bytes,
+        };
         let home = Home::new();
         home.admit(2, Level::Member);
         let mut two = Author::after(90, 2);
@@ -150,21 +85,14 @@ fn counters_that_do_not_continue_the_earlier_ones_have_no_effect() {
         assert_eq!(shown(&home, 2), Some(gave(9)), "{what}");
     }
     let home = Home::new();
-    let day = gave(1);
-    home.append(
-        1,
+    let today = |gave| {
         Body::NodeGave(Gave {
-            day: day.day - 1,
-            ..day
-        }),
-    );
-    let again = home.refused(
-        1,
-        Body::NodeGave(Gave {
-            day: day.day - 1,
-            ..gave(2)
-        }),
-    );
+            day: NOW / DAY,
+            ..gave
+        })
+    };
+    home.append(1, today(gave(1)));
+    let again = home.refused(1, today(gave(2)));
     assert_eq!(again.code(), "bad_request");
     assert!(matches!(
         again,
@@ -210,10 +138,7 @@ fn the_largest_counters_are_shown_and_larger_ones_and_those_of_strangers_are_not
         &[made(&mut two, 1, largest), made(&mut stranger, 1, largest)],
     );
     assert_eq!(shown(&home, 2), Some(largest));
-    assert_eq!(
-        home.refused(9, Body::NodeGave(gave(0))).code(),
-        "unauthorized"
-    );
+    home.refuses(9, Body::NodeGave(gave(0)), "unauthorized");
     let changes: [fn(&mut Gave); 4] = [
         |it| it.day = MAX_NUMBER + 1,
         |it| it.tokens += 1,
@@ -252,7 +177,7 @@ fn a_member_that_leaves_begins_at_zero_and_a_revoked_one_writes_nothing_into_the
     say(2, Body::NodeGave(gave(3)), 4);
     say(2, Body::Left {}, 4);
     let again = Body::Invited {
-        invite: key(60).id(),
+        invite: id(60),
         level: Level::Member,
         uses: 1,
         expires_ms: NOW + 9 * DAY,
@@ -274,9 +199,7 @@ fn a_member_that_leaves_begins_at_zero_and_a_revoked_one_writes_nothing_into_the
     let other = home.replica();
     let mut two = Author::after(90, 2);
     let seen = made(&mut two, 2, gave(1));
-    let mut root = Author::after(200, ROOT);
-    root.seq = 1;
-    root.prev = EventHash::of(&home.all()[0]).unwrap();
+    let mut root = home.root_after(200);
     let lost = root.make(level_of(2, Level::Member, 1));
     let revocation = root.make(revoked(2, 1));
     let backdated = made(&mut two, 3, gave(2));
@@ -285,7 +208,7 @@ fn a_member_that_leaves_begins_at_zero_and_a_revoked_one_writes_nothing_into_the
     assert_eq!(shown(&home, 2), Some(gave(2)));
     take(&home, std::slice::from_ref(&revocation));
     take(&other, &[revocation, backdated, lost, seen]);
-    assert!(home.log.state().member(&key(2).id()).is_none());
+    assert!(home.log.state().member(&id(2)).is_none());
     home.assert_same(&other);
 }
 

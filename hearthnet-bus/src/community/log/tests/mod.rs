@@ -13,7 +13,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::community::invite::{Invite, JoinRequest};
-use crate::testing::{self, key};
+use crate::testing::{self, id, key};
+use crate::vectors_tests::hex_blocks;
 use crate::{CommunityId, Descriptor, NodeId, NodeKey};
 
 /// A Wednesday in 2027, in Unix milliseconds.
@@ -46,8 +47,7 @@ impl Home {
     /// [`Home::new`] in this folder.
     fn in_folder(dir: TempDir) -> Self {
         let policy = Policy::default();
-        let log =
-            EventLog::create(dir.path(), &root(), key(1).id(), "Elm Street", policy, NOW).unwrap();
+        let log = EventLog::create(dir.path(), &root(), id(1), "Elm Street", policy, NOW).unwrap();
         Self { log, dir }
     }
 
@@ -99,7 +99,7 @@ impl Home {
     }
 
     fn level(&self, seed: u8) -> Option<Level> {
-        self.log.state().level(&key(seed).id())
+        self.log.state().level(&id(seed))
     }
 
     /// Appends an event of the key with this seed.
@@ -112,6 +112,21 @@ impl Home {
     #[track_caller]
     fn refused(&self, seed: u8, body: Body) -> LogError {
         self.log.append(&key(seed), body, NOW).unwrap_err()
+    }
+
+    /// Tries to append an event, which must fail with this code.
+    #[track_caller]
+    fn refuses(&self, seed: u8, body: Body, code: &str) {
+        assert_eq!(self.refused(seed, body).code(), code);
+    }
+
+    /// The root, whose next event follows its first one and a Lamport time.
+    fn root_after(&self, lamport: u64) -> Author {
+        Author {
+            seq: 1,
+            prev: EventHash::of(&self.all()[0]).unwrap(),
+            ..Author::after(lamport, ROOT)
+        }
     }
 
     /// Admits a node by a new invite of the founder. The seed of the invite's key is 100 higher.
@@ -232,7 +247,7 @@ fn founder() -> Author {
 
 /// Receives events and returns the codes of the refused ones.
 fn codes(log: &EventLog, raw: &[Vec<u8>], now: u64) -> Vec<Code> {
-    let received = log.receive(raw, key(99).id(), now).unwrap();
+    let received = log.receive(raw, id(99), now).unwrap();
     received.refused.iter().map(|(_, why)| why.code()).collect()
 }
 
@@ -253,7 +268,7 @@ fn open_policy() -> Body {
 
 fn invited(seed: u8, level: Level, uses: u32) -> Body {
     Body::Invited {
-        invite: key(seed).id(),
+        invite: id(seed),
         level,
         uses,
         expires_ms: NOW + 3_600_000,
@@ -263,22 +278,22 @@ fn invited(seed: u8, level: Level, uses: u32) -> Body {
 /// Admission of key `node` by the invite `invite`.
 fn admitted(invite: u8, node: u8, level: Level) -> Body {
     let name = format!("node {node}");
-    let request = JoinRequest::sign(&key(invite), community(), key(node).id(), &name).unwrap();
+    let request = JoinRequest::sign(&key(invite), community(), id(node), &name).unwrap();
     Body::Admitted { request, level }
 }
 
 /// Withdrawal of an invite that names these members.
 fn withdrawn(invite: u8, named: Option<&[u8]>) -> Body {
-    let named = named.map(|seeds| seeds.iter().map(|seed| key(*seed).id()).collect());
+    let named = named.map(|seeds| seeds.iter().map(|seed| id(*seed)).collect());
     Body::InviteWithdrawn {
-        invite: key(invite).id(),
+        invite: id(invite),
         members: named,
     }
 }
 
 fn level_of(seed: u8, level: Level, last_seq: u64) -> Body {
     Body::LevelChanged {
-        node: key(seed).id(),
+        node: id(seed),
         level,
         last_seq: Some(last_seq),
     }
@@ -286,7 +301,7 @@ fn level_of(seed: u8, level: Level, last_seq: u64) -> Body {
 
 fn revoked(seed: u8, last_seq: u64) -> Body {
     Body::Revoked {
-        node: key(seed).id(),
+        node: id(seed),
         last_seq,
     }
 }
@@ -363,7 +378,7 @@ fn sync(from: &EventLog, to: &EventLog, now: u64) -> usize {
     loop {
         let batch = from.missing(&heads, 7, 1 << 20).unwrap();
         sent += batch.events.len();
-        to.receive(&batch.events, key(99).id(), now).unwrap();
+        to.receive(&batch.events, id(99), now).unwrap();
         if !batch.more {
             return sent;
         }
@@ -390,10 +405,10 @@ fn the_example_of_the_specification_is_what_this_code_makes() {
     let spec = include_str!("../../../../../specs/event-log.md");
     let hex = |bytes: &[u8]| hex::encode(bytes);
     let time_ms = 1_750_000_000_000;
-    let community = CommunityId::from(key(1).id());
+    let community = CommunityId::from(id(1));
     let event = Event {
         community,
-        author: key(1).id(),
+        author: id(1),
         seq: 1,
         lamport: 1,
         time_ms,
@@ -404,19 +419,14 @@ fn the_example_of_the_specification_is_what_this_code_makes() {
         body: Body::CommunityCreated {
             name: "Elm Street".into(),
             policy: Policy::default(),
-            founder: key(2).id(),
+            founder: id(2),
         },
     };
     let raw = event.sign(&key(1)).unwrap();
     let dir = folder();
     let log = EventLog::prepare(dir.path(), community).unwrap();
     assert_eq!(codes(&log, std::slice::from_ref(&raw), time_ms), [""; 0]);
-    let blocks: Vec<String> = spec
-        .split("```hex")
-        .skip(1)
-        .filter_map(|rest| rest.split("```").next())
-        .map(|block| block.split_whitespace().collect())
-        .collect();
+    let blocks: Vec<_> = hex_blocks(spec).collect();
     let (heads, first) = (log.heads().to_cbor(), log.state().state_hash());
     let adoption = Body::ModelAdopted(Adoption {
         head: [5; 32],
@@ -452,7 +462,7 @@ fn a_folder_has_one_community() {
     let empty = folder();
     let opened = EventLog::open(empty.path());
     assert!(matches!(opened, Err(LogError::NoCommunity { .. })));
-    let founder = key(1).id();
+    let founder = id(1);
     let bad = EventLog::create(empty.path(), &root(), founder, "", Policy::default(), NOW);
     assert!(matches!(bad, Err(LogError::Event(_))));
     assert!(!empty.path().join(FILE_NAME).exists());
@@ -463,10 +473,10 @@ fn an_invited_node_joins_and_other_logs_learn_of_it() {
     let (home, level) = (Home::new(), Level::Trusted);
     home.append(1, invited(50, level, 1));
     let code = Invite::new(home.log.community(), [50; 32], NOW / 1000 + 3600, vec![]).unwrap();
-    let request = code.request(key(2).id(), "attic").unwrap();
+    let request = code.request(id(2), "attic").unwrap();
     home.append(1, Body::Admitted { request, level });
     assert_eq!(home.level(2), Some(level));
-    assert_eq!(home.log.state().member(&key(2).id()).unwrap().name, "attic");
+    assert_eq!(home.log.state().member(&id(2)).unwrap().name, "attic");
 
     let other = Home::joining();
     assert!(!other.log.state().is_created());
@@ -484,8 +494,8 @@ fn a_node_that_left_can_rejoin_by_a_new_invite() {
     home.admit(2, Level::Trusted);
     home.append(2, Body::Left {});
     assert_eq!(home.level(2), None);
-    assert!(!home.log.state().is_revoked(&key(2).id()));
-    assert_eq!(home.refused(2, Body::Left {}).code(), "unauthorized");
+    assert!(!home.log.state().is_revoked(&id(2)));
+    home.refuses(2, Body::Left {}, "unauthorized");
     home.append(1, invited(51, Level::Member, 1));
     home.append(1, admitted(51, 2, Level::Member));
     assert_eq!(home.level(2), Some(Level::Member));
@@ -510,10 +520,10 @@ fn a_member_changes_only_its_own_name() {
     let home = Home::new();
     home.append(1, named("attic"));
     let state = home.log.state();
-    assert_eq!(state.member(&key(1).id()).unwrap().name, "attic");
+    assert_eq!(state.member(&id(1)).unwrap().name, "attic");
     let same = home.refused(1, named("attic"));
     assert!(matches!(same, LogError::NoEffect(NoEffect::SameName(_))));
-    assert_eq!(home.refused(7, named("attic")).code(), "unauthorized");
+    home.refuses(7, named("attic"), "unauthorized");
     for bad in ["", "two\nlines", &"x".repeat(65)] {
         let refused = home.refused(1, named(bad));
         assert_eq!(refused.code(), "log_malformed", "{bad:?}");
@@ -576,12 +586,12 @@ fn announcements_of_neighbours_reveal_a_wrong_clock() {
     // Two clocks are an hour ahead: their events are refused, but the clocks are recorded.
     for seed in [2, 3] {
         let event = say(seed, NOW + 3_600_000);
-        let received = home.log.receive(&[event], key(seed).id(), NOW).unwrap();
+        let received = home.log.receive(&[event], id(seed), NOW).unwrap();
         assert_eq!(received.refused.len(), 1);
     }
     assert_eq!(home.log.clock_offset(NOW), Some((3_600_000, 2)));
     // A relayed announcement may be old, so it is not recorded.
-    home.log.receive(&[say(4, NOW)], key(2).id(), NOW).unwrap();
+    home.log.receive(&[say(4, NOW)], id(2), NOW).unwrap();
     assert_eq!(home.log.clock_offset(NOW), Some((3_600_000, 2)));
 }
 
@@ -606,6 +616,6 @@ fn another_handle_of_the_same_file_sees_changes_after_update() {
     assert_eq!(home.level(4), Some(Level::Member));
     // An event of a peer that another handle has stored already is visible too.
     home.append(1, invited(52, Level::Member, 1));
-    second.receive(&home.all(), key(1).id(), NOW).unwrap();
+    second.receive(&home.all(), id(1), NOW).unwrap();
     assert_eq!(second.state(), home.log.state());
 }

@@ -9,7 +9,7 @@ use super::*;
 fn measured(memory_bytes: u64) -> Measured {
     Measured {
         links: vec![LinkSpeed {
-            node: key(3).id(),
+            node: id(3),
             kbit_s: 940_000,
             delay_us: 180,
         }],
@@ -46,8 +46,8 @@ fn only_anchors_and_the_root_adopt_and_drop_models() {
     home.admit(3, Level::Trusted);
     home.append(1, adopted(1));
     for author in [2, 3, 9] {
-        assert_eq!(home.refused(author, adopted(2)).code(), "unauthorized");
-        assert_eq!(home.refused(author, dropped(1)).code(), "unauthorized");
+        home.refuses(author, adopted(2), "unauthorized");
+        home.refuses(author, dropped(1), "unauthorized");
     }
     // Their events are stored if a peer sends them, and have no effect.
     let state = home.log.state();
@@ -111,7 +111,7 @@ fn a_seventeenth_model_needs_another_to_be_dropped_first() {
     home.append(1, dropped(3));
     home.append(1, adopted(16));
     assert_eq!(home.log.state().models().len(), 16);
-    assert_eq!(home.refused(1, dropped(3)).code(), "model_not_adopted");
+    home.refuses(1, dropped(3), "model_not_adopted");
     home.replica();
     let home = home.reopened();
     assert_eq!(home.log.state().models().len(), 16);
@@ -166,7 +166,7 @@ fn a_demoted_or_revoked_anchor_cannot_adopt_and_drop_models_in_the_past() {
         second.takes(&end);
         home.assert_same(&second);
         assert_sound(&second.log);
-        assert_eq!(home.log.verify().unwrap().void[&key(2).id()], 2);
+        assert_eq!(home.log.verify().unwrap().void[&id(2)], 2);
     }
 }
 
@@ -186,9 +186,7 @@ fn a_snapshot_of_rules_without_models_is_not_used() {
     events.extend((0..600).map(|_| me.make(note(vec![0xa0]))));
     home.takes(&events);
     let state = home.log.state();
-    let mut late = Author::after(549, ROOT);
-    late.prev = EventHash::of(&home.all()[0]).unwrap();
-    late.seq = 1;
+    let mut late = home.root_after(549);
     let home = home.reopened();
     assert_eq!(home.log.state(), state);
     let path = home.log.path().to_owned();
@@ -234,6 +232,16 @@ fn refusal(body: Body) -> String {
     refused.map_or_else(String::new, |why| why.code().to_string())
 }
 
+/// Checks that no node writes an event with this body, and that every node refuses one.
+#[track_caller]
+fn assert_malformed(body: Body, change: usize) {
+    let bytes = body.encode().unwrap();
+    let sent = raw_body(body.kind(), body.slot().as_deref(), bytes);
+    let own = Home::new().refused(1, body);
+    assert_eq!(own.code(), "log_malformed", "change {change}");
+    assert_eq!(refusal(sent), "log_malformed", "change {change}");
+}
+
 #[test]
 fn the_largest_adoption_fits_and_everything_beyond_its_limits_is_refused() {
     let largest = Adoption {
@@ -265,18 +273,14 @@ fn the_largest_adoption_fits_and_everything_beyond_its_limits_is_refused() {
     for (n, change) in changes.into_iter().enumerate() {
         let mut it = largest.clone();
         change(&mut it);
-        let body = Body::ModelAdopted(it);
-        let own = Home::new().refused(1, body.clone());
-        assert_eq!(own.code(), "log_malformed", "change {n}");
-        let sent = raw_body("model.adopt", None, body.encode().unwrap());
-        assert_eq!(refusal(sent), "log_malformed", "change {n}");
+        assert_malformed(Body::ModelAdopted(it), n);
     }
 }
 
 #[test]
 fn the_largest_measurement_fits_and_everything_beyond_its_limits_is_refused() {
     let link = |n: u8| LinkSpeed {
-        node: key(n).id(),
+        node: id(n),
         kbit_s: u32::MAX,
         delay_us: u32::MAX,
     };
@@ -300,7 +304,7 @@ fn the_largest_measurement_fits_and_everything_beyond_its_limits_is_refused() {
     let changes: [fn(&mut Measured); 6] = [
         |it| {
             it.links.push(LinkSpeed {
-                node: key(40).id(),
+                node: id(40),
                 ..it.links[0]
             });
         },
@@ -318,11 +322,7 @@ fn the_largest_measurement_fits_and_everything_beyond_its_limits_is_refused() {
     for (n, change) in changes.into_iter().enumerate() {
         let mut it = largest.clone();
         change(&mut it);
-        let body = Body::NodeMeasured(it);
-        let own = Home::new().refused(1, body.clone());
-        assert_eq!(own.code(), "log_malformed", "change {n}");
-        let sent = raw_body("node.measured", Some("measured"), body.encode().unwrap());
-        assert_eq!(refusal(sent), "log_malformed", "change {n}");
+        assert_malformed(Body::NodeMeasured(it), n);
     }
     // A key that is no node id.
     let mut it = largest;
@@ -395,24 +395,24 @@ fn measurements_of_members_are_seen_replaced_and_expire() {
         let all = state.measured(now);
         all.map(|(node, it)| (*node, it.memory_bytes)).collect()
     };
-    let mut expected = vec![(key(1).id(), 30), (key(2).id(), 20)];
+    let mut expected = vec![(id(1), 30), (id(2), 20)];
     expected.sort();
     for log in [&home.log, &other.log] {
         assert_eq!(seen(log, NOW + 2), expected);
         let one_left = seen(log, NOW + 1 + ADVERT_LIFE_MS);
-        assert_eq!(one_left, [(key(1).id(), 30)]);
+        assert_eq!(one_left, [(id(1), 30)]);
         assert_eq!(seen(log, NOW + 2 + ADVERT_LIFE_MS), vec![]);
     }
     // Measurements without content withdraw the earlier ones.
     let nothing = Body::NodeMeasured(Measured::default());
     home.log.append(&key(2), nothing, NOW + 2).unwrap();
-    assert_eq!(seen(&home.log, NOW + 2), [(key(1).id(), 30)]);
+    assert_eq!(seen(&home.log, NOW + 2), [(id(1), 30)]);
     say(2, 20, NOW + 2);
     // An older event does not come back, and a member that left is not shown.
     let old = founder().say(NOW, NOW, Body::NodeMeasured(measured(50)));
     assert_eq!(codes(&home.log, &[old], NOW + 2), ["log_stale"]);
     home.append(2, Body::Left {});
-    assert_eq!(seen(&home.log, NOW + 2), [(key(1).id(), 30)]);
+    assert_eq!(seen(&home.log, NOW + 2), [(id(1), 30)]);
     // No event has an effect on the durable state.
     let durable = Event {
         lane: Lane::Durable {
@@ -445,6 +445,6 @@ fn events_about_models_are_printed_as_text_and_hexadecimal_digits() {
     assert_eq!(dropped["body"], json!({ "weights": "01".repeat(32) }));
     assert_eq!(measured["kind"], "node.measured");
     let link = &measured["body"]["links"][0];
-    assert_eq!(link["node"], key(3).id().to_string());
+    assert_eq!(link["node"], id(3).to_string());
     assert_eq!(measured["body"]["models"][0]["weights"], "07".repeat(32));
 }

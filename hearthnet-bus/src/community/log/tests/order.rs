@@ -54,7 +54,7 @@ fn body(step: &Step) -> Body {
         0 | 1 => invited(invite, level, 2),
         2..5 => admitted(invite, step.about, level),
         5 => Body::LevelChanged {
-            node: key(step.about).id(),
+            node: id(step.about),
             level: step.level,
             last_seq: (step.gap > 1).then_some(step.number),
         },
@@ -85,11 +85,11 @@ fn body(step: &Step) -> Body {
             ..gave(step.number)
         }),
         _ => Body::InviteWithdrawn {
-            invite: key(invite).id(),
+            invite: id(invite),
             // No list, an empty one, or some nodes that may have joined by the invite.
             members: (step.gap > 2).then(|| {
                 (0..step.number)
-                    .map(|n| key(u8::try_from(n).unwrap()).id())
+                    .map(|n| id(u8::try_from(n).unwrap()))
                     .collect()
             }),
         },
@@ -104,7 +104,7 @@ fn events(steps: &[Step]) -> Vec<Vec<u8>> {
     let mut all = vec![authors[0].make(Body::CommunityCreated {
         name: "Elm Street".into(),
         policy: Policy::default(),
-        founder: key(1).id(),
+        founder: id(1),
     })];
     let mut before: Vec<(u64, EventHash, u64)> = vec![(0, EventHash::ZERO, 0); 6];
     for step in steps {
@@ -163,7 +163,7 @@ fn expected(all: &[Vec<u8>]) -> BTreeMap<NodeId, (u64, Option<u64>)> {
 
 fn deliver(log: &EventLog, events: &[Vec<u8>], batch: usize) {
     for batch in events.chunks(batch) {
-        log.receive(batch, key(99).id(), NOW).unwrap();
+        log.receive(batch, id(99), NOW).unwrap();
     }
 }
 
@@ -204,7 +204,7 @@ proptest! {
         deliver(&mixed.log, &order, batch);
         // Delivering everything again changes nothing.
         let hash = mixed.log.state().state_hash();
-        let again = mixed.log.receive(&all, key(99).id(), NOW).unwrap();
+        let again = mixed.log.receive(&all, id(99), NOW).unwrap();
         prop_assert_eq!(again.accepted, Vec::<usize>::new());
         prop_assert_eq!(mixed.log.state().state_hash(), hash);
 

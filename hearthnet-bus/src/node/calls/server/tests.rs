@@ -201,6 +201,15 @@ impl World {
         connect(&self.server, seed)
     }
 
+    /// A socket of key 3 to the server.
+    async fn socket(&self) -> PeerSocket {
+        let rule = PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES).with_text();
+        let (ours, theirs) = PeerSocket::pair([id(3), id(1)], &rule).await;
+        let server = Arc::clone(&self.server);
+        tokio::spawn(async move { server.serve(theirs).await });
+        ours
+    }
+
     fn request(&self, seed: u8, capability: &str, params: &str, number: u8) -> Request {
         let (capability, number) = (cap(capability), [number; 16]);
         let envelope = Envelope::new(id(seed), id(1), capability, params, number, NOW);
@@ -230,6 +239,14 @@ fn call(client: &Client, capability: &str, ticks: u64) -> CallStream {
         .unwrap()
 }
 
+/// A call without a signature.
+fn plain() -> Request {
+    Request::Plain {
+        capability: cap("tick@1.0"),
+        params: json!({}),
+    }
+}
+
 async fn code(stream: CallStream) -> Code {
     let result = timeout(Duration::from_secs(20), stream.result()).await;
     result.expect("an end").unwrap_err().code().clone()
@@ -253,11 +270,7 @@ async fn a_call_streams_its_events_in_order_and_ends() {
 #[tokio::test]
 async fn calls_go_over_the_transports_socket_as_well() {
     let world = world();
-    let rule = PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES).with_text();
-    let (ours, theirs) = PeerSocket::pair([id(3), id(1)], &rule).await;
-    let server = Arc::clone(&world.server);
-    tokio::spawn(async move { server.serve(theirs).await });
-    let client = Client::new(ours, key(3));
+    let client = Client::new(world.socket().await, key(3));
     let end = call(&client, "tick@1.0", 200).result().await.unwrap();
     assert_eq!(end["caller"], json!(id(3)));
 }
@@ -366,13 +379,9 @@ async fn a_caller_that_breaks_a_rule_loses_the_connection_and_its_calls() {
 #[tokio::test]
 async fn a_binary_message_between_nodes_is_frame_unknown() {
     let world = world();
-    let rule = PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES).with_text();
-    let (mut ours, theirs) = PeerSocket::pair([id(3), id(1)], &rule).await;
-    let server = Arc::clone(&world.server);
-    tokio::spawn(async move { server.serve(theirs).await });
-    ours.send(Frame::Binary(vec![1, 2, 3].into()))
-        .await
-        .unwrap();
+    let mut ours = world.socket().await;
+    let binary = Frame::Binary(vec![1, 2, 3].into());
+    ours.send(binary).await.unwrap();
     let closed = ours.recv().await.unwrap_err();
     assert_eq!(
         (closed.code, closed.by_us),
@@ -468,10 +477,6 @@ fn an_envelope_is_good_for_one_call_of_one_node() {
 #[test]
 fn only_this_machine_calls_without_a_signature() {
     let world = world();
-    let plain = || Request::Plain {
-        capability: cap("tick@1.0"),
-        params: json!({}),
-    };
     let admitted = world.server.admit(Origin::Local, plain(), NOW).unwrap();
     let ctx = &admitted.ctx;
     assert_eq!((ctx.caller, ctx.is_local), (id(1), true));
@@ -489,11 +494,7 @@ fn peers_use_no_slots_of_local_apps() {
     let peers = [(2, 1), (2, 2), (3, 3)];
     let held = peers.map(|(seed, id)| world.admit(seed, "tick@1.0", "{}", id).unwrap());
     assert!(world.refusal(3, "tick@1.0", "{}").starts_with("busy: "));
-    let plain = Request::Plain {
-        capability: cap("tick@1.0"),
-        params: json!({}),
-    };
-    world.server.admit(Origin::Local, plain, NOW).unwrap();
+    world.server.admit(Origin::Local, plain(), NOW).unwrap();
     drop(held);
 }
 
