@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rayon::prelude::*;
 
 use crate::blocks::{WeightType, all_finite};
@@ -206,9 +207,7 @@ impl ModelFile {
     /// Notes that a tensor's data was found to be that of the manifest.
     pub(crate) fn set_genuine(&self, tensor: &TensorInfo) {
         if let Some(part) = &self.part {
-            let genuine = part.genuine.lock();
-            let mut genuine = genuine.unwrap_or_else(PoisonError::into_inner);
-            genuine.insert(tensor.name.clone());
+            part.genuine.lock().insert(tensor.name.clone());
         }
     }
 
@@ -220,11 +219,7 @@ impl ModelFile {
         if !part.holdings.holds(tensor) {
             return Err(ModelError::NotHeld(tensor.name.clone()));
         }
-        let genuine = part.genuine.lock();
-        let known = genuine
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(&tensor.name);
-        if known {
+        if part.genuine.lock().contains(&tensor.name) {
             return Ok(());
         }
         if !part.holdings.is_genuine(tensor, self.gguf.data(tensor)) {
