@@ -5,6 +5,7 @@
 //! The functions panic if they cannot deliver, since the test cannot continue.
 #![allow(clippy::expect_used, clippy::panic)]
 
+mod adopted;
 mod changed;
 mod directory;
 mod families;
@@ -37,6 +38,7 @@ use hearthnet_hub::pull::{PullOptions, pull};
 /// Raw peer, shared with `hearthnet conformance`.
 pub use hearthnet_conformance::raw;
 
+pub use adopted::Adopted;
 pub use changed::{encoded, rewritten, with_metadata, with_nan, with_tiny_vocabulary};
 pub use directory::TinyDirectory;
 pub use families::{embeddings, families, family};
