@@ -70,10 +70,7 @@ impl Types {
         if let Some(target) = referred(members, root) {
             return Self::allowed(target, root, depth - 1);
         }
-        if let Some(value) = members.get("const") {
-            return Self::of(value);
-        }
-        if let Some(Value::Array(values)) = members.get("enum") {
+        if let Some(values) = listed_values(members) {
             return Self::union(values.iter().map(Self::of));
         }
         match members.get("type") {
@@ -109,6 +106,13 @@ pub(super) fn referred<'a>(members: &Map<String, Value>, root: &'a Value) -> Opt
 pub(super) fn alternatives(members: &Map<String, Value>) -> Option<&Vec<Value>> {
     let either = members.get("anyOf").or_else(|| members.get("oneOf"));
     either?.as_array()
+}
+
+/// The only values that a schema allows, if it lists them.
+pub(super) fn listed_values(members: &Map<String, Value>) -> Option<&[Value]> {
+    let one = members.get("const").map(std::slice::from_ref);
+    let listed = members.get("enum").and_then(Value::as_array);
+    one.or(listed.map(Vec::as_slice))
 }
 
 /// Limits of a text.
@@ -155,9 +159,6 @@ impl TextLimits {
             let length = members.get(keyword).and_then(Value::as_u64);
             length.filter(|length| *length <= MAX_LENGTH)
         };
-        let one = members.get("const").map(std::slice::from_ref);
-        let listed = members.get("enum").and_then(Value::as_array);
-        let listed = one.or(listed.map(Vec::as_slice));
         let texts = |values: &[Value]| {
             let texts = values.iter().filter_map(Value::as_str);
             texts.map(str::to_owned).collect()
@@ -165,7 +166,7 @@ impl TextLimits {
         Some(Self {
             least: length("minLength").unwrap_or(0),
             most: length("maxLength"),
-            choices: listed.map(texts),
+            choices: listed_values(members).map(texts),
             nullable: types.has(Types::NULL),
         })
     }
