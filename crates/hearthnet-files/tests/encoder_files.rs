@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use hearthnet_files::hugging_face::Directory;
 use hearthnet_files::{ModelFile, Pooling};
+use hearthnet_testkit::rows;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
@@ -81,29 +82,14 @@ fn modules_give_pooling_and_matrices_behind_it() {
 #[test]
 fn matrices_that_are_missing_or_have_another_form_are_refused() {
     let config = "2_Dense/config.json";
-    for (file, key, value, said) in [
-        (config, "bias", json!(true), "no bias"),
-        (
-            config,
-            "activation_function",
-            json!("torch.nn.Tanh"),
-            "identity",
-        ),
-        (config, "out_features", json!(40), "dense_2_feat_out"),
-        (config, "in_features", json!(16), "embedding_length"),
-        (
-            "3_Dense/config.json",
-            "out_features",
-            json!(16),
-            "embedding_length",
-        ),
-        (
-            "config.json",
-            "use_bidirectional_attention",
-            json!(false),
-            "use_bidirectional_attention",
-        ),
-    ] {
+    for (file, key, value, said) in rows! {
+        config, "bias", json!(true) => "no bias";
+        config, "activation_function", json!("torch.nn.Tanh") => "identity";
+        config, "out_features", json!(40) => "dense_2_feat_out";
+        config, "in_features", json!(16) => "embedding_length";
+        "3_Dense/config.json", "out_features", json!(16) => "embedding_length";
+        "config.json", "use_bidirectional_attention", json!(false) => "use_bidirectional_attention";
+    } {
         let error = refused("gemmaembedding", file, key, value);
         assert!(error.contains(said), "{key}: {error}");
     }
@@ -176,28 +162,13 @@ fn nomic_bert_is_the_same_model_with_the_keys_of_transformers_or_its_own() {
 
 #[test]
 fn word_piece_vocabularies_of_another_form_are_refused() {
-    for (key, inner, value, said) in [
-        (
-            "model",
-            "continuing_subword_prefix",
-            json!("@@"),
-            "continuing_subword_prefix",
-        ),
-        (
-            "model",
-            "max_input_chars_per_word",
-            json!(10),
-            "max_input_chars_per_word",
-        ),
-        ("normalizer", "clean_text", json!(false), "clean_text"),
-        ("normalizer", "type", json!("NFKC"), "normalizer"),
-        (
-            "pre_tokenizer",
-            "type",
-            json!("Whitespace"),
-            "pre_tokenizer",
-        ),
-    ] {
+    for (key, inner, value, said) in rows! {
+        "model", "continuing_subword_prefix", json!("@@") => "continuing_subword_prefix";
+        "model", "max_input_chars_per_word", json!(10) => "max_input_chars_per_word";
+        "normalizer", "clean_text", json!(false) => "clean_text";
+        "normalizer", "type", json!("NFKC") => "normalizer";
+        "pre_tokenizer", "type", json!("Whitespace") => "pre_tokenizer";
+    } {
         let directory = copy("text-bert");
         edit(directory.path(), "tokenizer.json", |json| {
             json[key][inner] = value;

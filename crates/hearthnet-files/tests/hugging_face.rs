@@ -18,7 +18,7 @@ use hearthnet_files::hugging_face::{
     Directory, Files, ImportError, OpenFile, Tensors, import, place,
 };
 use hearthnet_files::{Gguf, Manifest, ModelFile, Pooling};
-use hearthnet_testkit::assert_matches;
+use hearthnet_testkit::{assert_matches, rows};
 use serde_json::{Value as Json, json};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
@@ -1034,23 +1034,15 @@ fn an_index_at_odds_with_its_shards_is_refused() {
 #[test]
 fn tokenizers_that_are_not_known_are_refused() {
     // Where in the file, the new value, and a part of the error.
-    for (place, value, said) in [
-        ("/model/type", json!("Unigram"), "byte pair encoding"),
-        ("/model/byte_fallback", json!(true), "tokenizer.model"),
-        ("/normalizer", json!({"type": "Lowercase"}), "normalizer"),
-        (
-            "/pre_tokenizer",
-            json!({"type": "Whitespace"}),
-            "pre_tokenizer",
-        ),
-        (
-            "/pre_tokenizer/pretokenizers/0/pattern/Regex",
-            json!("(a*)*b"),
-            "pre_tokenizer",
-        ),
-        ("/model/vocab/zz", json!(5000), "beyond the vocabulary"),
-        ("/model/merges", json!([["a"]]), "merges"),
-    ] {
+    for (place, value, said) in rows! {
+        "/model/type", json!("Unigram") => "byte pair encoding";
+        "/model/byte_fallback", json!(true) => "tokenizer.model";
+        "/normalizer", json!({"type": "Lowercase"}) => "normalizer";
+        "/pre_tokenizer", json!({"type": "Whitespace"}) => "pre_tokenizer";
+        "/pre_tokenizer/pretokenizers/0/pattern/Regex", json!("(a*)*b") => "pre_tokenizer";
+        "/model/vocab/zz", json!(5000) => "beyond the vocabulary";
+        "/model/merges", json!([["a"]]) => "merges";
+    } {
         let directory = copy("text-qwen2");
         edit(directory.path(), "tokenizer.json", |tokenizer| {
             let (parent, key) = place.rsplit_once('/').unwrap();
@@ -1104,30 +1096,15 @@ fn the_pooling_of_a_sentence_transformer_is_kept_and_other_steps_are_refused() {
     }
     let last = r#"{"pooling_mode_lasttoken": true}"#;
     let dense = modules(&format!(",{}", step("Dense", "2_Dense")));
-    for (modules, config, why) in [
-        (&*dense, last, "models.Dense"),
-        (
-            &normalised,
-            r#"{"pooling_mode_max_tokens": true}"#,
-            "not supported",
-        ),
-        (
-            &normalised,
-            r#"{"pooling_mode": "mean", "pooling_mode_cls_token": true}"#,
-            "not supported",
-        ),
-        (
-            &format!("[{}]", step("Pooling", "../1_Pooling")),
-            last,
-            "not a folder",
-        ),
-        (
-            &format!("[{}]", step("Pooling", "3_Pooling")),
-            last,
-            "missing",
-        ),
-        ("{}", last, "cannot be read"),
-    ] {
+    for (modules, config, why) in rows! {
+        &*dense, last => "models.Dense";
+        &normalised, r#"{"pooling_mode_max_tokens": true}"# => "not supported";
+        &normalised, r#"{"pooling_mode": "mean", "pooling_mode_cls_token": true}"#
+            => "not supported";
+        &format!("[{}]", step("Pooling", "../1_Pooling")), last => "not a folder";
+        &format!("[{}]", step("Pooling", "3_Pooling")), last => "missing";
+        "{}", last => "cannot be read";
+    } {
         let text = copy(modules, config).unwrap_err().to_string();
         assert!(text.contains(why), "{text}");
     }

@@ -15,7 +15,7 @@ use hearthnet_files::part::{
 };
 use hearthnet_files::spec::CacheDtype;
 use hearthnet_files::{Digest, Manifest, ModelError, ModelFile, WeightsId};
-use hearthnet_testkit::{Adopted, TempDir, TinyLlama, assert_matches};
+use hearthnet_testkit::{Adopted, TempDir, TinyLlama, assert_matches, rows};
 
 /// Model with tensors of several pieces.
 fn large() -> TinyLlama {
@@ -646,20 +646,11 @@ fn objects_that_differ_from_the_adoption_or_contradict_each_other_are_named() {
     let create = |identity: &Identity, head: &[u8], manifest: &[u8], list: &[u8]| {
         Part::create(parts, identity, head, manifest, list).unwrap_err()
     };
-    for (error, what) in [
-        (
-            create(&adopted.identity, &head[1..], &manifest, list),
-            "the head",
-        ),
-        (
-            create(&adopted.identity, &head, &manifest[1..], list),
-            "the manifest",
-        ),
-        (
-            create(&adopted.identity, &head, &manifest, &list[32..]),
-            "the piece list",
-        ),
-    ] {
+    for (error, what) in rows! {
+        create(&adopted.identity, &head[1..], &manifest, list) => "the head";
+        create(&adopted.identity, &head, &manifest[1..], list) => "the manifest";
+        create(&adopted.identity, &head, &manifest, &list[32..]) => "the piece list";
+    } {
         assert_matches!(&error, PartError::Mismatch(found) if found == what, "{what}");
     }
     let with_list = |list: &[u8]| Identity {
@@ -693,25 +684,14 @@ fn objects_that_differ_from_the_adoption_or_contradict_each_other_are_named() {
         head_bytes: MAX_HEAD_BYTES + 1,
         ..adopted.identity
     };
-    for (error, what) in [
-        (
-            create(&taller, &head, &taller_bytes, list),
-            "the manifest has 5 as layers, the file's head 4",
-        ),
-        (
-            create(&wider, &head, &wider_bytes, list),
-            "as Q4_1, the file's head as Q8_0",
-        ),
-        (
-            create(&with_list(&list[32..]), &head, &manifest, &list[32..]),
-            "its piece list has",
-        ),
-        (
-            create(&longer, &padded, &manifest, list),
-            "the first tensor begins at",
-        ),
-        (create(&huge, &head, &manifest, list), "its head has"),
-    ] {
+    for (error, what) in rows! {
+        create(&taller, &head, &taller_bytes, list)
+            => "the manifest has 5 as layers, the file's head 4";
+        create(&wider, &head, &wider_bytes, list) => "as Q4_1, the file's head as Q8_0";
+        create(&with_list(&list[32..]), &head, &manifest, &list[32..]) => "its piece list has";
+        create(&longer, &padded, &manifest, list) => "the first tensor begins at";
+        create(&huge, &head, &manifest, list) => "its head has";
+    } {
         assert_matches!(&error, PartError::Disagrees(_));
         assert!(error.to_string().contains(what), "{error}");
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use hearthnet_files::gguf::Value;
 use hearthnet_files::spec::{FeedForwardSpec, GroupSpec, LeadingSpec, SharedExpertSpec};
 use hearthnet_files::{Manifest, ModelError};
+use hearthnet_testkit::rows;
 
 use crate::recurrent_files::{Changes, changed_model, set};
 
@@ -51,40 +52,20 @@ fn the_first_blocks_are_dense_and_the_others_have_experts() {
 
 #[test]
 fn experts_that_cannot_be_chosen_are_refused_by_name() {
-    for (key, value, told) in [
-        (
-            "expert_used_count",
-            Value::U32(9),
-            "at most the number of experts",
-        ),
-        (
-            "expert_used_count",
-            Value::U32(5),
-            "as many experts as a row uses",
-        ),
-        ("expert_group_count", Value::U32(3), "must divide"),
-        (
-            "expert_group_count",
-            Value::U32(8),
-            "at least 2 experts in each",
-        ),
-        ("expert_group_used_count", Value::U32(5), "number of groups"),
-        ("expert_group_used_count", Value::U32(0), "number of groups"),
-        (
-            "leading_dense_block_count",
-            Value::U32(3),
-            "below the number of blocks",
-        ),
-        (
-            "expert_shared_count",
-            Value::U32(1 << 24),
-            "must be at most",
-        ),
-        ("expert_gating_func", Value::U32(1), "corrects the choice"),
-        ("expert_gating_func", Value::U32(4), "must be 1 or 2"),
-        ("expert_weights_scale", Value::F32(-1.0), "positive"),
-        ("expert_weights_norm", Value::U32(1), "true or false"),
-    ] {
+    for (key, value, told) in rows! {
+        "expert_used_count", Value::U32(9) => "at most the number of experts";
+        "expert_used_count", Value::U32(5) => "as many experts as a row uses";
+        "expert_group_count", Value::U32(3) => "must divide";
+        "expert_group_count", Value::U32(8) => "at least 2 experts in each";
+        "expert_group_used_count", Value::U32(5) => "number of groups";
+        "expert_group_used_count", Value::U32(0) => "number of groups";
+        "leading_dense_block_count", Value::U32(3) => "below the number of blocks";
+        "expert_shared_count", Value::U32(1 << 24) => "must be at most";
+        "expert_gating_func", Value::U32(1) => "corrects the choice";
+        "expert_gating_func", Value::U32(4) => "must be 1 or 2";
+        "expert_weights_scale", Value::F32(-1.0) => "positive";
+        "expert_weights_norm", Value::U32(1) => "true or false";
+    } {
         let full = format!("glm4moe.{key}");
         let error = error("glm4moe", &set(&full, value));
         let named = error.contains(&full) || error.contains("glm4moe.expert_group");

@@ -12,7 +12,7 @@ use hearthnet_files::joined::open_joined_at;
 use hearthnet_files::manifest::{Expected, FileState, Manifest, file_state};
 use hearthnet_files::part::{Part, PartError, objects_of};
 use hearthnet_files::{Digest, ModelError, ModelFile, fuzzing};
-use hearthnet_testkit::{Adopted, TinyLlama, split, with_metadata, write_split};
+use hearthnet_testkit::{Adopted, TinyLlama, rows, split, with_metadata, write_split};
 
 fn tiny() -> TinyLlama {
     TinyLlama::default()
@@ -270,28 +270,19 @@ fn the_fuzzer_begins_with_split_models() {
         with_metadata(second, &[key], |writer| writer.set(key, value).unwrap())
     };
     let of_another = changed("general.architecture", Value::String("qwen2"));
-    let seeds = [
-        ("model", seed(&files)),
-        ("three", seed(&split(&small.bytes(), 3))),
-        ("whole", seed(&[small.bytes()])),
-        ("repeated", seed(&[first.clone(), first.clone()])),
-        ("swapped", seed(&[second.clone(), first.clone()])),
-        ("first-alone", seed(std::slice::from_ref(first))),
-        (
-            "count",
-            seed(&[first.clone(), changed("split.count", Value::U16(3))]),
-        ),
-        (
-            "number",
-            seed(&[first.clone(), changed("split.no", Value::U16(0))]),
-        ),
-        (
-            "tensors",
-            seed(&[first.clone(), changed("split.tensors.count", Value::I32(1))]),
-        ),
-        ("of-another", seed(&[first.clone(), of_another])),
-        ("cut", seed(&files)[..first.len() + 100].to_vec()),
-    ];
+    let seeds = rows! {
+        "model" => seed(&files);
+        "three" => seed(&split(&small.bytes(), 3));
+        "whole" => seed(&[small.bytes()]);
+        "repeated" => seed(&[first.clone(), first.clone()]);
+        "swapped" => seed(&[second.clone(), first.clone()]);
+        "first-alone" => seed(std::slice::from_ref(first));
+        "count" => seed(&[first.clone(), changed("split.count", Value::U16(3))]);
+        "number" => seed(&[first.clone(), changed("split.no", Value::U16(0))]);
+        "tensors" => seed(&[first.clone(), changed("split.tensors.count", Value::I32(1))]);
+        "of-another" => seed(&[first.clone(), of_another]);
+        "cut" => seed(&files)[..first.len() + 100].to_vec();
+    };
     for (name, bytes) in &seeds {
         if std::env::var_os("HEARTHNET_WRITE_CORPUS").is_some() {
             fs::create_dir_all(&corpus).unwrap();

@@ -1,16 +1,6 @@
 //! Pulling models and fetching parts of them: every source, and its failures.
 #![allow(clippy::unwrap_used, clippy::panic)] // in helpers, where a failure fails the test
 
-/// Asserts that a value matches a pattern; shows the value if it does not.
-macro_rules! assert_matches {
-    ($value:expr, $pattern:pat $(if $guard:expr)?) => {
-        match $value {
-            $pattern $(if $guard)? => {}
-            ref other => panic!("{other:?} is no {}", stringify!($pattern)),
-        }
-    };
-}
-
 mod directory;
 mod parts;
 mod reference;
@@ -30,6 +20,7 @@ use hearthnet_files::Digest;
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::{Catalogue, ModelEntry};
 use hearthnet_hub::pull::{PullError, PullEvent, PullOptions, SourceError, pull, pull_reference};
+use hearthnet_testkit::{assert_matches, rows};
 use server::{Answer, Server, answer, cut, file, redirect, silent, status};
 use tempfile::TempDir;
 
@@ -224,37 +215,13 @@ fn a_part_that_does_not_become_the_file_is_downloaded_again() {
     let (half, etag) = (model()[..HALF].to_vec(), Some("\"old\""));
     let longer = [model(), vec![1]].concat();
     // Part with its ETag, answers of the server, and beginnings of the requested ranges.
-    let cases: [(&str, Vec<u8>, Option<&str>, Vec<Answer>, &[usize]); 5] = [
-        (
-            "ranges are ignored",
-            half.clone(),
-            etag,
-            vec![whole()],
-            &[HALF],
-        ),
-        (
-            "another version",
-            vec![7; HALF],
-            None,
-            vec![file(&model())],
-            &[HALF, 0],
-        ),
-        ("too long", longer, None, vec![file(&model())], &[0]),
-        (
-            "nothing is missing",
-            model(),
-            None,
-            vec![file(&model())],
-            &[],
-        ),
-        (
-            "no such range",
-            half,
-            etag,
-            vec![status("416 No"), file(&model())],
-            &[HALF, 0],
-        ),
-    ];
+    let cases: [(&str, Vec<u8>, Option<&str>, Vec<Answer>, &[usize]); 5] = rows! {
+        "ranges are ignored", half.clone(), etag, vec![whole()] => &[HALF];
+        "another version", vec![7; HALF], None, vec![file(&model())] => &[HALF, 0];
+        "too long", longer, None, vec![file(&model())] => &[0];
+        "nothing is missing", model(), None, vec![file(&model())] => &[];
+        "no such range", half, etag, vec![status("416 No"), file(&model())] => &[HALF, 0];
+    };
     for (name, part, etag, answers, expected) in cases {
         let server = Server::new(answers);
         let place = Place::with(&server);

@@ -15,7 +15,7 @@ use hearthnet_hub::parts::{
     PieceSource, Progress, Rank, Report, SourceError, fetch, first_contact,
 };
 use hearthnet_hub::pull::PullOptions;
-use hearthnet_testkit::{Adopted, TinyLlama};
+use hearthnet_testkit::{Adopted, TinyLlama, assert_matches};
 use parking_lot::Mutex;
 
 use super::server::{Server, answer, busy, range_up_to, ranges, redirect};

@@ -4,6 +4,7 @@ use std::fs;
 
 use hearthnet_files::Digest;
 use hearthnet_hub::pull::{PullError, SourceError, Token};
+use hearthnet_testkit::assert_matches;
 
 use super::server::{Answer, Server, answer, busy, cut, file, redirect, status};
 use super::{HALF, Place, model, only_reason};

@@ -10,7 +10,7 @@ use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Catalogue;
 use hearthnet_hub::parts::{LocalSource, Object, SplitSource};
 use hearthnet_hub::pull::{PullError, PullOptions, SourceError, pull};
-use hearthnet_testkit::{Adopted, TinyLlama, split, write_split};
+use hearthnet_testkit::{Adopted, TinyLlama, assert_matches, split, write_split};
 
 use super::parts::{Source, all, get};
 use super::server::{Answer, Request, Server, ranges, status};

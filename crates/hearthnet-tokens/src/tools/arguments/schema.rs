@@ -286,35 +286,27 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hearthnet_testkit::rows;
     use serde_json::json;
 
     #[test]
     fn a_text_has_quotes_only_if_it_could_be_misread_or_has_limits_of_json() {
         let text = |nullable| Kind::Text { nullable };
-        for (schema, kind) in [
-            (json!({"type": "string", "maxLength": 3}), text(false)),
-            (json!({"enum": ["a", "b"]}), text(false)),
-            (json!({"type": ["string", "null"]}), text(true)),
-            (
-                json!({"anyOf": [{"type": "string"}, {"type": "null"}]}),
-                text(true),
-            ),
-            (json!({"$ref": "#/$defs/t"}), text(false)),
-            (json!({}), Kind::Any(Types::ALL)),
-            (json!({"type": "date"}), Kind::Any(Types::ALL)),
-            (json!({"type": "string", "format": "date"}), Kind::Json),
-            (json!({"type": "string", "pattern": "a"}), Kind::Json),
-            (
-                json!({"type": ["string", "integer"], "maximum": 3}),
-                Kind::Json,
-            ),
-            (json!({"type": "integer"}), Kind::Json),
-            (
-                json!({"type": "array", "items": {"type": "string"}}),
-                Kind::Json,
-            ),
-            (json!({"$ref": "#/$defs/loop"}), Kind::Json),
-        ] {
+        for (schema, kind) in rows! {
+            json!({"type": "string", "maxLength": 3}) => text(false);
+            json!({"enum": ["a", "b"]}) => text(false);
+            json!({"type": ["string", "null"]}) => text(true);
+            json!({"anyOf": [{"type": "string"}, {"type": "null"}]}) => text(true);
+            json!({"$ref": "#/$defs/t"}) => text(false);
+            json!({}) => Kind::Any(Types::ALL);
+            json!({"type": "date"}) => Kind::Any(Types::ALL);
+            json!({"type": "string", "format": "date"}) => Kind::Json;
+            json!({"type": "string", "pattern": "a"}) => Kind::Json;
+            json!({"type": ["string", "integer"], "maximum": 3}) => Kind::Json;
+            json!({"type": "integer"}) => Kind::Json;
+            json!({"type": "array", "items": {"type": "string"}}) => Kind::Json;
+            json!({"$ref": "#/$defs/loop"}) => Kind::Json;
+        } {
             let root = json!({"$defs": {
                 "t": {"type": "string"},
                 "loop": {"$ref": "#/$defs/loop"},
