@@ -81,6 +81,14 @@ pub(crate) fn set<'a>(key: &'a str, value: Value<'a>) -> Changes<'a> {
     }
 }
 
+/// Other lengths of a tensor; none remove it.
+pub(crate) fn reshaped<'a>(name: &'a str, dims: &'a [u64]) -> Changes<'a> {
+    Changes {
+        tensors: [(name, dims)].into(),
+        ..Changes::default()
+    }
+}
+
 #[test]
 fn hyperparameters_of_a_recurrence_that_cannot_be_are_refused_by_name() {
     assert!(changed(&Changes::default()).is_ok());
@@ -141,11 +149,7 @@ fn hyperparameters_of_mamba_2_that_cannot_be_are_refused_by_name() {
     let error = changed_model("granitehybrid", &rope).unwrap_err();
     assert!(error.to_string().contains("RoPE"), "{error}");
     for name in ["blk.0.ssm_a", "blk.1.ssm_in.weight", "blk.2.attn_q.weight"] {
-        let changes = Changes {
-            tensors: [(name, &[4, 96][..])].into(),
-            ..Changes::default()
-        };
-        let error = changed_model("granitehybrid", &changes).unwrap_err();
+        let error = changed_model("granitehybrid", &reshaped(name, &[4, 96])).unwrap_err();
         assert!(error.to_string().contains(name), "{error}");
     }
 }
@@ -153,10 +157,7 @@ fn hyperparameters_of_mamba_2_that_cannot_be_are_refused_by_name() {
 #[test]
 fn lengths_of_1_at_the_end_of_a_shape_may_be_missing() {
     // As in files that llama.cpp has quantised.
-    let changes = Changes {
-        tensors: [("blk.0.ssm_norm.weight", &[64][..])].into(),
-        ..Changes::default()
-    };
+    let changes = reshaped("blk.0.ssm_norm.weight", &[64]);
     assert!(changed_model("granitehybrid", &changes).is_ok());
 }
 
@@ -183,11 +184,7 @@ fn mixers_of_a_model_are_checked() {
 fn tensors_that_disagree_with_the_state_are_refused_by_name() {
     let name = "blk.0.ssm_conv1d.weight";
     for dims in [&[][..], &[4, 96], &[3, 128], &[128, 4]] {
-        let changes = Changes {
-            tensors: [(name, dims)].into(),
-            ..Changes::default()
-        };
-        let error = changed(&changes).unwrap_err().to_string();
+        let error = changed(&reshaped(name, dims)).unwrap_err().to_string();
         assert!(error.contains(name), "{error}");
     }
     // Four value heads of 16 become eight of 16.
@@ -292,11 +289,7 @@ fn convolutions_that_cannot_be_are_refused_by_name() {
         // A block has a convolution or attention.
         ("blk.1.shortconv.conv.weight", &[3, 32]),
     ] {
-        let changes = Changes {
-            tensors: [(name, dims)].into(),
-            ..Changes::default()
-        };
-        let error = error(&changes);
+        let error = error(&reshaped(name, dims));
         assert!(error.contains(name), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use hearthnet_files::spec::{FeedForwardSpec, GroupSpec, LeadingSpec, SharedExper
 use hearthnet_files::{Manifest, ModelError};
 use hearthnet_testkit::rows;
 
-use crate::recurrent_files::{Changes, changed_model, set};
+use crate::recurrent_files::{Changes, changed_model, reshaped, set};
 
 fn error(name: &str, changes: &Changes<'_>) -> String {
     changed_model(name, changes).unwrap_err().to_string()
@@ -82,11 +82,7 @@ fn tensors_that_disagree_with_the_routing_are_refused_by_name() {
         ("blk.0.ffn_up.weight", &[32, 32]),
         ("blk.2.ffn_gate_inp.weight", &[32, 9]),
     ] {
-        let changes = Changes {
-            tensors: [(name, dims)].into(),
-            ..Changes::default()
-        };
-        let error = error("glm4moe", &changes);
+        let error = error("glm4moe", &reshaped(name, dims));
         assert!(error.contains(name), "{error}");
     }
     // Experts in the block that has none.
@@ -178,37 +174,18 @@ fn latent_sizes_that_disagree_with_tensors_are_refused_by_name() {
         ("blk.2.attn_v_b.weight", &[]),
         ("blk.2.attn_kv_b.weight", &[64, 256]),
     ] {
-        let changes = Changes {
-            tensors: [(name, dims)].into(),
-            ..Changes::default()
-        };
-        let error = error("deepseek3", &changes);
+        let error = error("deepseek3", &reshaped(name, dims));
         assert!(error.contains(name), "{error}");
     }
 }
 
 #[test]
 fn older_files_hold_keys_and_values_of_each_head_in_one_matrix() {
+    let names = [0, 1, 2]
+        .map(|layer| ["k_b", "v_b", "kv_b"].map(|part| format!("blk.{layer}.attn_{part}.weight")));
     let mut tensors: BTreeMap<&str, &[u64]> = BTreeMap::new();
-    for layer in [
-        [
-            "blk.0.attn_k_b.weight",
-            "blk.0.attn_v_b.weight",
-            "blk.0.attn_kv_b.weight",
-        ],
-        [
-            "blk.1.attn_k_b.weight",
-            "blk.1.attn_v_b.weight",
-            "blk.1.attn_kv_b.weight",
-        ],
-        [
-            "blk.2.attn_k_b.weight",
-            "blk.2.attn_v_b.weight",
-            "blk.2.attn_kv_b.weight",
-        ],
-    ] {
-        let [keys, values, both] = layer;
-        tensors.extend([(keys, &[][..]), (values, &[]), (both, &[64, 256])]);
+    for [keys, values, both] in &names {
+        tensors.extend([(&**keys, &[][..]), (values, &[]), (both, &[64, 256])]);
     }
     let changes = Changes {
         metadata: [
