@@ -15,7 +15,7 @@ use crate::error::ModelError;
 use crate::families::{
     EMBEDDING, EMBEDDING_NORM, EMBEDDING_NORM_BIAS, Family, OUTPUT, OUTPUT_NORM,
     PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, POSITION_EMBEDDING,
-    PROJECTION_DOWN, PROJECTION_UP, Rule, TYPE_EMBEDDING, is_vector, shared_tensors,
+    PROJECTION_DOWN, PROJECTION_UP, Rule, TYPE_EMBEDDING, in_block, is_vector, shared_tensors,
 };
 use crate::gguf::{Gguf, SPLIT_COUNT, TensorInfo, TensorType};
 use crate::pooling::Pooling;
@@ -556,10 +556,7 @@ fn significant(dims: &[u64]) -> &[u64] {
 /// Whether nothing uses a tensor that files have: keys and values of a block that uses those of
 /// another one.
 fn is_unused(name: &str, spec: &ModelSpec) -> bool {
-    let block = name
-        .strip_prefix("blk.")
-        .and_then(|name| name.split_once('.'));
-    let Some((layer, rest)) = block else {
+    let Some((layer, rest)) = in_block(name) else {
         return false;
     };
     let own = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"].contains(&rest);
