@@ -2,12 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use hearthnet_files::gguf::writer::{WriteError, Writer};
-use hearthnet_files::gguf::{Gguf, TensorType, Value};
+use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::spec::DeltaSpec;
 use hearthnet_files::{Manifest, ModelError, ModelFile, ModelSpec};
+use hearthnet_testkit::NewFile;
 
 /// Changes to a file: metadata, and the lengths of tensors (no lengths remove one).
 #[derive(Default)]
@@ -30,48 +29,35 @@ fn changed(changes: &Changes<'_>) -> Result<ModelFile, ModelError> {
 
 /// A tiny model with changes. Changed tensors are zeros in F32.
 pub(crate) fn changed_model(name: &str, changes: &Changes<'_>) -> Result<ModelFile, ModelError> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/families");
-    let from = Gguf::open(&folder.join(format!("{name}.gguf"))).unwrap();
-    let mut writer = Writer::new();
-    for (key, value) in from.metadata() {
-        if changes.without.contains(&key) {
-            continue;
-        }
-        match (changes.metadata.get(key), changes.kinds) {
-            (Some(value), _) => writer.set(key, *value).unwrap(),
-            (None, Some(kinds)) if key == KINDS => {
-                writer.set_bools(key, kinds.iter().copied()).unwrap();
-            }
-            _ => match changes.key_heads.filter(|_| key == KEY_HEADS) {
-                Some(heads) => writer.set_i32s(key, heads).unwrap(),
-                None => writer.set(key, value).unwrap(),
-            },
-        }
-    }
+    let model = hearthnet_testkit::family(name);
+    let from = model.gguf();
+    let is_changed = |key: &str| match key {
+        KINDS if changes.kinds.is_some() => true,
+        KEY_HEADS if changes.key_heads.is_some() => true,
+        _ => changes.without.contains(&key) || changes.metadata.contains_key(key),
+    };
+    let mut file = NewFile::of(from, |key| !is_changed(key));
     for (key, value) in &changes.metadata {
-        if from.get(key).is_none() {
-            writer.set(key, *value).unwrap();
-        }
+        file.writer.set(key, *value).unwrap();
     }
-    let mut data = Vec::new();
+    if let Some(kinds) = changes.kinds {
+        let kinds = kinds.iter().copied();
+        file.writer.set_bools(KINDS, kinds).unwrap();
+    }
+    if let Some(heads) = changes.key_heads {
+        file.writer.set_i32s(KEY_HEADS, heads).unwrap();
+    }
     for info in from.tensors() {
         if !changes.tensors.contains_key(info.name.as_str()) {
-            writer.tensor(&info.name, &info.dims, info.dtype).unwrap();
-            data.push(from.data(info).to_vec());
+            file.copy(from, info);
         }
     }
     for (name, dims) in &changes.tensors {
         if !dims.is_empty() {
-            writer.tensor(name, dims, TensorType::F32).unwrap();
-            data.push(vec![0; 4 * dims.iter().product::<u64>() as usize]);
+            file.zeros(name, dims, TensorType::F32);
         }
     }
-    let mut bytes = Vec::new();
-    let written = writer.write(&mut bytes, |nth, out| {
-        out.write_all(&data[nth]).map_err(WriteError::Io)
-    });
-    written.unwrap();
-    ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap())
+    ModelFile::from_gguf(file.gguf())
 }
 
 pub(crate) fn set<'a>(key: &'a str, value: Value<'a>) -> Changes<'a> {
