@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rayon::prelude::*;
 
 use crate::blocks::{WeightType, all_finite};
@@ -14,7 +15,7 @@ use crate::error::ModelError;
 use crate::families::{
     EMBEDDING, EMBEDDING_NORM, EMBEDDING_NORM_BIAS, Family, OUTPUT, OUTPUT_NORM,
     PER_LAYER_EMBEDDING, PER_LAYER_PROJECTION, PER_LAYER_PROJECTION_NORM, POSITION_EMBEDDING,
-    PROJECTION_DOWN, PROJECTION_UP, Rule, TYPE_EMBEDDING, is_vector, shared_tensors,
+    PROJECTION_DOWN, PROJECTION_UP, Rule, TYPE_EMBEDDING, in_block, is_vector, shared_tensors,
 };
 use crate::gguf::{Gguf, SPLIT_COUNT, TensorInfo, TensorType};
 use crate::pooling::Pooling;
@@ -206,9 +207,7 @@ impl ModelFile {
     /// Notes that a tensor's data was found to be that of the manifest.
     pub(crate) fn set_genuine(&self, tensor: &TensorInfo) {
         if let Some(part) = &self.part {
-            let genuine = part.genuine.lock();
-            let mut genuine = genuine.unwrap_or_else(PoisonError::into_inner);
-            genuine.insert(tensor.name.clone());
+            part.genuine.lock().insert(tensor.name.clone());
         }
     }
 
@@ -220,11 +219,7 @@ impl ModelFile {
         if !part.holdings.holds(tensor) {
             return Err(ModelError::NotHeld(tensor.name.clone()));
         }
-        let genuine = part.genuine.lock();
-        let known = genuine
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(&tensor.name);
-        if known {
+        if part.genuine.lock().contains(&tensor.name) {
             return Ok(());
         }
         if !part.holdings.is_genuine(tensor, self.gguf.data(tensor)) {
@@ -561,10 +556,7 @@ fn significant(dims: &[u64]) -> &[u64] {
 /// Whether nothing uses a tensor that files have: keys and values of a block that uses those of
 /// another one.
 fn is_unused(name: &str, spec: &ModelSpec) -> bool {
-    let block = name
-        .strip_prefix("blk.")
-        .and_then(|name| name.split_once('.'));
-    let Some((layer, rest)) = block else {
+    let Some((layer, rest)) = in_block(name) else {
         return false;
     };
     let own = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"].contains(&rest);

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use hearthnet_files::convert::{ConvertError, convert};
 use hearthnet_files::gguf::TensorType;
 use hearthnet_files::{ModelFile, quantize};
-use hearthnet_testkit::{TinyLlama, assert_matches, with_nan};
+use hearthnet_testkit::{NewFile, TinyLlama, assert_matches, with_nan};
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
@@ -108,28 +108,15 @@ fn floats_keep_the_values_of_a_quantised_model() {
 
 #[test]
 fn an_alignment_is_kept() {
-    use hearthnet_files::gguf::writer::{WriteError, Writer};
     let directory = tempfile::tempdir().unwrap();
-    let source = TinyLlama::default().write(directory.path());
-    let model = ModelFile::open(&source).unwrap();
-    let mut writer = Writer::new();
-    writer.align(4096).unwrap();
-    model
-        .gguf()
-        .metadata()
-        .for_each(|(key, value)| writer.set(key, value).unwrap());
+    let model = TinyLlama::default().file();
+    let mut file = NewFile::of(model.gguf(), |_| true);
+    file.writer.align(4096).unwrap();
     for info in model.gguf().tensors() {
-        writer.tensor(&info.name, &info.dims, info.dtype).unwrap();
+        file.copy(model.gguf(), info);
     }
     let aligned = directory.path().join("aligned.gguf");
-    let mut file = fs::File::create(&aligned).unwrap();
-    let tensors = model.gguf().tensors();
-    writer
-        .write(&mut file, |index, out| {
-            out.write_all(model.gguf().data(&tensors[index]))
-                .map_err(WriteError::Io)
-        })
-        .unwrap();
+    fs::write(&aligned, file.bytes()).unwrap();
     let target = directory.path().join("q8_0.gguf");
     let after = to(&aligned, TensorType::Q8_0, &target);
     assert_eq!(after.gguf().alignment(), 4096);

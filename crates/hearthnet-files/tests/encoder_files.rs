@@ -3,67 +3,28 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::path::Path;
 
-use hearthnet_files::hugging_face::Directory;
-use hearthnet_files::{ModelFile, Pooling};
+use hearthnet_files::Pooling;
+use hearthnet_testkit::rows;
 use serde_json::{Value as Json, json};
-use tempfile::TempDir;
 
-static GO_ON: AtomicBool = AtomicBool::new(false);
+use crate::hugging_face::{assert_same_model, copy, data, edit, write};
 
-fn data(name: &str) -> PathBuf {
-    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/hugging_face");
-    all.join(name)
-}
-
-fn imported(directory: &Path) -> Result<ModelFile, String> {
-    let made = tempfile::tempdir().unwrap();
-    let target = made.path().join("model.gguf");
-    let opened = Directory::open(directory).map_err(|error| error.to_string())?;
-    let written = opened.write(None, &target, &GO_ON, &mut |_, _| {});
-    written.map_err(|error| error.to_string())?;
-    Ok(ModelFile::open(&target).unwrap())
-}
-
-/// Copy of a directory with its folders.
-fn copy(name: &str) -> TempDir {
-    fn into(from: &Path, to: &Path) {
-        for entry in fs::read_dir(from).unwrap() {
-            let path = entry.unwrap().path();
-            let target = to.join(path.file_name().unwrap());
-            match path.is_dir() {
-                true => {
-                    fs::create_dir(&target).unwrap();
-                    into(&path, &target);
-                }
-                false => drop(fs::copy(&path, &target).unwrap()),
-            }
-        }
-    }
-    let made = tempfile::tempdir().unwrap();
-    into(&data(name), made.path());
-    made
-}
-
-fn edit(directory: &Path, file: &str, change: impl FnOnce(&mut Json)) {
-    let path = directory.join(file);
-    let mut value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    change(&mut value);
-    fs::write(path, value.to_string()).unwrap();
+fn refusal(directory: &Path) -> String {
+    write(directory, None).unwrap_err().to_string()
 }
 
 /// Error for a copy in which a value of a file is another one.
 fn refused(name: &str, file: &str, key: &str, value: Json) -> String {
     let directory = copy(name);
     edit(directory.path(), file, |json| json[key] = value);
-    imported(directory.path()).unwrap_err()
+    refusal(directory.path())
 }
 
 #[test]
 fn modules_give_pooling_and_matrices_behind_it() {
-    let of = |name| imported(&data(name)).unwrap();
+    let of = |name| write(&data(name), None).unwrap();
     assert_eq!(of("bert").pooling(), Pooling::First);
     assert_eq!(of("nomicbert").pooling(), Pooling::Mean);
     let gemma = of("gemmaembedding");
@@ -74,36 +35,21 @@ fn modules_give_pooling_and_matrices_behind_it() {
         let all = modules.as_array_mut().unwrap();
         all.retain(|module| !module["type"].as_str().unwrap().ends_with("Dense"));
     });
-    let plain = imported(directory.path()).unwrap();
+    let plain = write(directory.path(), None).unwrap();
     assert_eq!(plain.spec().encoder.unwrap().projection, None);
 }
 
 #[test]
 fn matrices_that_are_missing_or_have_another_form_are_refused() {
     let config = "2_Dense/config.json";
-    for (file, key, value, said) in [
-        (config, "bias", json!(true), "no bias"),
-        (
-            config,
-            "activation_function",
-            json!("torch.nn.Tanh"),
-            "identity",
-        ),
-        (config, "out_features", json!(40), "dense_2_feat_out"),
-        (config, "in_features", json!(16), "embedding_length"),
-        (
-            "3_Dense/config.json",
-            "out_features",
-            json!(16),
-            "embedding_length",
-        ),
-        (
-            "config.json",
-            "use_bidirectional_attention",
-            json!(false),
-            "use_bidirectional_attention",
-        ),
-    ] {
+    for (file, key, value, said) in rows! {
+        config, "bias", json!(true) => "no bias";
+        config, "activation_function", json!("torch.nn.Tanh") => "identity";
+        config, "out_features", json!(40) => "dense_2_feat_out";
+        config, "in_features", json!(16) => "embedding_length";
+        "3_Dense/config.json", "out_features", json!(16) => "embedding_length";
+        "config.json", "use_bidirectional_attention", json!(false) => "use_bidirectional_attention";
+    } {
         let error = refused("gemmaembedding", file, key, value);
         assert!(error.contains(said), "{key}: {error}");
     }
@@ -113,14 +59,14 @@ fn matrices_that_are_missing_or_have_another_form_are_refused() {
     ] {
         let directory = copy("gemmaembedding");
         fs::remove_file(directory.path().join(file)).unwrap();
-        let error = imported(directory.path()).unwrap_err();
+        let error = refusal(directory.path());
         assert!(error.contains(said), "{error}");
     }
     let directory = copy("gemmaembedding");
     edit(directory.path(), "modules.json", |modules| {
         modules.as_array_mut().unwrap().remove(3);
     });
-    let error = imported(directory.path()).unwrap_err();
+    let error = refusal(directory.path());
     assert!(error.contains("one matrix"), "{error}");
 }
 
@@ -145,7 +91,6 @@ fn other_forms_of_bert_are_refused_by_name() {
 
 #[test]
 fn nomic_bert_is_the_same_model_with_the_keys_of_transformers_or_its_own() {
-    let stored = imported(&data("nomicbert")).unwrap();
     let published = json!({
         "activation_function": "swiglu", "architectures": ["NomicBertModel"], "attn_pdrop": 0.0,
         "causal": false, "layer_norm_epsilon": 1e-12, "max_trained_positions": 2048,
@@ -165,50 +110,30 @@ fn nomic_bert_is_the_same_model_with_the_keys_of_transformers_or_its_own() {
     for config in [published, native] {
         let directory = copy("nomicbert");
         fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
-        let found = imported(directory.path()).unwrap();
-        assert_eq!(found.spec(), stored.spec());
-        for info in stored.gguf().tensors() {
-            let same = found.gguf().tensor(&info.name).unwrap();
-            assert_eq!(found.gguf().data(same), stored.gguf().data(info));
-        }
+        assert_same_model(directory.path(), "nomicbert");
     }
 }
 
 #[test]
 fn word_piece_vocabularies_of_another_form_are_refused() {
-    for (key, inner, value, said) in [
-        (
-            "model",
-            "continuing_subword_prefix",
-            json!("@@"),
-            "continuing_subword_prefix",
-        ),
-        (
-            "model",
-            "max_input_chars_per_word",
-            json!(10),
-            "max_input_chars_per_word",
-        ),
-        ("normalizer", "clean_text", json!(false), "clean_text"),
-        ("normalizer", "type", json!("NFKC"), "normalizer"),
-        (
-            "pre_tokenizer",
-            "type",
-            json!("Whitespace"),
-            "pre_tokenizer",
-        ),
-    ] {
+    for (key, inner, value, said) in rows! {
+        "model", "continuing_subword_prefix", json!("@@") => "continuing_subword_prefix";
+        "model", "max_input_chars_per_word", json!(10) => "max_input_chars_per_word";
+        "normalizer", "clean_text", json!(false) => "clean_text";
+        "normalizer", "type", json!("NFKC") => "normalizer";
+        "pre_tokenizer", "type", json!("Whitespace") => "pre_tokenizer";
+    } {
         let directory = copy("text-bert");
         edit(directory.path(), "tokenizer.json", |json| {
             json[key][inner] = value;
         });
-        let error = imported(directory.path()).unwrap_err();
+        let error = refusal(directory.path());
         assert!(error.contains(said), "{error}");
     }
     let directory = copy("text-bert");
     edit(directory.path(), "tokenizer.json", |json| {
         json["model"]["vocab"]["zz"] = json!(5000);
     });
-    let error = imported(directory.path()).unwrap_err();
+    let error = refusal(directory.path());
     assert!(error.contains("beyond the vocabulary"), "{error}");
 }

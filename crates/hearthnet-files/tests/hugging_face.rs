@@ -18,7 +18,7 @@ use hearthnet_files::hugging_face::{
     Directory, Files, ImportError, OpenFile, Tensors, import, place,
 };
 use hearthnet_files::{Gguf, Manifest, ModelFile, Pooling};
-use hearthnet_testkit::assert_matches;
+use hearthnet_testkit::{assert_matches, rows};
 use serde_json::{Value as Json, json};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
@@ -31,7 +31,7 @@ const FAMILIES: &str = "bert deepseek2 deepseek3 gemma2 gemma3 gemma4 gemma4moe 
     nemotronhmoe nomicbert olmoe phi3 phi3long qwen2 qwen3 qwen35 qwen35moe qwen3moe qwen3next \
     qwen3yarn seedoss smollm3";
 
-fn data(name: &str) -> PathBuf {
+pub(crate) fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/data/hugging_face")
         .join(name)
@@ -43,7 +43,7 @@ fn converted(name: &str) -> PathBuf {
         .join(format!("{name}.gguf"))
 }
 
-fn write(directory: &Path, dtype: Option<TensorType>) -> Result<ModelFile, ImportError> {
+pub(crate) fn write(directory: &Path, dtype: Option<TensorType>) -> Result<ModelFile, ImportError> {
     let made = tempfile::tempdir().unwrap();
     let target = made.path().join("model.gguf");
     Directory::open(directory)?.write(dtype, &target, &GO_ON, &mut |_, _| {})?;
@@ -68,17 +68,27 @@ fn assert_same_tensors(a: &Gguf, b: &Gguf, what: &str) {
     }
 }
 
-/// Copy of a directory, for changes.
-fn copy(name: &str) -> TempDir {
-    let made = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(data(name)).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), made.path().join(entry.file_name())).unwrap();
+/// Copy of a directory with its folders, for changes.
+pub(crate) fn copy(name: &str) -> TempDir {
+    fn into(from: &Path, to: &Path) {
+        for entry in fs::read_dir(from).unwrap() {
+            let path = entry.unwrap().path();
+            let target = to.join(path.file_name().unwrap());
+            match path.is_dir() {
+                true => {
+                    fs::create_dir(&target).unwrap();
+                    into(&path, &target);
+                }
+                false => drop(fs::copy(&path, &target).unwrap()),
+            }
+        }
     }
+    let made = tempfile::tempdir().unwrap();
+    into(&data(name), made.path());
     made
 }
 
-fn edit(directory: &Path, file: &str, change: impl FnOnce(&mut Json)) {
+pub(crate) fn edit(directory: &Path, file: &str, change: impl FnOnce(&mut Json)) {
     let path = directory.join(file);
     let mut value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     change(&mut value);
@@ -94,7 +104,7 @@ fn configured(name: &str, key: &str, value: Json) -> Result<ModelFile, ImportErr
 }
 
 /// A directory gives the same model as the stored one of that name.
-fn assert_same_model(directory: &Path, name: &str) {
+pub(crate) fn assert_same_model(directory: &Path, name: &str) {
     let (ours, stored) = (
         write(directory, None).unwrap(),
         write(&data(name), None).unwrap(),
@@ -1034,23 +1044,15 @@ fn an_index_at_odds_with_its_shards_is_refused() {
 #[test]
 fn tokenizers_that_are_not_known_are_refused() {
     // Where in the file, the new value, and a part of the error.
-    for (place, value, said) in [
-        ("/model/type", json!("Unigram"), "byte pair encoding"),
-        ("/model/byte_fallback", json!(true), "tokenizer.model"),
-        ("/normalizer", json!({"type": "Lowercase"}), "normalizer"),
-        (
-            "/pre_tokenizer",
-            json!({"type": "Whitespace"}),
-            "pre_tokenizer",
-        ),
-        (
-            "/pre_tokenizer/pretokenizers/0/pattern/Regex",
-            json!("(a*)*b"),
-            "pre_tokenizer",
-        ),
-        ("/model/vocab/zz", json!(5000), "beyond the vocabulary"),
-        ("/model/merges", json!([["a"]]), "merges"),
-    ] {
+    for (place, value, said) in rows! {
+        "/model/type", json!("Unigram") => "byte pair encoding";
+        "/model/byte_fallback", json!(true) => "tokenizer.model";
+        "/normalizer", json!({"type": "Lowercase"}) => "normalizer";
+        "/pre_tokenizer", json!({"type": "Whitespace"}) => "pre_tokenizer";
+        "/pre_tokenizer/pretokenizers/0/pattern/Regex", json!("(a*)*b") => "pre_tokenizer";
+        "/model/vocab/zz", json!(5000) => "beyond the vocabulary";
+        "/model/merges", json!([["a"]]) => "merges";
+    } {
         let directory = copy("text-qwen2");
         edit(directory.path(), "tokenizer.json", |tokenizer| {
             let (parent, key) = place.rsplit_once('/').unwrap();
@@ -1067,12 +1069,8 @@ fn tokenizers_that_are_not_known_are_refused() {
 
 #[test]
 fn the_pooling_of_a_sentence_transformer_is_kept_and_other_steps_are_refused() {
-    let copy = |modules: &str, pooling: &str| {
-        let folder = tempfile::tempdir().unwrap();
-        for entry in fs::read_dir(data("qwen3")).unwrap() {
-            let path = entry.unwrap().path();
-            fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
-        }
+    let read = |modules: &str, pooling: &str| {
+        let folder = copy("qwen3");
         fs::write(folder.path().join("modules.json"), modules).unwrap();
         fs::create_dir(folder.path().join("1_Pooling")).unwrap();
         fs::write(folder.path().join("1_Pooling/config.json"), pooling).unwrap();
@@ -1100,35 +1098,20 @@ fn the_pooling_of_a_sentence_transformer_is_kept_and_other_steps_are_refused() {
         (r#"{"pooling_mode_cls_token": true}"#, Pooling::First),
         (r#"{"pooling_mode": "mean"}"#, Pooling::Mean),
     ] {
-        assert_eq!(copy(&normalised, config).unwrap(), expected, "{config}");
+        assert_eq!(read(&normalised, config).unwrap(), expected, "{config}");
     }
     let last = r#"{"pooling_mode_lasttoken": true}"#;
     let dense = modules(&format!(",{}", step("Dense", "2_Dense")));
-    for (modules, config, why) in [
-        (&*dense, last, "models.Dense"),
-        (
-            &normalised,
-            r#"{"pooling_mode_max_tokens": true}"#,
-            "not supported",
-        ),
-        (
-            &normalised,
-            r#"{"pooling_mode": "mean", "pooling_mode_cls_token": true}"#,
-            "not supported",
-        ),
-        (
-            &format!("[{}]", step("Pooling", "../1_Pooling")),
-            last,
-            "not a folder",
-        ),
-        (
-            &format!("[{}]", step("Pooling", "3_Pooling")),
-            last,
-            "missing",
-        ),
-        ("{}", last, "cannot be read"),
-    ] {
-        let text = copy(modules, config).unwrap_err().to_string();
+    for (modules, config, why) in rows! {
+        &*dense, last => "models.Dense";
+        &normalised, r#"{"pooling_mode_max_tokens": true}"# => "not supported";
+        &normalised, r#"{"pooling_mode": "mean", "pooling_mode_cls_token": true}"#
+            => "not supported";
+        &format!("[{}]", step("Pooling", "../1_Pooling")), last => "not a folder";
+        &format!("[{}]", step("Pooling", "3_Pooling")), last => "missing";
+        "{}", last => "cannot be read";
+    } {
+        let text = read(modules, config).unwrap_err().to_string();
         assert!(text.contains(why), "{text}");
     }
 }

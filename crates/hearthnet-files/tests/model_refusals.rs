@@ -1,10 +1,9 @@
 //! Valid GGUF files that are no runnable models: each is refused with a reason.
 #![allow(clippy::unwrap_used, clippy::panic)] // in helpers, where a failure fails the test
 
-use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{Gguf, MetadataError, TensorType, Value};
 use hearthnet_files::{BoundaryDtype, ModelError, ModelFile, ModelSpec, Pooling};
-use hearthnet_testkit::{TinyLlama, assert_matches, rows};
+use hearthnet_testkit::{NewFile, TinyLlama, assert_matches, rows};
 
 /// Tensor as a file describes it.
 type Tensor = (String, Vec<u64>, TensorType);
@@ -15,33 +14,19 @@ fn open(
     tensors: &dyn Fn(Tensor) -> Vec<Tensor>,
 ) -> Result<ModelFile, ModelError> {
     let tiny = Gguf::from_bytes(TinyLlama::default().bytes()).unwrap();
-    let mut writer = Writer::new();
-    for (key, value) in tiny.metadata() {
-        if !metadata.iter().any(|(changed, _)| *changed == key) {
-            writer.set(key, value).unwrap();
-        }
-    }
+    let is_changed = |key: &str| metadata.iter().any(|(changed, _)| *changed == key);
+    let mut file = NewFile::of(&tiny, |key| !is_changed(key));
     for (key, value) in metadata {
         if let Some(value) = value {
-            writer.set(key, *value).unwrap();
+            file.writer.set(key, *value).unwrap();
         }
     }
-    let mut sizes = Vec::new();
     for info in tiny.tensors() {
         for (name, dims, dtype) in tensors((info.name.clone(), info.dims.clone(), info.dtype)) {
-            writer.tensor(&name, &dims, dtype).unwrap();
-            let rows: u64 = dims[1..].iter().product();
-            sizes.push((dtype.row_bytes(dims[0]).unwrap() * rows) as usize);
+            file.zeros(&name, &dims, dtype);
         }
     }
-    let mut file = Vec::new();
-    writer
-        .write(&mut file, |index, out| {
-            out.write_all(&vec![0; sizes[index]])
-                .map_err(WriteError::Io)
-        })
-        .unwrap();
-    ModelFile::from_gguf(Gguf::from_bytes(file).unwrap())
+    ModelFile::from_gguf(file.gguf())
 }
 
 fn with(key: &str, value: Value<'_>) -> Result<ModelFile, ModelError> {

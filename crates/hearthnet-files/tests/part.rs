@@ -15,7 +15,7 @@ use hearthnet_files::part::{
 };
 use hearthnet_files::spec::CacheDtype;
 use hearthnet_files::{Digest, Manifest, ModelError, ModelFile, WeightsId};
-use hearthnet_testkit::{TinyLlama, assert_matches};
+use hearthnet_testkit::{Adopted, TempDir, TinyLlama, assert_matches, rows};
 
 /// Model with tensors of several pieces.
 fn large() -> TinyLlama {
@@ -30,59 +30,22 @@ fn large() -> TinyLlama {
     }
 }
 
-/// Model in memory with the objects of its adoption.
-struct Adopted {
-    file: Vec<u8>,
-    model: ModelFile,
-    manifest: Manifest,
-    identity: Identity,
-    list: Vec<u8>,
-    folder: tempfile::TempDir,
+/// Adopted model of the same tensors with another description, at the same places.
+fn with_another_head(parts: TempDir) -> Adopted {
+    let mut adopted = Adopted::of(large().file());
+    let mut windows = adopted.file.windows(4);
+    let name = windows.position(|window| window == b"Tiny").unwrap();
+    adopted.file[name] = b'S';
+    adopted.identity.head = Digest::of(adopted.head());
+    adopted.parts = parts;
+    adopted
 }
 
-impl Adopted {
-    fn new(tiny: &TinyLlama) -> Self {
-        Self::of(tiny, tiny.file())
-    }
-
-    fn of(tiny: &TinyLlama, model: ModelFile) -> Self {
-        let manifest = Manifest::of(&model, &mut |_, _| {});
-        let (identity, list) = identity_of(&model, &manifest, &mut |_, _| {}).unwrap();
-        Self {
-            file: tiny.bytes(),
-            model,
-            manifest,
-            identity,
-            list,
-            folder: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    fn head(&self) -> &[u8] {
-        &self.file[..self.identity.head_bytes as usize]
-    }
-
-    fn create(&self) -> Result<Part, PartError> {
-        let manifest = self.manifest.encode();
-        let parts = self.folder.path();
-        Part::create(parts, &self.identity, self.head(), &manifest, &self.list)
-    }
-
-    fn path(&self) -> PathBuf {
-        Part::folder_in(self.folder.path(), &self.identity.weights)
-    }
-
-    fn bytes(&self, part: &Part, index: u32) -> &[u8] {
-        let piece = part.table().piece(index).unwrap();
-        &self.file[piece.offset as usize..][..piece.len as usize]
-    }
-
-    fn fetch(&self, part: &Part, wanted: &[Range<u32>]) {
-        for index in part.missing(wanted).into_iter().flatten() {
-            part.write(index, self.bytes(part, index)).unwrap();
-        }
-        part.sync().unwrap();
-    }
+/// Writes the model file beside the part.
+fn whole_file(adopted: &Adopted) -> PathBuf {
+    let path = adopted.parts.path().join("whole.gguf");
+    fs::write(&path, &adopted.file).unwrap();
+    path
 }
 
 fn each(ranges: &[Range<u32>]) -> Vec<u32> {
@@ -91,7 +54,7 @@ fn each(ranges: &[Range<u32>]) -> Vec<u32> {
 
 #[test]
 fn pieces_are_cut_from_each_tensor_in_the_order_of_names() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     // Computed again, from the document alone.
     let mut infos: Vec<_> = adopted.model.gguf().tensors().iter().collect();
     infos.sort_by(|a, b| a.name.as_bytes().cmp(b.name.as_bytes()));
@@ -107,7 +70,7 @@ fn pieces_are_cut_from_each_tensor_in_the_order_of_names() {
             at = end;
         }
     }
-    assert_eq!(adopted.list, list);
+    assert_eq!(adopted.pieces, list);
     assert_eq!(adopted.identity.pieces, Digest::of(&list));
     let count = |file_bytes| piece_count(&adopted.manifest, file_bytes);
     assert_eq!(
@@ -146,8 +109,8 @@ fn an_adoption_decides_the_cache_of_its_parts() {
         head_dim: 32,
         ..large()
     };
-    let plain = Adopted::new(&tiny);
-    let cached = Adopted::of(&tiny, tiny.file().with_cache(CacheDtype::Q8_0).unwrap());
+    let plain = Adopted::of(tiny.file());
+    let cached = Adopted::of(tiny.file().with_cache(CacheDtype::Q8_0).unwrap());
     assert_ne!(plain.identity.weights, cached.identity.weights);
     assert_eq!(plain.identity.head, cached.identity.head);
     for (adopted, cache) in [(&plain, CacheDtype::F16), (&cached, CacheDtype::Q8_0)] {
@@ -167,7 +130,7 @@ fn an_adoption_decides_the_cache_of_its_parts() {
 
 #[test]
 fn a_part_fetched_by_several_threads_has_the_bytes_of_the_file() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let part = Arc::new(adopted.create().unwrap());
     let layers = part.table().of_layers(1, 2);
     let wanted = [layers.clone(), part.table().of_head()].concat();
@@ -224,7 +187,7 @@ fn a_part_fetched_by_several_threads_has_the_bytes_of_the_file() {
 
 #[test]
 fn a_tensor_that_is_not_held_is_an_error_and_never_zeros() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let part = Arc::new(adopted.create().unwrap());
     adopted.fetch(&part, &part.table().of_head());
     let path = part.path();
@@ -240,7 +203,7 @@ fn a_tensor_that_is_not_held_is_an_error_and_never_zeros() {
         assert_eq!(model.not_finite(&mut |_, _| {}), None);
     }
     // As a whole model the file would be read through its holes, also by a link.
-    let link = adopted.folder.path().join("link.gguf");
+    let link = adopted.parts.path().join("link.gguf");
     std::os::unix::fs::symlink(&path, &link).unwrap();
     for path in [&path, &link] {
         assert_matches!(ModelFile::open(path), Err(ModelError::Part(_)));
@@ -249,7 +212,7 @@ fn a_tensor_that_is_not_held_is_an_error_and_never_zeros() {
 
 #[test]
 fn wrong_bytes_and_unknown_pieces_are_refused() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let part = adopted.create().unwrap();
     let good = adopted.bytes(&part, 0);
     let mut other = good.to_vec();
@@ -267,7 +230,7 @@ fn wrong_bytes_and_unknown_pieces_are_refused() {
 
 #[test]
 fn only_synced_pieces_are_claimed_after_a_kill() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let part = adopted.create().unwrap();
     adopted.fetch(&part, &[2..5]);
     part.write(7, adopted.bytes(&part, 7)).unwrap();
@@ -282,7 +245,7 @@ fn only_synced_pieces_are_claimed_after_a_kill() {
 
 #[test]
 fn damaged_or_missing_claims_are_made_again_from_the_pieces() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let part = adopted.create().unwrap();
     adopted.fetch(&part, &[2..5, 9..10]);
     let piece = part.table().piece(3).unwrap();
@@ -322,7 +285,7 @@ fn overwrite(adopted: &Adopted, offset: u64) {
 
 #[test]
 fn damage_on_the_disk_is_noticed_by_every_reader_and_fetched_again() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     type Reader = fn(&Adopted, &Arc<Part>, u32);
     let readers: [Reader; 4] = [
         |_, part, index| assert_eq!(part.read(index).unwrap(), None),
@@ -381,7 +344,7 @@ fn damage_on_the_disk_is_noticed_by_every_reader_and_fetched_again() {
 
 #[test]
 fn damaged_objects_are_noticed_and_creating_again_repairs_them() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let part = adopted.create().unwrap();
     adopted.fetch(&part, &[2..5]);
     drop(part);
@@ -409,15 +372,14 @@ fn damaged_objects_are_noticed_and_creating_again_repairs_them() {
 
 /// A whole file on the disk, and the part that is made of it.
 fn of_file(adopted: &Adopted, model: &ModelFile) -> Result<Part, PartError> {
-    let (parts, manifest) = (adopted.folder.path(), adopted.manifest.encode());
-    Part::of_file(parts, &adopted.identity, model, &manifest, &adopted.list)
+    let (parts, manifest) = (adopted.parts.path(), adopted.manifest.encode());
+    Part::of_file(parts, &adopted.identity, model, &manifest, &adopted.pieces)
 }
 
 #[test]
 fn a_part_of_a_whole_file_shares_its_bytes_and_never_harms_it() {
-    let adopted = Adopted::new(&large());
-    let path = adopted.folder.path().join("whole.gguf");
-    fs::write(&path, &adopted.file).unwrap();
+    let adopted = Adopted::of(large().file());
+    let path = whole_file(&adopted);
     let whole = ModelFile::open(&path).unwrap();
     let part = of_file(&adopted, &whole).unwrap();
     let all = [part.table().all()];
@@ -470,14 +432,13 @@ fn a_file_is_hashed_once_however_often_it_is_adopted() {
 
 #[test]
 fn a_users_own_file_is_never_written() {
-    let adopted = Adopted::new(&large());
-    let path = adopted.folder.path().join("whole.gguf");
-    fs::write(&path, &adopted.file).unwrap();
+    let adopted = Adopted::of(large().file());
+    let path = whole_file(&adopted);
     let whole = ModelFile::open(&path).unwrap();
     let manifest = adopted.manifest.encode();
     let linked = |model: &ModelFile| {
-        let parts = adopted.folder.path();
-        Part::of_linked_file(parts, &adopted.identity, model, &manifest, &adopted.list)
+        let parts = adopted.parts.path();
+        Part::of_linked_file(parts, &adopted.identity, model, &manifest, &adopted.pieces)
     };
     let part = linked(&whole).unwrap();
     assert!(part.is_shared() && !whole.is_replaced());
@@ -494,15 +455,7 @@ fn a_users_own_file_is_never_written() {
     assert_eq!(Part::open(&adopted.path()).unwrap().held(), held);
     assert_eq!(stored_identity(&adopted.path()).unwrap(), adopted.identity);
     // The part of another head gets a file of its own.
-    let mut second = Adopted::new(&large());
-    let name = second
-        .file
-        .windows(4)
-        .position(|window| window == b"Tiny")
-        .unwrap();
-    second.file[name] = b'S';
-    second.identity.head = Digest::of(second.head());
-    second.folder = adopted.folder;
+    let second = with_another_head(adopted.parts);
     let part = second.create().unwrap();
     assert!(!part.is_shared() && part.held().is_empty());
     second.fetch(&part, &[0..4]);
@@ -511,7 +464,7 @@ fn a_users_own_file_is_never_written() {
 
 #[test]
 fn a_file_that_a_symbolic_link_leads_to_is_never_changed() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let own = tempfile::tempdir().unwrap();
     let (path, link) = (own.path().join("whole.gguf"), own.path().join("link.gguf"));
     fs::write(&path, &adopted.file).unwrap();
@@ -537,7 +490,7 @@ fn a_file_that_a_symbolic_link_leads_to_is_never_changed() {
 
 #[test]
 fn a_removed_part_claims_nothing_of_the_one_that_follows_it() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let removed = adopted.create().unwrap();
     removed.write(0, adopted.bytes(&removed, 0)).unwrap();
     assert!(removed.leave("home").unwrap());
@@ -549,7 +502,7 @@ fn a_removed_part_claims_nothing_of_the_one_that_follows_it() {
 
 #[test]
 fn files_that_were_removed_from_an_open_part_are_made_again() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let part = adopted.create().unwrap();
     let layer = part.table().of_layers(1, 1);
     adopted.fetch(&part, &layer);
@@ -583,7 +536,7 @@ fn files_that_were_removed_from_an_open_part_are_made_again() {
 
 #[test]
 fn a_part_has_one_writer() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let part = adopted.create().unwrap();
     assert_matches!(Part::open(&adopted.path()), Err(PartError::InUse(_)));
     assert_matches!(adopted.create(), Err(PartError::InUse(_)));
@@ -597,7 +550,7 @@ fn a_part_has_one_writer() {
 
 #[test]
 fn evicted_pieces_return_their_blocks_and_are_holes() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let part = Arc::new(adopted.create().unwrap());
     adopted.fetch(&part, &[part.table().all()]);
     let blocks = || {
@@ -632,7 +585,7 @@ fn evicted_pieces_return_their_blocks_and_are_holes() {
 
 #[test]
 fn a_copy_of_a_tensor_whose_pieces_are_given_up_meanwhile_is_refused() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let part = Arc::new(adopted.create().unwrap());
     adopted.fetch(&part, &[part.table().all()]);
     // The second one was opened as by another process.
@@ -658,13 +611,12 @@ fn a_copy_of_a_tensor_whose_pieces_are_given_up_meanwhile_is_refused() {
 
 #[test]
 fn objects_that_are_read_from_a_file_are_those_of_the_mapped_one() {
-    let adopted = Adopted::new(&large());
-    let path = adopted.folder.path().join("whole.gguf");
-    fs::write(&path, &adopted.file).unwrap();
+    let adopted = Adopted::of(large().file());
+    let path = whole_file(&adopted);
     let file = open_joined_at(&path, 0).unwrap();
     let read = || objects_of(&*file, adopted.head().to_vec());
     let (manifest, list) = read().unwrap();
-    assert!(manifest == adopted.manifest.encode() && list == adopted.list);
+    assert!(manifest == adopted.manifest.encode() && list == adopted.pieces);
     let cut = fs::File::options().write(true).open(&path).unwrap();
     cut.set_len(adopted.identity.file_bytes - 1).unwrap();
     read().unwrap_err();
@@ -672,20 +624,11 @@ fn objects_that_are_read_from_a_file_are_those_of_the_mapped_one() {
 
 #[test]
 fn a_second_adoption_with_another_head_keeps_the_weights() {
-    let first = Adopted::new(&large());
+    let first = Adopted::of(large().file());
     let part = first.create().unwrap();
     first.fetch(&part, &[part.table().all()]);
     drop(part);
-    // The same tensors with another description, at the same places.
-    let name = first
-        .file
-        .windows(4)
-        .position(|window| window == b"Tiny")
-        .unwrap();
-    let mut second = Adopted::new(&large());
-    second.file[name] = b'S';
-    second.identity.head = Digest::of(second.head());
-    second.folder = first.folder;
+    let second = with_another_head(first.parts);
     let part = second.create().unwrap();
     assert_eq!(part.held(), [part.table().all()]);
     assert_eq!(part.identity(), &second.identity);
@@ -696,27 +639,18 @@ fn a_second_adoption_with_another_head_keeps_the_weights() {
 
 #[test]
 fn objects_that_differ_from_the_adoption_or_contradict_each_other_are_named() {
-    let adopted = Adopted::new(&large());
+    let adopted = Adopted::of(large().file());
     let (head, manifest) = (adopted.head().to_vec(), adopted.manifest.encode());
-    let list = &adopted.list;
-    let parts = adopted.folder.path();
+    let list = &adopted.pieces;
+    let parts = adopted.parts.path();
     let create = |identity: &Identity, head: &[u8], manifest: &[u8], list: &[u8]| {
         Part::create(parts, identity, head, manifest, list).unwrap_err()
     };
-    for (error, what) in [
-        (
-            create(&adopted.identity, &head[1..], &manifest, list),
-            "the head",
-        ),
-        (
-            create(&adopted.identity, &head, &manifest[1..], list),
-            "the manifest",
-        ),
-        (
-            create(&adopted.identity, &head, &manifest, &list[32..]),
-            "the piece list",
-        ),
-    ] {
+    for (error, what) in rows! {
+        create(&adopted.identity, &head[1..], &manifest, list) => "the head";
+        create(&adopted.identity, &head, &manifest[1..], list) => "the manifest";
+        create(&adopted.identity, &head, &manifest, &list[32..]) => "the piece list";
+    } {
         assert_matches!(&error, PartError::Mismatch(found) if found == what, "{what}");
     }
     let with_list = |list: &[u8]| Identity {
@@ -750,25 +684,14 @@ fn objects_that_differ_from_the_adoption_or_contradict_each_other_are_named() {
         head_bytes: MAX_HEAD_BYTES + 1,
         ..adopted.identity
     };
-    for (error, what) in [
-        (
-            create(&taller, &head, &taller_bytes, list),
-            "the manifest has 5 as layers, the file's head 4",
-        ),
-        (
-            create(&wider, &head, &wider_bytes, list),
-            "as Q4_1, the file's head as Q8_0",
-        ),
-        (
-            create(&with_list(&list[32..]), &head, &manifest, &list[32..]),
-            "its piece list has",
-        ),
-        (
-            create(&longer, &padded, &manifest, list),
-            "the first tensor begins at",
-        ),
-        (create(&huge, &head, &manifest, list), "its head has"),
-    ] {
+    for (error, what) in rows! {
+        create(&taller, &head, &taller_bytes, list)
+            => "the manifest has 5 as layers, the file's head 4";
+        create(&wider, &head, &wider_bytes, list) => "as Q4_1, the file's head as Q8_0";
+        create(&with_list(&list[32..]), &head, &manifest, &list[32..]) => "its piece list has";
+        create(&longer, &padded, &manifest, list) => "the first tensor begins at";
+        create(&huge, &head, &manifest, list) => "its head has";
+    } {
         assert_matches!(&error, PartError::Disagrees(_));
         assert!(error.to_string().contains(what), "{error}");
     }

@@ -2,12 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use hearthnet_files::gguf::writer::{WriteError, Writer};
-use hearthnet_files::gguf::{Gguf, TensorType, Value};
+use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::spec::DeltaSpec;
 use hearthnet_files::{Manifest, ModelError, ModelFile, ModelSpec};
+use hearthnet_testkit::NewFile;
 
 /// Changes to a file: metadata, and the lengths of tensors (no lengths remove one).
 #[derive(Default)]
@@ -30,53 +29,48 @@ fn changed(changes: &Changes<'_>) -> Result<ModelFile, ModelError> {
 
 /// A tiny model with changes. Changed tensors are zeros in F32.
 pub(crate) fn changed_model(name: &str, changes: &Changes<'_>) -> Result<ModelFile, ModelError> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/families");
-    let from = Gguf::open(&folder.join(format!("{name}.gguf"))).unwrap();
-    let mut writer = Writer::new();
-    for (key, value) in from.metadata() {
-        if changes.without.contains(&key) {
-            continue;
-        }
-        match (changes.metadata.get(key), changes.kinds) {
-            (Some(value), _) => writer.set(key, *value).unwrap(),
-            (None, Some(kinds)) if key == KINDS => {
-                writer.set_bools(key, kinds.iter().copied()).unwrap();
-            }
-            _ => match changes.key_heads.filter(|_| key == KEY_HEADS) {
-                Some(heads) => writer.set_i32s(key, heads).unwrap(),
-                None => writer.set(key, value).unwrap(),
-            },
-        }
-    }
+    let model = hearthnet_testkit::family(name);
+    let from = model.gguf();
+    let is_changed = |key: &str| match key {
+        KINDS if changes.kinds.is_some() => true,
+        KEY_HEADS if changes.key_heads.is_some() => true,
+        _ => changes.without.contains(&key) || changes.metadata.contains_key(key),
+    };
+    let mut file = NewFile::of(from, |key| !is_changed(key));
     for (key, value) in &changes.metadata {
-        if from.get(key).is_none() {
-            writer.set(key, *value).unwrap();
-        }
+        file.writer.set(key, *value).unwrap();
     }
-    let mut data = Vec::new();
+    if let Some(kinds) = changes.kinds {
+        let kinds = kinds.iter().copied();
+        file.writer.set_bools(KINDS, kinds).unwrap();
+    }
+    if let Some(heads) = changes.key_heads {
+        file.writer.set_i32s(KEY_HEADS, heads).unwrap();
+    }
     for info in from.tensors() {
         if !changes.tensors.contains_key(info.name.as_str()) {
-            writer.tensor(&info.name, &info.dims, info.dtype).unwrap();
-            data.push(from.data(info).to_vec());
+            file.copy(from, info);
         }
     }
     for (name, dims) in &changes.tensors {
         if !dims.is_empty() {
-            writer.tensor(name, dims, TensorType::F32).unwrap();
-            data.push(vec![0; 4 * dims.iter().product::<u64>() as usize]);
+            file.zeros(name, dims, TensorType::F32);
         }
     }
-    let mut bytes = Vec::new();
-    let written = writer.write(&mut bytes, |nth, out| {
-        out.write_all(&data[nth]).map_err(WriteError::Io)
-    });
-    written.unwrap();
-    ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap())
+    ModelFile::from_gguf(file.gguf())
 }
 
 pub(crate) fn set<'a>(key: &'a str, value: Value<'a>) -> Changes<'a> {
     Changes {
         metadata: [(key, value)].into(),
+        ..Changes::default()
+    }
+}
+
+/// Other lengths of a tensor; none remove it.
+pub(crate) fn reshaped<'a>(name: &'a str, dims: &'a [u64]) -> Changes<'a> {
+    Changes {
+        tensors: [(name, dims)].into(),
         ..Changes::default()
     }
 }
@@ -141,11 +135,7 @@ fn hyperparameters_of_mamba_2_that_cannot_be_are_refused_by_name() {
     let error = changed_model("granitehybrid", &rope).unwrap_err();
     assert!(error.to_string().contains("RoPE"), "{error}");
     for name in ["blk.0.ssm_a", "blk.1.ssm_in.weight", "blk.2.attn_q.weight"] {
-        let changes = Changes {
-            tensors: [(name, &[4, 96][..])].into(),
-            ..Changes::default()
-        };
-        let error = changed_model("granitehybrid", &changes).unwrap_err();
+        let error = changed_model("granitehybrid", &reshaped(name, &[4, 96])).unwrap_err();
         assert!(error.to_string().contains(name), "{error}");
     }
 }
@@ -153,10 +143,7 @@ fn hyperparameters_of_mamba_2_that_cannot_be_are_refused_by_name() {
 #[test]
 fn lengths_of_1_at_the_end_of_a_shape_may_be_missing() {
     // As in files that llama.cpp has quantised.
-    let changes = Changes {
-        tensors: [("blk.0.ssm_norm.weight", &[64][..])].into(),
-        ..Changes::default()
-    };
+    let changes = reshaped("blk.0.ssm_norm.weight", &[64]);
     assert!(changed_model("granitehybrid", &changes).is_ok());
 }
 
@@ -183,11 +170,7 @@ fn mixers_of_a_model_are_checked() {
 fn tensors_that_disagree_with_the_state_are_refused_by_name() {
     let name = "blk.0.ssm_conv1d.weight";
     for dims in [&[][..], &[4, 96], &[3, 128], &[128, 4]] {
-        let changes = Changes {
-            tensors: [(name, dims)].into(),
-            ..Changes::default()
-        };
-        let error = changed(&changes).unwrap_err().to_string();
+        let error = changed(&reshaped(name, dims)).unwrap_err().to_string();
         assert!(error.contains(name), "{error}");
     }
     // Four value heads of 16 become eight of 16.
@@ -292,11 +275,7 @@ fn convolutions_that_cannot_be_are_refused_by_name() {
         // A block has a convolution or attention.
         ("blk.1.shortconv.conv.weight", &[3, 32]),
     ] {
-        let changes = Changes {
-            tensors: [(name, dims)].into(),
-            ..Changes::default()
-        };
-        let error = error(&changes);
+        let error = error(&reshaped(name, dims));
         assert!(error.contains(name), "{error}");
     }
 }

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use hearthnet_files::gguf::Value;
 use hearthnet_files::spec::{FeedForwardSpec, GroupSpec, LeadingSpec, SharedExpertSpec};
 use hearthnet_files::{Manifest, ModelError};
+use hearthnet_testkit::rows;
 
-use crate::recurrent_files::{Changes, changed_model, set};
+use crate::recurrent_files::{Changes, changed_model, reshaped, set};
 
 fn error(name: &str, changes: &Changes<'_>) -> String {
     changed_model(name, changes).unwrap_err().to_string()
@@ -51,40 +52,20 @@ fn the_first_blocks_are_dense_and_the_others_have_experts() {
 
 #[test]
 fn experts_that_cannot_be_chosen_are_refused_by_name() {
-    for (key, value, told) in [
-        (
-            "expert_used_count",
-            Value::U32(9),
-            "at most the number of experts",
-        ),
-        (
-            "expert_used_count",
-            Value::U32(5),
-            "as many experts as a row uses",
-        ),
-        ("expert_group_count", Value::U32(3), "must divide"),
-        (
-            "expert_group_count",
-            Value::U32(8),
-            "at least 2 experts in each",
-        ),
-        ("expert_group_used_count", Value::U32(5), "number of groups"),
-        ("expert_group_used_count", Value::U32(0), "number of groups"),
-        (
-            "leading_dense_block_count",
-            Value::U32(3),
-            "below the number of blocks",
-        ),
-        (
-            "expert_shared_count",
-            Value::U32(1 << 24),
-            "must be at most",
-        ),
-        ("expert_gating_func", Value::U32(1), "corrects the choice"),
-        ("expert_gating_func", Value::U32(4), "must be 1 or 2"),
-        ("expert_weights_scale", Value::F32(-1.0), "positive"),
-        ("expert_weights_norm", Value::U32(1), "true or false"),
-    ] {
+    for (key, value, told) in rows! {
+        "expert_used_count", Value::U32(9) => "at most the number of experts";
+        "expert_used_count", Value::U32(5) => "as many experts as a row uses";
+        "expert_group_count", Value::U32(3) => "must divide";
+        "expert_group_count", Value::U32(8) => "at least 2 experts in each";
+        "expert_group_used_count", Value::U32(5) => "number of groups";
+        "expert_group_used_count", Value::U32(0) => "number of groups";
+        "leading_dense_block_count", Value::U32(3) => "below the number of blocks";
+        "expert_shared_count", Value::U32(1 << 24) => "must be at most";
+        "expert_gating_func", Value::U32(1) => "corrects the choice";
+        "expert_gating_func", Value::U32(4) => "must be 1 or 2";
+        "expert_weights_scale", Value::F32(-1.0) => "positive";
+        "expert_weights_norm", Value::U32(1) => "true or false";
+    } {
         let full = format!("glm4moe.{key}");
         let error = error("glm4moe", &set(&full, value));
         let named = error.contains(&full) || error.contains("glm4moe.expert_group");
@@ -101,11 +82,7 @@ fn tensors_that_disagree_with_the_routing_are_refused_by_name() {
         ("blk.0.ffn_up.weight", &[32, 32]),
         ("blk.2.ffn_gate_inp.weight", &[32, 9]),
     ] {
-        let changes = Changes {
-            tensors: [(name, dims)].into(),
-            ..Changes::default()
-        };
-        let error = error("glm4moe", &changes);
+        let error = error("glm4moe", &reshaped(name, dims));
         assert!(error.contains(name), "{error}");
     }
     // Experts in the block that has none.
@@ -197,37 +174,18 @@ fn latent_sizes_that_disagree_with_tensors_are_refused_by_name() {
         ("blk.2.attn_v_b.weight", &[]),
         ("blk.2.attn_kv_b.weight", &[64, 256]),
     ] {
-        let changes = Changes {
-            tensors: [(name, dims)].into(),
-            ..Changes::default()
-        };
-        let error = error("deepseek3", &changes);
+        let error = error("deepseek3", &reshaped(name, dims));
         assert!(error.contains(name), "{error}");
     }
 }
 
 #[test]
 fn older_files_hold_keys_and_values_of_each_head_in_one_matrix() {
+    let names = [0, 1, 2]
+        .map(|layer| ["k_b", "v_b", "kv_b"].map(|part| format!("blk.{layer}.attn_{part}.weight")));
     let mut tensors: BTreeMap<&str, &[u64]> = BTreeMap::new();
-    for layer in [
-        [
-            "blk.0.attn_k_b.weight",
-            "blk.0.attn_v_b.weight",
-            "blk.0.attn_kv_b.weight",
-        ],
-        [
-            "blk.1.attn_k_b.weight",
-            "blk.1.attn_v_b.weight",
-            "blk.1.attn_kv_b.weight",
-        ],
-        [
-            "blk.2.attn_k_b.weight",
-            "blk.2.attn_v_b.weight",
-            "blk.2.attn_kv_b.weight",
-        ],
-    ] {
-        let [keys, values, both] = layer;
-        tensors.extend([(keys, &[][..]), (values, &[]), (both, &[64, 256])]);
+    for [keys, values, both] in &names {
+        tensors.extend([(&**keys, &[][..]), (values, &[]), (both, &[64, 256])]);
     }
     let changes = Changes {
         metadata: [

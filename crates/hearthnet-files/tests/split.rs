@@ -10,9 +10,9 @@ use hearthnet_files::gguf::writer::Writer;
 use hearthnet_files::gguf::{Gguf, GgufError, TensorType, Value};
 use hearthnet_files::joined::open_joined_at;
 use hearthnet_files::manifest::{Expected, FileState, Manifest, file_state};
-use hearthnet_files::part::{Part, PartError, identity_of, objects_of};
+use hearthnet_files::part::{Part, PartError, objects_of};
 use hearthnet_files::{Digest, ModelError, ModelFile, fuzzing};
-use hearthnet_testkit::{TinyLlama, split, with_metadata, write_split};
+use hearthnet_testkit::{Adopted, TinyLlama, rows, split, with_metadata, write_split};
 
 fn tiny() -> TinyLlama {
     TinyLlama::default()
@@ -134,20 +134,18 @@ fn it_is_converted_into_one_file() {
 
 #[test]
 fn neighbours_get_pieces_of_the_joined_file() {
-    let (folder, path) = written(&split(&tiny().bytes(), 3));
-    let model = ModelFile::open(&path).unwrap();
-    let manifest = Manifest::of(&model, &mut |_, _| {});
-    let (identity, list) = identity_of(&model, &manifest, &mut |_, _| {}).unwrap();
+    let (_folder, path) = written(&split(&tiny().bytes(), 3));
+    let adopted = Adopted::of(ModelFile::open(&path).unwrap());
+    let (model, identity, list) = (&adopted.model, &adopted.identity, &adopted.pieces);
     assert_eq!(identity.file_bytes, model.gguf().file_bytes());
     let file = open_joined_at(&path, identity.head_bytes).unwrap();
-    let objects = objects_of(&*file, model.gguf().head().to_vec()).unwrap();
-    assert!(objects == (manifest.encode(), list.clone()));
+    let (encoded, pieces) = objects_of(&*file, model.gguf().head().to_vec()).unwrap();
+    assert!(encoded == adopted.manifest.encode() && pieces == *list);
 
-    let parts = folder.path().join("parts");
-    let encoded = manifest.encode();
-    let linked = Part::of_linked_file(&parts, &identity, &model, &encoded, &list).unwrap_err();
+    let parts = adopted.parts.path();
+    let linked = Part::of_linked_file(parts, identity, model, &encoded, list).unwrap_err();
     assert!(matches!(linked, PartError::Split(_)), "{linked}");
-    let part = Part::of_file(&parts, &identity, &model, &encoded, &list).unwrap();
+    let part = Part::of_file(parts, identity, model, &encoded, list).unwrap();
     assert!(part.missing(&[part.table().all()]).is_empty());
     for index in part.table().all() {
         let piece = part.table().piece(index).unwrap();
@@ -272,28 +270,19 @@ fn the_fuzzer_begins_with_split_models() {
         with_metadata(second, &[key], |writer| writer.set(key, value).unwrap())
     };
     let of_another = changed("general.architecture", Value::String("qwen2"));
-    let seeds = [
-        ("model", seed(&files)),
-        ("three", seed(&split(&small.bytes(), 3))),
-        ("whole", seed(&[small.bytes()])),
-        ("repeated", seed(&[first.clone(), first.clone()])),
-        ("swapped", seed(&[second.clone(), first.clone()])),
-        ("first-alone", seed(std::slice::from_ref(first))),
-        (
-            "count",
-            seed(&[first.clone(), changed("split.count", Value::U16(3))]),
-        ),
-        (
-            "number",
-            seed(&[first.clone(), changed("split.no", Value::U16(0))]),
-        ),
-        (
-            "tensors",
-            seed(&[first.clone(), changed("split.tensors.count", Value::I32(1))]),
-        ),
-        ("of-another", seed(&[first.clone(), of_another])),
-        ("cut", seed(&files)[..first.len() + 100].to_vec()),
-    ];
+    let seeds = rows! {
+        "model" => seed(&files);
+        "three" => seed(&split(&small.bytes(), 3));
+        "whole" => seed(&[small.bytes()]);
+        "repeated" => seed(&[first.clone(), first.clone()]);
+        "swapped" => seed(&[second.clone(), first.clone()]);
+        "first-alone" => seed(std::slice::from_ref(first));
+        "count" => seed(&[first.clone(), changed("split.count", Value::U16(3))]);
+        "number" => seed(&[first.clone(), changed("split.no", Value::U16(0))]);
+        "tensors" => seed(&[first.clone(), changed("split.tensors.count", Value::I32(1))]);
+        "of-another" => seed(&[first.clone(), of_another]);
+        "cut" => seed(&files)[..first.len() + 100].to_vec();
+    };
     for (name, bytes) in &seeds {
         if std::env::var_os("HEARTHNET_WRITE_CORPUS").is_some() {
             fs::create_dir_all(&corpus).unwrap();

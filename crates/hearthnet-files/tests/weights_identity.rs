@@ -17,10 +17,6 @@ use proptest::prelude::*;
 
 type Map = Vec<(Value, Value)>;
 
-fn model(tiny: &TinyLlama) -> ModelFile {
-    ModelFile::from_gguf(Gguf::from_bytes(tiny.bytes()).unwrap()).unwrap()
-}
-
 fn with_heads(head_dim: u32) -> TinyLlama {
     TinyLlama {
         head_dim,
@@ -29,7 +25,7 @@ fn with_heads(head_dim: u32) -> TinyLlama {
 }
 
 fn manifest(tiny: &TinyLlama) -> Manifest {
-    Manifest::of(&model(tiny), &mut |_, _| {})
+    Manifest::of(&tiny.file(), &mut |_, _| {})
 }
 
 /// Tiny model with the last bit of a tensor changed.
@@ -200,10 +196,11 @@ fn a_range_is_proved_without_looking_at_the_rest() {
     assert_eq!(manifest.verify(&head, 0..4, false, &mut |_, _| {}), Ok(()));
     assert!(manifest.verify(&head, 0..4, true, &mut |_, _| {}).is_err());
 
-    let other = model(&TinyLlama {
+    let other = TinyLlama {
         context: 100,
         ..tiny
-    });
+    };
+    let other = other.file();
     assert_eq!(
         manifest.verify(&other, 0..1, false, &mut |_, _| {}),
         Err(VerifyError::Spec)
@@ -212,7 +209,7 @@ fn a_range_is_proved_without_looking_at_the_rest() {
 
 #[test]
 fn progress_reaches_the_total_exactly_once() {
-    let model = model(&TinyLlama::default());
+    let model = TinyLlama::default().file();
     let bytes: u64 = model.gguf().tensors().iter().map(|info| info.bytes).sum();
     let mut seen = Vec::new();
     Manifest::of(&model, &mut |done, total| seen.push((done, total)));
@@ -568,7 +565,7 @@ fn the_fuzzer_begins_with_a_manifest_of_every_family() {
         ("keys".into(), changed(0, 0xa2), false),
         ("behind".into(), [&good[..], &[0]].concat(), false),
     ];
-    let cached = model(&with_heads(32)).with_cache(CacheDtype::Q8_0).unwrap();
+    let cached = with_heads(32).file().with_cache(CacheDtype::Q8_0).unwrap();
     seeds.push((
         "cache".into(),
         Manifest::of(&cached, &mut |_, _| {}).encode(),

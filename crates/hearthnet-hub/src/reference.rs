@@ -178,6 +178,8 @@ impl fmt::Display for ModelRef {
 
 #[cfg(test)]
 mod tests {
+    use hearthnet_testkit::rows;
+
     use super::*;
 
     #[test]
@@ -266,24 +268,12 @@ mod tests {
 
     #[test]
     fn an_adoption_may_name_a_directory_which_is_no_model_reference() {
-        for (text, beside) in [
-            (
-                "hf:o/r/config.json",
-                "https://hub/o/r/resolve/main/m.safetensors",
-            ),
-            (
-                "hf:o/r@v1/d/config.json",
-                "https://hub/o/r/resolve/v1/d/m.safetensors",
-            ),
-            (
-                "https://e.org/d/config.json",
-                "https://e.org/d/m.safetensors",
-            ),
-            (
-                "https://e.org/config.json?x=/y",
-                "https://e.org/m.safetensors?x=/y",
-            ),
-        ] {
+        for (text, beside) in rows! {
+            "hf:o/r/config.json" => "https://hub/o/r/resolve/main/m.safetensors";
+            "hf:o/r@v1/d/config.json" => "https://hub/o/r/resolve/v1/d/m.safetensors";
+            "https://e.org/d/config.json" => "https://e.org/d/m.safetensors";
+            "https://e.org/config.json?x=/y" => "https://e.org/m.safetensors?x=/y";
+        } {
             assert!(text.parse::<ModelRef>().is_err(), "{text}");
             let source = adopted_source(text).unwrap();
             assert!(source.is_directory() && source.is_public(), "{text}");

@@ -1,10 +1,10 @@
 //! Changed model files: with one defect, or with another vocabulary.
 
-use hearthnet_files::gguf::writer::{WriteError, Writer};
+use hearthnet_files::gguf::writer::Writer;
 use hearthnet_files::gguf::{Gguf, TensorInfo, TensorType, Value};
 use hearthnet_files::quantize;
 
-use crate::TinyLlama;
+use crate::{NewFile, TinyLlama};
 
 /// Copy of the file with other metadata: without the keys of `without`, and with the keys that
 /// `add` sets. Tensors stay unchanged.
@@ -13,18 +13,12 @@ use crate::TinyLlama;
 /// If `file` is not a GGUF file, or `add` sets an existing key.
 pub fn with_metadata(file: &[u8], without: &[&str], add: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let gguf = Gguf::from_bytes(file.to_vec()).expect("a GGUF file");
-    let mut writer = Writer::new();
-    for (key, value) in gguf.metadata() {
-        if !without.contains(&key) {
-            writer.set(key, value).expect("a key of the file");
-        }
-    }
-    add(&mut writer);
+    let mut file = NewFile::of(&gguf, |key| !without.contains(&key));
+    add(&mut file.writer);
     for info in gguf.tensors() {
-        let added = writer.tensor(&info.name, &info.dims, info.dtype);
-        added.expect("a tensor of the file");
+        file.copy(&gguf, info);
     }
-    written(writer, |index| gguf.data(&gguf.tensors()[index]))
+    file.bytes()
 }
 
 /// Copy of the file with other tensors, and with the keys of `metadata`. `change` gets the values
@@ -37,26 +31,19 @@ pub fn rewritten(
     metadata: &[(&str, Value<'_>)],
     mut change: impl FnMut(&mut TensorInfo, Vec<f32>) -> (TensorType, Vec<u8>),
 ) -> Vec<u8> {
-    let mut writer = Writer::new();
-    for (key, value) in gguf.metadata() {
-        if !metadata.iter().any(|(changed, _)| *changed == key) {
-            writer.set(key, value).expect("a key of the file");
-        }
-    }
+    let is_changed = |key: &str| metadata.iter().any(|(changed, _)| *changed == key);
+    let mut file = NewFile::of(gguf, |key| !is_changed(key));
     for (key, value) in metadata {
-        writer.set(key, *value).expect("a key of its own");
+        file.writer.set(key, *value).expect("a key of its own");
     }
-    let mut contents = Vec::new();
     for info in gguf.tensors() {
         let mut values = Vec::new();
         quantize::decode(info.dtype, gguf.data(info), &mut values).expect("a known type");
         let mut info = info.clone();
         let (dtype, bytes) = change(&mut info, values);
-        let added = writer.tensor(&info.name, &info.dims, dtype);
-        added.expect("whole blocks");
-        contents.push(bytes);
+        file.tensor(&info.name, &info.dims, dtype, bytes);
     }
-    written(writer, |index| &contents[index])
+    file.bytes()
 }
 
 /// Copy of a model file with the vocabulary, tokenizer and template of [`TinyLlama`], in place of
@@ -68,7 +55,8 @@ pub fn rewritten(
 pub fn with_tiny_vocabulary(gguf: &Gguf, context: u32) -> Vec<u8> {
     let tiny = TinyLlama::default();
     let tokens = Gguf::from_bytes(tiny.bytes()).expect("a GGUF file");
-    let mut writer = Writer::new();
+    let mut file = NewFile::default();
+    let writer = &mut file.writer;
     for (key, value) in gguf.metadata() {
         let is_text = key.starts_with("tokenizer.") || key.ends_with(".vocab_size");
         match key.ends_with(".context_length") {
@@ -82,7 +70,6 @@ pub fn with_tiny_vocabulary(gguf: &Gguf, context: u32) -> Vec<u8> {
             writer.set(key, value).expect("a key of the other file");
         }
     }
-    let mut contents = Vec::new();
     for info in gguf.tensors() {
         let names = [
             "token_embd.weight",
@@ -108,11 +95,9 @@ pub fn with_tiny_vocabulary(gguf: &Gguf, context: u32) -> Vec<u8> {
                 )
             }
         };
-        let added = writer.tensor(&info.name, &dims, info.dtype);
-        added.expect("whole blocks");
-        contents.push(bytes);
+        file.tensor(&info.name, &dims, info.dtype, bytes);
     }
-    written(writer, |index| &contents[index])
+    file.bytes()
 }
 
 /// Values as [`rewritten`] takes them.
@@ -123,15 +108,6 @@ pub fn encoded(dtype: TensorType, values: &[f32]) -> (TensorType, Vec<u8>) {
     let mut bytes = Vec::new();
     quantize::encode(dtype, values, &mut bytes).expect("whole blocks");
     (dtype, bytes)
-}
-
-fn written<'a>(writer: Writer, content: impl Fn(usize) -> &'a [u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    let written = writer.write(&mut out, |index, out| {
-        out.write_all(content(index)).map_err(WriteError::Io)
-    });
-    written.expect("writing to memory");
-    out
 }
 
 /// Copy of the file with a NaN in the named tensor; in a quantised tensor, its first scale.

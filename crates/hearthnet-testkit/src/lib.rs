@@ -5,6 +5,7 @@
 //! The functions panic if they cannot deliver, since the test cannot continue.
 #![allow(clippy::expect_used, clippy::panic)]
 
+mod adopted;
 mod changed;
 mod directory;
 mod families;
@@ -13,6 +14,7 @@ mod full_model;
 pub mod lab;
 mod languages;
 mod memory_folder;
+mod new_file;
 mod shapes;
 mod split;
 mod tampered;
@@ -37,12 +39,14 @@ use hearthnet_hub::pull::{PullOptions, pull};
 /// Raw peer, shared with `hearthnet conformance`.
 pub use hearthnet_conformance::raw;
 
+pub use adopted::Adopted;
 pub use changed::{encoded, rewritten, with_metadata, with_nan, with_tiny_vocabulary};
 pub use directory::TinyDirectory;
 pub use families::{embeddings, families, family};
 pub use full_model::FullModel;
 pub use languages::LANGUAGES;
 pub use memory_folder::{TempDir, memory_folder};
+pub use new_file::NewFile;
 pub use shapes::Shape;
 pub use split::{split, write_split};
 pub use tampered::{Passing, Tamper, Tampered, TamperedSource};

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{Gguf, TensorInfo, Value};
+
+use crate::NewFile;
 
 /// The file as `count` files, as `llama-gguf-split` writes them: the metadata in the first, and as
 /// many tensors in each as possible.
@@ -16,32 +17,21 @@ pub fn split(file: &[u8], count: u16) -> Vec<Vec<u8>> {
     let tensors = gguf.tensors();
     let per_file = tensors.len().div_ceil(usize::from(count));
     let one = |number: u16| {
-        let mut writer = Writer::new();
-        if number == 0 {
-            for (key, value) in gguf.metadata() {
-                writer.set(key, value).expect("a key of the file");
-            }
-        }
+        let mut file = NewFile::of(&gguf, |_| number == 0);
         let total = i32::try_from(tensors.len()).expect("few tensors");
         for (key, value) in [
             ("split.no", Value::U16(number)),
             ("split.count", Value::U16(count)),
             ("split.tensors.count", Value::I32(total)),
         ] {
-            writer.set(key, value).expect("a key of its own");
+            file.writer.set(key, value).expect("a key of its own");
         }
         let own = tensors.chunks(per_file).nth(number.into());
         let own: &[TensorInfo] = own.unwrap_or_default();
         for info in own {
-            let added = writer.tensor(&info.name, &info.dims, info.dtype);
-            added.expect("a tensor of the file");
+            file.copy(&gguf, info);
         }
-        let mut out = Vec::new();
-        let written: Result<(), WriteError> = writer.write(&mut out, |index, out| {
-            Ok(out.write_all(gguf.data(&own[index]))?)
-        });
-        written.expect("writing to memory");
-        out
+        file.bytes()
     };
     (0..count).map(one).collect()
 }

@@ -1,6 +1,7 @@
 //! Calls whose arguments are not JSON: between marks, or in a notation of the family.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use hearthnet_testkit::rows;
 use hearthnet_tokens::Tokenizer;
 use hearthnet_tokens::grammar::{Constraint, GrammarError};
 use hearthnet_tokens::template::{Chat, ChatMessage, Role};
@@ -14,60 +15,18 @@ use crate::turns::{read, source, template};
 use crate::vocabularies::vocabulary;
 
 /// Template, vocabulary, beginning and end of calls, and whether the template writes lists as JSON.
-const FORMS: &[(&str, &str, &str, &str, bool)] = &[
-    (
-        "google-gemma-4-31B-it",
-        "gemma-4",
-        "<|tool_call>",
-        "<tool_call|>",
-        true,
-    ),
-    (
-        "ByteDance-Seed-OSS",
-        "llama-bpe",
-        "<seed:tool_call>",
-        "</seed:tool_call>",
-        false,
-    ),
-    ("Qwen3-Coder", "qwen2", "<tool_call>", "</tool_call>", true),
-    ("Qwen3.5-4B", "qwen35", "<tool_call>", "</tool_call>", true),
-    (
-        "StepFun3.5-Flash",
-        "qwen2",
-        "<tool_call>",
-        "</tool_call>",
-        true,
-    ),
-    (
-        "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-        "llama-bpe",
-        "<tool_call>",
-        "</tool_call>",
-        true,
-    ),
-    ("GLM-4.6", "llama-bpe", "<tool_call>", "</tool_call>", true),
-    (
-        "GLM-4.7-Flash",
-        "llama-bpe",
-        "<tool_call>",
-        "</tool_call>",
-        true,
-    ),
-    (
-        "MiniMax-M2",
-        "llama-bpe",
-        "<minimax:tool_call>",
-        "</minimax:tool_call>",
-        true,
-    ),
-    (
-        "LFM2.5-8B-A1B",
-        "llama-bpe",
-        "<|tool_call_start|>",
-        "<|tool_call_end|>",
-        false,
-    ),
-];
+const FORMS: &[(&str, &str, &str, &str, bool)] = &rows! {
+    "google-gemma-4-31B-it", "gemma-4", "<|tool_call>", "<tool_call|>" => true;
+    "ByteDance-Seed-OSS", "llama-bpe", "<seed:tool_call>", "</seed:tool_call>" => false;
+    "Qwen3-Coder", "qwen2", "<tool_call>", "</tool_call>" => true;
+    "Qwen3.5-4B", "qwen35", "<tool_call>", "</tool_call>" => true;
+    "StepFun3.5-Flash", "qwen2", "<tool_call>", "</tool_call>" => true;
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "llama-bpe", "<tool_call>", "</tool_call>" => true;
+    "GLM-4.6", "llama-bpe", "<tool_call>", "</tool_call>" => true;
+    "GLM-4.7-Flash", "llama-bpe", "<tool_call>", "</tool_call>" => true;
+    "MiniMax-M2", "llama-bpe", "<minimax:tool_call>", "</minimax:tool_call>" => true;
+    "LFM2.5-8B-A1B", "llama-bpe", "<|tool_call_start|>", "<|tool_call_end|>" => false;
+};
 
 const QWEN: &str = "Qwen3.5-4B";
 const GLM: &str = "GLM-4.7-Flash";
@@ -214,18 +173,12 @@ fn a_call_that_is_cut_has_the_beginning_of_its_arguments() {
 
 #[test]
 fn a_text_streams_while_it_is_written() {
-    for (name, turn) in [
-        (
-            QWEN,
-            "<tool_call>\n<function=get>\n<parameter=town>\nNew \"Y\n",
-        ),
-        (
-            GLM,
-            "<tool_call>get<arg_key>town</arg_key><arg_value>New \"Y\n",
-        ),
-        (GEMMA, "<|tool_call>call:get{town:<|\"|>New \"Y\n"),
-        (LFM, "<|tool_call_start|>[get(town='New \"Y\n"),
-    ] {
+    for (name, turn) in rows! {
+        QWEN => "<tool_call>\n<function=get>\n<parameter=town>\nNew \"Y\n";
+        GLM => "<tool_call>get<arg_key>town</arg_key><arg_value>New \"Y\n";
+        GEMMA => "<|tool_call>call:get{town:<|\"|>New \"Y\n";
+        LFM => "<|tool_call_start|>[get(town='New \"Y\n";
+    } {
         let format = TurnFormat::of(&source(name));
         let mut reader = TurnReader::new(format, Thought::None, &weather(), 1);
         let first = reader.push(turn);
@@ -338,55 +291,31 @@ fn a_mark_within_a_text_of_json_ends_nothing() {
 #[test]
 fn a_value_has_the_type_that_its_schema_says() {
     let tokenizer = vocabulary("qwen35");
-    for (schema, value, json) in [
-        (json!({"type": "string"}), "12", Some("\"12\"")),
-        (json!({"type": "string"}), "null", Some("\"null\"")),
-        (json!({"type": "string"}), "a\n\nb ", Some("\"a\\n\\nb \"")),
-        (json!({"type": ["string", "null"]}), "null", Some("null")),
-        (
-            json!({"anyOf": [{"type": "string"}, {"type": "null"}]}),
-            "nul",
-            Some("\"nul\""),
-        ),
-        (
-            json!({"type": "string", "enum": ["a", "b"]}),
-            "b",
-            Some("\"b\""),
-        ),
-        (json!({"type": "string", "enum": ["a", "b"]}), "c", None),
-        (json!({"type": "string", "minLength": 2}), "é", None),
-        (
-            json!({"type": "string", "pattern": "^a+$"}),
-            "\"aa\"",
-            Some("\"aa\""),
-        ),
-        (json!({"type": "string", "pattern": "^a+$"}), "\"ab\"", None),
-        (json!({"type": "integer", "minimum": 3}), "3", Some("3")),
-        (json!({"type": "integer", "minimum": 3}), "2", None),
-        (json!({"type": "boolean"}), "true", Some("true")),
-        (json!({"type": "boolean"}), "yes", None),
-        (
-            json!({"type": "array", "maxItems": 1}),
-            "[{\"a\": \"}\"}]",
-            Some("[{\"a\": \"}\"}]"),
-        ),
-        (json!({"type": "array", "maxItems": 1}), "[1, 2]", None),
-        (json!({}), "{\"a\": 1}", Some("{\"a\": 1}")),
-        (json!({}), "{\"a\": 1", Some("\"{\\\"a\\\": 1\"")),
-        (
-            json!({"type": ["string", "integer"]}),
-            "1.5",
-            Some("\"1.5\""),
-        ),
-        (json!({"type": ["string", "integer"]}), "15", Some("15")),
-        (json!({"$ref": "#/$defs/n"}), "7", Some("7")),
-        (json!({"$ref": "#/$defs/n"}), "x", None),
-        (
-            json!({"type": "array", "items": {"$ref": "#/$defs/n"}}),
-            "[7]",
-            Some("[7]"),
-        ),
-    ] {
+    for (schema, value, json) in rows! {
+        json!({"type": "string"}), "12" => Some("\"12\"");
+        json!({"type": "string"}), "null" => Some("\"null\"");
+        json!({"type": "string"}), "a\n\nb " => Some("\"a\\n\\nb \"");
+        json!({"type": ["string", "null"]}), "null" => Some("null");
+        json!({"anyOf": [{"type": "string"}, {"type": "null"}]}), "nul" => Some("\"nul\"");
+        json!({"type": "string", "enum": ["a", "b"]}), "b" => Some("\"b\"");
+        json!({"type": "string", "enum": ["a", "b"]}), "c" => None;
+        json!({"type": "string", "minLength": 2}), "é" => None;
+        json!({"type": "string", "pattern": "^a+$"}), "\"aa\"" => Some("\"aa\"");
+        json!({"type": "string", "pattern": "^a+$"}), "\"ab\"" => None;
+        json!({"type": "integer", "minimum": 3}), "3" => Some("3");
+        json!({"type": "integer", "minimum": 3}), "2" => None;
+        json!({"type": "boolean"}), "true" => Some("true");
+        json!({"type": "boolean"}), "yes" => None;
+        json!({"type": "array", "maxItems": 1}), "[{\"a\": \"}\"}]" => Some("[{\"a\": \"}\"}]");
+        json!({"type": "array", "maxItems": 1}), "[1, 2]" => None;
+        json!({}), "{\"a\": 1}" => Some("{\"a\": 1}");
+        json!({}), "{\"a\": 1" => Some("\"{\\\"a\\\": 1\"");
+        json!({"type": ["string", "integer"]}), "1.5" => Some("\"1.5\"");
+        json!({"type": ["string", "integer"]}), "15" => Some("15");
+        json!({"$ref": "#/$defs/n"}), "7" => Some("7");
+        json!({"$ref": "#/$defs/n"}), "x" => None;
+        json!({"type": "array", "items": {"$ref": "#/$defs/n"}}), "[7]" => Some("[7]");
+    } {
         let tools = tools_of(
             json!({"type": "object", "properties": {"v": schema}, "$defs": {"n": {"type": "integer"}}}),
             false,
@@ -467,25 +396,13 @@ fn the_notation_of_gemma_follows_the_schema() {
 #[test]
 fn keywords_that_a_form_does_not_enforce_are_refused_if_strict() {
     let tokenizer = vocabulary("qwen2");
-    for (name, schema) in [
-        (
-            GEMMA,
-            json!({"properties": {"a": {"type": "string", "pattern": "a"}}}),
-        ),
-        (
-            GEMMA,
-            json!({"properties": {"a": {"type": "array", "uniqueItems": true}}}),
-        ),
-        (
-            QWEN,
-            json!({"properties": {"a": {"type": "array", "uniqueItems": true}}}),
-        ),
-        (
-            QWEN,
-            json!({"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}),
-        ),
-        (LFM, json!({"patternProperties": {"^x": {}}})),
-    ] {
+    for (name, schema) in rows! {
+        GEMMA => json!({"properties": {"a": {"type": "string", "pattern": "a"}}});
+        GEMMA => json!({"properties": {"a": {"type": "array", "uniqueItems": true}}});
+        QWEN => json!({"properties": {"a": {"type": "array", "uniqueItems": true}}});
+        QWEN => json!({"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]});
+        LFM => json!({"patternProperties": {"^x": {}}});
+    } {
         for strict in [true, false] {
             let tools = tools_of(schema.clone(), strict);
             let format = TurnFormat::of(&source(name));

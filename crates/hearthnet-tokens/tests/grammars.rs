@@ -3,6 +3,7 @@
 
 use hearthnet_files::gguf::Gguf;
 use hearthnet_files::sampling::SamplerConfig;
+use hearthnet_testkit::rows;
 use hearthnet_tokens::grammar::{Constraint, Grammar, GrammarError};
 use hearthnet_tokens::tokenizer::{Special, TokenKind, Tokenizer};
 use hearthnet_tokens::{Detokenizer, Sampler};
@@ -68,26 +69,20 @@ fn person() -> Grammar {
 fn a_grammar_leads_to_its_texts_and_to_no_other() {
     let lark = "start: greeting \" \" NAME\ngreeting: \"Hello\" | \"Hi\"\nNAME: /[A-Z][a-z]+/";
     let choice = Grammar::choice(&["a.b".into(), "a/b\n".into(), "a".into()]);
-    for (grammar, good, bad) in [
-        (
-            person(),
-            r#"{"name": "Ada", "age": 36, "likes": ["tea"]}"#,
-            r#"{"name": "Ada", "age": 136, "likes": []}"#,
-        ),
-        (
-            person(),
-            "{\n  \"name\": \"Zoë\",\n  \"age\": 3,\n  \"likes\": []\n}",
-            r#"{"age": 3, "name": "Zoë", "likes": []}"#,
-        ),
+    for (grammar, good, bad) in rows! {
+        person(), r#"{"name": "Ada", "age": 36, "likes": ["tea"]}"#
+            => r#"{"name": "Ada", "age": 136, "likes": []}"#;
+        person(), "{\n  \"name\": \"Zoë\",\n  \"age\": 3,\n  \"likes\": []\n}"
+            => r#"{"age": 3, "name": "Zoë", "likes": []}"#;
         // White space is limited, because models repeat it for ever.
-        (Grammar::json_object(), r#"{"a": [1, {}]}"#, r#"{"a":  1}"#),
-        (Grammar::json_object(), "{}", "[]"),
-        (Grammar::Regex("[a-c]{2,3}/x".into()), "abc/x", "abcd/x"),
-        (Grammar::Lark(lark.into()), "Hi Ada", "Hi ada"),
-        (choice.clone(), "a.b", "a_b"),
-        (choice.clone(), "a/b\n", "a/b"),
-        (choice, "a", "b"),
-    ] {
+        Grammar::json_object(), r#"{"a": [1, {}]}"# => r#"{"a":  1}"#;
+        Grammar::json_object(), "{}" => "[]";
+        Grammar::Regex("[a-c]{2,3}/x".into()), "abc/x" => "abcd/x";
+        Grammar::Lark(lark.into()), "Hi Ada" => "Hi ada";
+        choice.clone(), "a.b" => "a_b";
+        choice.clone(), "a/b\n" => "a/b";
+        choice, "a" => "b";
+    } {
         assert!(accepts(&SMOLLM2, &grammar, good), "{grammar:?} {good}");
         assert!(!accepts(&SMOLLM2, &grammar, bad), "{grammar:?} {bad}");
     }
@@ -229,21 +224,15 @@ fn logits_of_tokens_that_are_not_allowed_do_not_count() {
 
 #[test]
 fn unsupported_features_are_refused_by_name() {
-    for (given, name) in [
-        (json!({"not": {"type": "string"}}), "`not`"),
-        (json!({"items": {"uniqueItems": true}}), "`uniqueItems`"),
-        (json!({"type": "string", "format": "phone"}), "`phone`"),
-        (
-            json!({"oneOf": [{"minimum": 1}, {"maximum": 5}]}),
-            "`oneOf`",
-        ),
-        (
-            json!({"$ref": "https://example.com/a"}),
-            "https://example.com/a",
-        ),
-        (json!({"items": {"$id": "a"}}), "`$id`"),
-        (json!({"x-guidance": {"lenient": true}}), "`x-guidance`"),
-    ] {
+    for (given, name) in rows! {
+        json!({"not": {"type": "string"}}) => "`not`";
+        json!({"items": {"uniqueItems": true}}) => "`uniqueItems`";
+        json!({"type": "string", "format": "phone"}) => "`phone`";
+        json!({"oneOf": [{"minimum": 1}, {"maximum": 5}]}) => "`oneOf`";
+        json!({"$ref": "https://example.com/a"}) => "https://example.com/a";
+        json!({"items": {"$id": "a"}}) => "`$id`";
+        json!({"x-guidance": {"lenient": true}}) => "`x-guidance`";
+    } {
         let refused = start(&SMOLLM2, &schema(given.clone())).unwrap_err();
         assert!(
             matches!(refused, GrammarError::Unsupported(_)),

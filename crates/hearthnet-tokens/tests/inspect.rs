@@ -1,12 +1,9 @@
 //! Output of `model inspect`.
 #![allow(clippy::unwrap_used)]
 
-use std::path::Path;
-
-use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{Gguf, Value};
 use hearthnet_files::{Manifest, ModelFile, TensorType};
-use hearthnet_testkit::{TinyLlama, rows, with_metadata};
+use hearthnet_testkit::{NewFile, TinyLlama, family, rows, with_metadata};
 use hearthnet_tokens::inspect::{container, inspect};
 use hearthnet_tokens::template::{ChatTemplate, TemplateError};
 
@@ -62,8 +59,7 @@ fn the_real_model_is_described_completely() {
 }
 
 fn described(name: &str) -> (String, serde_json::Value) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hearthnet-files/tests/data/families");
-    let model = ModelFile::open(&path.join(format!("{name}.gguf"))).unwrap();
+    let model = family(name);
     let inspection = inspect(&model, Manifest::of(&model, &mut |_, _| {}).weights_id());
     let json = serde_json::to_value(&inspection).unwrap();
     (inspection.to_string(), json)
@@ -125,29 +121,22 @@ fn special_features_of_families_are_shown() {
 
 #[test]
 fn a_block_for_multi_token_prediction_is_reported_as_unused() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hearthnet-files/tests/data/families");
-    let from = Gguf::open(&path.join("qwen35.gguf")).unwrap();
-    let mut writer = Writer::new();
-    for (key, value) in from.metadata() {
-        let kinds = [true, true, true, false, true, false];
-        match key {
-            "qwen35.block_count" => writer.set(key, Value::U32(6)),
-            "qwen35.attention.recurrent_layers" => writer.set_bools(key, kinds),
-            _ => writer.set(key, value),
-        }
-        .unwrap();
+    let model = family("qwen35");
+    let from = model.gguf();
+    let (count, recurrent) = ("qwen35.block_count", "qwen35.attention.recurrent_layers");
+    let mut file = NewFile::of(from, |key| key != count && key != recurrent);
+    for (key, value) in [(count, 6), ("qwen35.nextn_predict_layers", 1)] {
+        file.writer.set(key, Value::U32(value)).unwrap();
     }
-    writer
-        .set("qwen35.nextn_predict_layers", Value::U32(1))
-        .unwrap();
-    let mut contents = Vec::new();
+    let kinds = [true, true, true, false, true, false];
+    file.writer.set_bools(recurrent, kinds).unwrap();
     for info in from.tensors() {
         // The block has the tensors of block 3, and its own.
         let own = info.name.strip_prefix("blk.3.");
         let own = own.map(|rest| format!("blk.5.{rest}"));
         for name in [Some(info.name.clone()), own].into_iter().flatten() {
-            writer.tensor(&name, &info.dims, info.dtype).unwrap();
-            contents.push(from.data(info).to_vec());
+            let data = from.data(info).to_vec();
+            file.tensor(&name, &info.dims, info.dtype, data);
         }
     }
     for (name, dims) in [
@@ -157,15 +146,9 @@ fn a_block_for_multi_token_prediction_is_reported_as_unused() {
         ("shared_head_norm", &[32]),
     ] {
         let name = format!("blk.5.nextn.{name}.weight");
-        writer.tensor(&name, dims, TensorType::F32).unwrap();
-        contents.push(vec![0; 4 * dims.iter().product::<u64>() as usize]);
+        file.zeros(&name, dims, TensorType::F32);
     }
-    let mut bytes = Vec::new();
-    let written = writer.write(&mut bytes, |nth, out| {
-        out.write_all(&contents[nth]).map_err(WriteError::Io)
-    });
-    written.unwrap();
-    let model = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+    let model = ModelFile::from_gguf(file.gguf()).unwrap();
     let id = Manifest::of(&model, &mut |_, _| {}).weights_id();
     let text = inspect(&model, id).to_string();
     let line = "more layers   1 for multi-token prediction, unused";
@@ -192,22 +175,16 @@ fn a_hostile_name_cannot_write_on_the_terminal() {
 
 #[test]
 fn a_file_that_cannot_be_run_is_still_described() {
-    let mut writer = Writer::new();
+    let mut file = NewFile::default();
     for (key, value) in [
         ("general.architecture", Value::String("of tomorrow")),
         ("general.file_type", Value::U32(19)),
         ("tokenizer.chat_template", Value::String(" \n")),
     ] {
-        writer.set(key, value).unwrap();
+        file.writer.set(key, value).unwrap();
     }
-    writer.tensor("x", &[256, 3], TensorType::IQ2_XXS).unwrap();
-    let mut bytes = Vec::new();
-    writer
-        .write(&mut bytes, |_, out| {
-            out.write_all(&[0; 3 * 66]).map_err(WriteError::Io)
-        })
-        .unwrap();
-    let gguf = Gguf::from_bytes(bytes).unwrap();
+    file.zeros("x", &[256, 3], TensorType::IQ2_XXS);
+    let gguf = file.gguf();
     let text = container(&gguf, None).to_string();
     for line in [
         "architecture  of tomorrow",

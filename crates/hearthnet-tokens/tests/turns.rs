@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use hearthnet_files::sampling::SamplerConfig;
+use hearthnet_testkit::rows;
 use hearthnet_tokens::grammar::Constraint;
 use hearthnet_tokens::template::{Chat, ChatMessage, ChatTemplate, Role, TemplateTime};
 use hearthnet_tokens::tokenizer::{Special, Tokenizer};
@@ -17,106 +18,41 @@ use std::thread;
 use crate::vocabularies::vocabulary;
 
 /// Template, vocabulary, whether the template describes tools, and the text that begins a call.
-const FAMILIES: &[(&str, &str, bool, &str)] = &[
-    ("Qwen-Qwen2.5-7B-Instruct", "qwen2", true, "<tool_call>"),
-    ("Qwen-Qwen3-0.6B", "qwen2", true, "<tool_call>"),
-    (
-        "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
-        "llama-bpe",
-        true,
-        "<tool_call>",
-    ),
-    ("ibm-granite-granite-4.0", "gpt-2", true, "<tool_call>"),
-    (
-        "ibm-granite-granite-3.3-2B-Instruct",
-        "starcoder",
-        true,
-        "<|tool_call|>",
-    ),
-    (
-        "meta-llama-Llama-3.1-8B-Instruct",
-        "llama-bpe",
-        true,
-        "{\"name\": \"",
-    ),
-    (
-        "meta-llama-Llama-3.2-3B-Instruct",
-        "llama-bpe",
-        true,
-        "{\"name\": \"",
-    ),
-    (
-        "mistralai-Mistral-Nemo-Instruct-2407",
-        "llama-spm",
-        true,
-        "[TOOL_CALLS]",
-    ),
-    (
-        "unsloth-mistral-Devstral-Small-2507",
-        "llama-spm",
-        true,
-        "[TOOL_CALLS]",
-    ),
-    (
-        "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
-        "command-r",
-        true,
-        "<|START_ACTION|>",
-    ),
-    (
-        "deepseek-ai-DeepSeek-V3.1",
-        "deepseek-llm",
-        false,
-        "<tool_call>",
-    ),
-    (
-        "openai-gpt-oss-120b",
-        "gpt-2",
-        true,
-        "<|channel|>commentary to=functions.",
-    ),
-    ("google-gemma-2-2b-it", "llama-spm", false, "<tool_call>"),
-    (
-        "microsoft-Phi-3.5-mini-instruct",
-        "phi-3",
-        false,
-        "<tool_call>",
-    ),
-    ("google-gemma-4-31B-it", "gemma-4", true, "<|tool_call>"),
-    (
-        "google-gemma-4-31B-it-interleaved",
-        "gemma-4",
-        true,
-        "<|tool_call>",
-    ),
-    ("ByteDance-Seed-OSS", "llama-bpe", true, "<seed:tool_call>"),
-    ("Qwen3-Coder", "qwen2", true, "<tool_call>"),
-    ("Qwen3.5-4B", "qwen35", true, "<tool_call>"),
-    ("StepFun3.5-Flash", "qwen2", true, "<tool_call>"),
-    (
-        "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-        "llama-bpe",
-        true,
-        "<tool_call>",
-    ),
-    ("GLM-4.6", "llama-bpe", true, "<tool_call>"),
-    ("GLM-4.7-Flash", "llama-bpe", true, "<tool_call>"),
-    ("poolside-Laguna-S-2.1", "llama-bpe", true, "<tool_call>"),
-    (
-        "inclusionai-ling-3.0-flash",
-        "llama-bpe",
-        true,
-        "<tool_call>",
-    ),
-    ("Spark2.5", "llama-bpe", true, "<tool_call>"),
-    ("MiniMax-M2", "llama-bpe", true, "<minimax:tool_call>"),
-    ("LFM2-8B-A1B", "llama-bpe", true, "<|tool_call_start|>"),
-    ("LFM2.5-Instruct", "llama-bpe", true, "<|tool_call_start|>"),
-    ("LFM2.5-8B-A1B", "llama-bpe", true, "<|tool_call_start|>"),
-    ("NVIDIA-Nemotron-Nano-v2", "llama-bpe", true, "<TOOLCALL>"),
-    ("Apertus-8B-Instruct", "llama-bpe", true, "<|tools_prefix|>"),
-    ("unsloth-Apriel-1.5", "llama-bpe", true, "<tool_calls>"),
-];
+const FAMILIES: &[(&str, &str, bool, &str)] = &rows! {
+    "Qwen-Qwen2.5-7B-Instruct", "qwen2", true => "<tool_call>";
+    "Qwen-Qwen3-0.6B", "qwen2", true => "<tool_call>";
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "llama-bpe", true => "<tool_call>";
+    "ibm-granite-granite-4.0", "gpt-2", true => "<tool_call>";
+    "ibm-granite-granite-3.3-2B-Instruct", "starcoder", true => "<|tool_call|>";
+    "meta-llama-Llama-3.1-8B-Instruct", "llama-bpe", true => "{\"name\": \"";
+    "meta-llama-Llama-3.2-3B-Instruct", "llama-bpe", true => "{\"name\": \"";
+    "mistralai-Mistral-Nemo-Instruct-2407", "llama-spm", true => "[TOOL_CALLS]";
+    "unsloth-mistral-Devstral-Small-2507", "llama-spm", true => "[TOOL_CALLS]";
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "command-r", true => "<|START_ACTION|>";
+    "deepseek-ai-DeepSeek-V3.1", "deepseek-llm", false => "<tool_call>";
+    "openai-gpt-oss-120b", "gpt-2", true => "<|channel|>commentary to=functions.";
+    "google-gemma-2-2b-it", "llama-spm", false => "<tool_call>";
+    "microsoft-Phi-3.5-mini-instruct", "phi-3", false => "<tool_call>";
+    "google-gemma-4-31B-it", "gemma-4", true => "<|tool_call>";
+    "google-gemma-4-31B-it-interleaved", "gemma-4", true => "<|tool_call>";
+    "ByteDance-Seed-OSS", "llama-bpe", true => "<seed:tool_call>";
+    "Qwen3-Coder", "qwen2", true => "<tool_call>";
+    "Qwen3.5-4B", "qwen35", true => "<tool_call>";
+    "StepFun3.5-Flash", "qwen2", true => "<tool_call>";
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "llama-bpe", true => "<tool_call>";
+    "GLM-4.6", "llama-bpe", true => "<tool_call>";
+    "GLM-4.7-Flash", "llama-bpe", true => "<tool_call>";
+    "poolside-Laguna-S-2.1", "llama-bpe", true => "<tool_call>";
+    "inclusionai-ling-3.0-flash", "llama-bpe", true => "<tool_call>";
+    "Spark2.5", "llama-bpe", true => "<tool_call>";
+    "MiniMax-M2", "llama-bpe", true => "<minimax:tool_call>";
+    "LFM2-8B-A1B", "llama-bpe", true => "<|tool_call_start|>";
+    "LFM2.5-Instruct", "llama-bpe", true => "<|tool_call_start|>";
+    "LFM2.5-8B-A1B", "llama-bpe", true => "<|tool_call_start|>";
+    "NVIDIA-Nemotron-Nano-v2", "llama-bpe", true => "<TOOLCALL>";
+    "Apertus-8B-Instruct", "llama-bpe", true => "<|tools_prefix|>";
+    "unsloth-Apriel-1.5", "llama-bpe", true => "<tool_calls>";
+};
 
 /// Conversations of each family: a few, or as many as the environment says.
 fn conversations() -> u64 {
@@ -445,24 +381,14 @@ fn reasoning_between_other_marks_is_separated_as_well() {
 fn reasoning_is_separated_from_the_answer() {
     let format = TurnFormat::of(&source("Qwen-Qwen3-0.6B"));
     let tools = Tools::default();
-    for (thought, text, thoughts, said) in [
-        (
-            Thought::May,
-            "<think>\na b\n</think>\n\nYes.\n",
-            "a b",
-            "Yes.\n",
-        ),
-        (
-            Thought::Begun,
-            "a <tool_call> b</think>Yes.",
-            "a <tool_call> b",
-            "Yes.",
-        ),
-        (Thought::May, "Yes, <think>", "", "Yes, <think>"),
-        (Thought::May, " \n<thin", "", " \n<thin"),
-        (Thought::Begun, "cut </thi", "cut </thi", ""),
-        (Thought::None, "<think>a</think>", "", "<think>a</think>"),
-    ] {
+    for (thought, text, thoughts, said) in rows! {
+        Thought::May, "<think>\na b\n</think>\n\nYes.\n", "a b" => "Yes.\n";
+        Thought::Begun, "a <tool_call> b</think>Yes.", "a <tool_call> b" => "Yes.";
+        Thought::May, "Yes, <think>", "" => "Yes, <think>";
+        Thought::May, " \n<thin", "" => " \n<thin";
+        Thought::Begun, "cut </thi", "cut </thi" => "";
+        Thought::None, "<think>a</think>", "" => "<think>a</think>";
+    } {
         for cut in [1, 2, 5, 100] {
             let read = read(format, thought, &tools, text, cut);
             assert_eq!(

@@ -73,6 +73,12 @@ pub const ALL: &[&Family] = &[
 /// Metadata key with which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).
 pub const BOUNDARY_KEY: &str = "hearthnet.boundary_dtype";
 
+/// Number of the block, as written, and the name within it, of a tensor of this full name. `None`
+/// for a tensor outside of the blocks.
+pub(crate) fn in_block(name: &str) -> Option<(&str, &str)> {
+    name.strip_prefix("blk.")?.split_once('.')
+}
+
 impl Family {
     pub fn named(architecture: &str) -> Option<&'static Self> {
         ALL.iter()

@@ -309,36 +309,26 @@ impl Config {
             FeedForwardSpec::Dense | FeedForwardSpec::None => Json::from("dense"),
             FeedForwardSpec::Experts(_) => Json::from("sparse"),
         };
-        let per_layer: [(&str, &dyn Fn(u32) -> Json); 3] = [
-            ("layer_types", &kinds),
-            ("no_rope_layers", &turns),
-            ("mlp_layer_types", &feeds),
+        let bases = |layer| match spec.rotation(layer) {
+            Rotation::None => 0.0,
+            _ => spec.rope.theta,
+        };
+        let per_layer: [(&str, &dyn Fn(&Json, u32) -> bool); 4] = [
+            ("layer_types", &|value, layer| *value == kinds(layer)),
+            ("no_rope_layers", &|value, layer| *value == turns(layer)),
+            ("mlp_layer_types", &|value, layer| *value == feeds(layer)),
+            ("layer_rope_theta", &|value, layer| {
+                value.as_f64() == Some(bases(layer))
+            }),
         ];
         // The spec follows a list of mixers.
-        for (key, expected) in per_layer.into_iter().skip(usize::from(listed)) {
+        for (key, is_expected) in per_layer.into_iter().skip(usize::from(listed)) {
             let Some(value) = present(&self.values, key) else {
                 continue;
             };
             let same = value.as_array().is_some_and(|list| {
                 list.len() == spec.layers as usize
-                    && list.iter().zip(0..).all(|(v, layer)| *v == expected(layer))
-            });
-            if !same {
-                return Err(bad(key, value, differs));
-            }
-        }
-        let bases = |layer| match spec.rotation(layer) {
-            Rotation::None => 0.0,
-            _ => spec.rope.theta,
-        };
-        let key = "layer_rope_theta";
-        if let Some(value) = present(&self.values, key) {
-            let same = value.as_array().is_some_and(|list| {
-                list.len() == spec.layers as usize
-                    && list
-                        .iter()
-                        .zip(0..)
-                        .all(|(v, layer)| v.as_f64() == Some(bases(layer)))
+                    && list.iter().zip(0..).all(|(v, layer)| is_expected(v, layer))
             });
             if !same {
                 return Err(bad(key, value, differs));

@@ -12,7 +12,7 @@ use super::error::ImportError;
 use super::mamba;
 use super::planned::{Change, GROUP, Pick, Planned, Source};
 use super::shards::{PART_BYTES, Shards, Stored, wrong_type};
-use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, is_convolution};
+use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, in_block, is_convolution};
 use crate::gguf::TensorType;
 use crate::spec::{DeltaSpec, Mixer, ModelSpec};
 
@@ -70,7 +70,7 @@ impl<'a> Finder<'a> {
             };
             return Some(format!("{prefix}{theirs}"));
         }
-        let (layer, rule) = name.strip_prefix("blk.")?.split_once('.')?;
+        let (layer, rule) = in_block(name)?;
         let (stem, ending) = rule.rsplit_once('.').unwrap_or((rule, ""));
         let mut names = self.class.names.iter().copied().flatten();
         let (ours, theirs) = names.find(|(ours, _)| [rule, stem].contains(ours))?;
@@ -203,8 +203,8 @@ impl<'a> Finder<'a> {
             let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
             return self.delta(rule, &theirs, &lengths, delta);
         }
-        let rule = name.splitn(3, '.').nth(2).filter(|_| spec.mamba.is_some());
-        if let Some((dims, change)) = rule.and_then(|rule| mamba::stored(rule, &lengths)) {
+        let block = in_block(name).filter(|_| spec.mamba.is_some());
+        if let Some((dims, change)) = block.and_then(|(_, rule)| mamba::stored(rule, &lengths)) {
             let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
             let parts = vec![self.find(&theirs, &dims)?];
             return Ok(Source::Rows { parts, change });
@@ -245,10 +245,7 @@ impl<'a> Finder<'a> {
         lengths: &[u64],
         experts: u32,
     ) -> Result<Option<Vec<(Stored, TensorType)>>, ImportError> {
-        let Some((layer, rule)) = name
-            .strip_prefix("blk.")
-            .and_then(|name| name.split_once('.'))
-        else {
+        let Some((layer, rule)) = in_block(name) else {
             return Ok(None);
         };
         let mut stacks = self.class.stacked_rows.iter();
@@ -461,7 +458,7 @@ impl<'a> Finder<'a> {
 /// The gated delta rule of the block of a tensor that belongs to it, and the tensor's name in the
 /// block.
 fn of_delta<'a>(name: &'a str, spec: &'a ModelSpec) -> Option<(&'a DeltaSpec, &'a str)> {
-    let (layer, rule) = name.strip_prefix("blk.")?.split_once('.')?;
+    let (layer, rule) = in_block(name)?;
     let mixer = spec.block(layer.parse().ok()?).mixer;
     let own = rule.starts_with("ssm_") || rule.starts_with("attn_");
     match mixer {

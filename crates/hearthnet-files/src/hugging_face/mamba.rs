@@ -29,46 +29,21 @@ const CONTEXT: Key = key(
     Kind::Always(1 << 20),
 );
 
+const EXPERT_INPUTS: &str = "block_sparse_moe.input_linear.weight";
+const EXPERT_OUTPUTS: &str = "block_sparse_moe.output_linear.weight";
+const SHARED_INPUTS: &str = "shared_mlp.input_linear.weight";
+const SHARED_OUTPUTS: &str = "shared_mlp.output_linear.weight";
+
 const GRANITE_STACKS: StackedRows = &[
-    (
-        "ffn_gate_exps.weight",
-        "block_sparse_moe.input_linear.weight",
-        0,
-        2,
-    ),
-    (
-        "ffn_up_exps.weight",
-        "block_sparse_moe.input_linear.weight",
-        1,
-        2,
-    ),
-    (
-        "ffn_down_exps.weight",
-        "block_sparse_moe.output_linear.weight",
-        0,
-        1,
-    ),
-    (
-        "ffn_gate_shexp.weight",
-        "shared_mlp.input_linear.weight",
-        0,
-        2,
-    ),
-    (
-        "ffn_up_shexp.weight",
-        "shared_mlp.input_linear.weight",
-        1,
-        2,
-    ),
-    (
-        "ffn_down_shexp.weight",
-        "shared_mlp.output_linear.weight",
-        0,
-        1,
-    ),
-    ("ffn_gate.weight", "shared_mlp.input_linear.weight", 0, 2),
-    ("ffn_up.weight", "shared_mlp.input_linear.weight", 1, 2),
-    ("ffn_down.weight", "shared_mlp.output_linear.weight", 0, 1),
+    ("ffn_gate_exps.weight", EXPERT_INPUTS, 0, 2),
+    ("ffn_up_exps.weight", EXPERT_INPUTS, 1, 2),
+    ("ffn_down_exps.weight", EXPERT_OUTPUTS, 0, 1),
+    ("ffn_gate_shexp.weight", SHARED_INPUTS, 0, 2),
+    ("ffn_up_shexp.weight", SHARED_INPUTS, 1, 2),
+    ("ffn_down_shexp.weight", SHARED_OUTPUTS, 0, 1),
+    ("ffn_gate.weight", SHARED_INPUTS, 0, 2),
+    ("ffn_up.weight", SHARED_INPUTS, 1, 2),
+    ("ffn_down.weight", SHARED_OUTPUTS, 0, 1),
 ];
 
 /// Granite 4 H.

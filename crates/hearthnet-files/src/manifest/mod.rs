@@ -276,21 +276,15 @@ impl Manifest {
             .collect();
         let other = |info: &TensorInfo| VerifyError::Tensor(info.name.clone());
         // A tensor of another type or shape need not be read.
-        let listed = |info: &TensorInfo| {
-            let entry = self.tensor(&info.name);
-            entry.filter(|entry| entry.dtype == info.dtype && entry.dims == info.dims)
-        };
-        let wanted: Vec<Digest> = tensors
-            .iter()
-            .map(|info| listed(info).map(|e| e.sha256).ok_or_else(|| other(info)))
-            .collect::<Result<_, _>>()?;
+        let wanted = |info: &&TensorInfo| self.entry_of(info).ok_or_else(|| other(info));
+        let wanted: Vec<&TensorEntry> = tensors.iter().map(wanted).collect::<Result<_, _>>()?;
         // A hole reads as zeros.
         if let Some(info) = tensors.iter().find(|info| !model.holds(info)) {
             return Err(VerifyError::NotHeld(info.name.clone()));
         }
         let found = hashes(model.gguf(), &tensors, progress);
         let mut each = tensors.iter().zip(wanted.iter().zip(&found));
-        if let Some((info, _)) = each.find(|(_, (wanted, found))| wanted != found) {
+        if let Some((info, _)) = each.find(|(_, (wanted, found))| wanted.sha256 != **found) {
             if let Some(part) = model.holdings() {
                 // Forgets the damaged pieces, so that they are fetched again.
                 part.is_genuine(info, model.gguf().data(info));
@@ -306,11 +300,15 @@ impl Manifest {
 
     /// Whether names, types and shapes match the file, regardless of contents.
     fn lists(&self, model: &ModelFile) -> bool {
-        model.gguf().tensors().len() == self.tensors.len()
-            && model.gguf().tensors().iter().all(|info| {
-                self.tensor(&info.name)
-                    .is_some_and(|entry| entry.dtype == info.dtype && entry.dims == info.dims)
-            })
+        let tensors = model.gguf().tensors();
+        tensors.len() == self.tensors.len()
+            && tensors.iter().all(|info| self.entry_of(info).is_some())
+    }
+
+    /// The tensor of this name, if its type and shape are those of the file's one.
+    fn entry_of(&self, info: &TensorInfo) -> Option<&TensorEntry> {
+        let entry = self.tensor(&info.name);
+        entry.filter(|entry| entry.dtype == info.dtype && entry.dims == info.dims)
     }
 }
 

@@ -3,17 +3,18 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use hearthnet_platform::files::read_exact_at;
 use hearthnet_platform::whole_file::{self, Access};
 use hearthnet_platform::{holes, regular_file};
+use parking_lot::{Mutex, RwLock};
 
 use super::error::PartError;
 use super::identity::Identity;
 use super::objects::{MANIFEST, PIECES, is_shared, read, stored_identity, write_objects};
 use super::set::PieceSet;
-use super::store::{Files, Part, Sets, locked};
+use super::store::{Files, Part, Sets};
 use super::{MAX_HEAD_BYTES, PIECE_BYTES};
 use crate::error::{FileError, ModelError};
 use crate::folder_lock;
@@ -115,7 +116,7 @@ impl Part {
         }
         let part = Self::unclaimed(&folder, Some(lock))?;
         {
-            let mut sets = locked(&part.sets);
+            let mut sets = part.sets.lock();
             part.table.all().for_each(|index| sets.held.insert(index));
             sets.is_dirty = true;
         }
@@ -126,7 +127,7 @@ impl Part {
     fn load(folder: &Path, lock: Option<File>) -> Result<Self, PartError> {
         let mut part = Self::unclaimed(folder, lock)?;
         match part.stored_claims() {
-            Some(held) => locked(&part.sets).held = held,
+            Some(held) => part.sets.lock().held = held,
             None => part
                 .rebuild()
                 .map_err(|source| FileError::new("open", &part.path(), source))?,
@@ -214,7 +215,7 @@ impl Part {
             }
         }
         {
-            let mut sets = locked(&self.sets);
+            let mut sets = self.sets.lock();
             sets.held = held;
             sets.is_dirty = true;
         }
@@ -232,8 +233,8 @@ impl Part {
     /// [`PartError::Damaged`] if the head cannot be read any more; [`PartError::InUse`] if another
     /// process has made the part again; [`PartError::File`] as [`Self::create`].
     pub fn restore(&self) -> Result<bool, PartError> {
-        let _storing = locked(&self.storing);
-        let _alone = self.writing.write().unwrap_or_else(PoisonError::into_inner);
+        let _storing = self.storing.lock();
+        let _alone = self.writing.write();
         let is_sound = || {
             let stored = Self::unclaimed(&self.folder, None);
             stored.is_ok_and(|stored| stored.identity == self.identity)
@@ -260,12 +261,9 @@ impl Part {
         write_objects(&self.folder, &self.identity, &head, &self.encoded, list).map_err(failed)?;
         let made = Self::unclaimed(&self.folder, Some(lock))?;
         let is_same = self.check_place().is_ok();
-        *self.files.write().unwrap_or_else(PoisonError::into_inner) = made
-            .files
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
+        *self.files.write() = made.files.into_inner();
         {
-            let mut sets = locked(&self.sets);
+            let mut sets = self.sets.lock();
             if !is_same {
                 sets.held = PieceSet::none(self.table.len());
                 sets.written = PieceSet::none(self.table.len());

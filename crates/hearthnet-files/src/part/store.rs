@@ -8,11 +8,12 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
 use hearthnet_platform::files::{inode, names, read_exact_at, write_all_at};
 use hearthnet_platform::whole_file::{self, Access};
 use hearthnet_platform::{holes, regular_file};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::PIECE_BYTES;
 use super::error::PartError;
@@ -60,10 +61,6 @@ pub(super) struct Sets {
     pub(super) written: PieceSet,
     /// Whether `held` differs from its file.
     pub(super) is_dirty: bool,
-}
-
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Part {
@@ -123,7 +120,7 @@ impl Part {
     }
 
     pub(super) fn files(&self) -> RwLockReadGuard<'_, Files> {
-        self.files.read().unwrap_or_else(PoisonError::into_inner)
+        self.files.read()
     }
 
     pub fn identity(&self) -> &Identity {
@@ -167,13 +164,13 @@ impl Part {
 
     /// Pieces that are verified and on the disk. Sorted.
     pub fn held(&self) -> Vec<Range<u32>> {
-        locked(&self.sets).held.runs(self.table.all(), true)
+        self.sets.lock().held.runs(self.table.all(), true)
     }
 
     /// Pieces of `wanted` that have not been written yet, in the same order.
     pub fn missing(&self, wanted: &[Range<u32>]) -> Vec<Range<u32>> {
         let here = {
-            let sets = locked(&self.sets);
+            let sets = self.sets.lock();
             let mut here = sets.held.clone();
             here.insert_all(&sets.written);
             here
@@ -200,9 +197,9 @@ impl Part {
         if !self.is_writer() {
             return Err(PartError::ReadOnly);
         }
-        let _shared = self.writing.read().unwrap_or_else(PoisonError::into_inner);
+        let _shared = self.writing.read();
         // Bytes that a process may have mapped are not written again.
-        if locked(&self.sets).held.contains(index) {
+        if self.sets.lock().held.contains(index) {
             return Ok(());
         }
         // A file of the user with this second name is never written.
@@ -211,7 +208,7 @@ impl Part {
         }
         write_all_at(&self.files().pieces, bytes, piece.offset)
             .map_err(|source| FileError::new("write", &self.path(), source))?;
-        locked(&self.sets).written.insert(index);
+        self.sets.lock().written.insert(index);
         Ok(())
     }
 
@@ -220,12 +217,12 @@ impl Part {
     /// # Errors
     /// The file system's error. If the pieces could not be synced they are missing again.
     pub fn sync(&self) -> io::Result<()> {
-        let _storing = locked(&self.storing);
-        let written = locked(&self.sets).written.clone();
+        let _storing = self.storing.lock();
+        let written = self.sets.lock().written.clone();
         let synced = self.files().pieces.sync_data();
         {
             // After a failed sync the system may have dropped pages, and a second sync succeeds.
-            let mut sets = locked(&self.sets);
+            let mut sets = self.sets.lock();
             sets.written.remove_all(&written);
             synced?;
             if !written.runs(self.table.all(), true).is_empty() {
@@ -239,7 +236,7 @@ impl Part {
     /// Writes the file `held` if it has changed.
     pub(super) fn store_claims(&self) -> io::Result<()> {
         let bytes = {
-            let mut sets = locked(&self.sets);
+            let mut sets = self.sets.lock();
             if !std::mem::take(&mut sets.is_dirty) {
                 return Ok(());
             }
@@ -249,7 +246,7 @@ impl Part {
         let replace = || whole_file::replace(&self.folder.join(HELD), &bytes, Access::Umask);
         let stored = self.check_place().and_then(|()| replace());
         if stored.is_err() {
-            locked(&self.sets).is_dirty = true;
+            self.sets.lock().is_dirty = true;
         }
         stored
     }
@@ -269,7 +266,7 @@ impl Part {
     /// # Errors
     /// The file system's error.
     pub fn read(&self, index: u32) -> io::Result<Option<Vec<u8>>> {
-        let held = locked(&self.sets).held.contains(index);
+        let held = self.sets.lock().held.contains(index);
         let Some(piece) = self.table.piece(index).filter(|_| held) else {
             return Ok(None);
         };
@@ -294,10 +291,10 @@ impl Part {
         if !self.is_writer() {
             return Err(io::Error::other(PartError::ReadOnly));
         }
-        let _storing = locked(&self.storing);
-        let _alone = self.writing.write().unwrap_or_else(PoisonError::into_inner);
+        let _storing = self.storing.lock();
+        let _alone = self.writing.write();
         {
-            let mut sets = locked(&self.sets);
+            let mut sets = self.sets.lock();
             for index in pieces.iter().cloned().flatten() {
                 sets.held.remove(index);
                 sets.written.remove(index);
@@ -338,14 +335,14 @@ impl Part {
     /// Gives up damaged pieces, also on the disk if this or no process has the part open for
     /// writing.
     fn forget(&self, pieces: &[u32]) {
-        let _storing = locked(&self.storing);
+        let _storing = self.storing.lock();
         let is_writer = self.is_writer();
         let lock = match is_writer {
             true => None,
             false => folder_lock::lock(&self.folder, || false).ok().flatten(),
         };
         {
-            let mut sets = locked(&self.sets);
+            let mut sets = self.sets.lock();
             // Pieces that were fetched since this value was opened.
             if lock.is_some()
                 && let Some(stored) = self.stored_claims()
@@ -370,7 +367,7 @@ impl Holdings for Part {
     }
 
     fn holds(&self, tensor: &TensorInfo) -> bool {
-        self.has_all_of(tensor, &locked(&self.sets).held)
+        self.has_all_of(tensor, &self.sets.lock().held)
     }
 
     fn is_genuine(&self, tensor: &TensorInfo, data: &[u8]) -> bool {
@@ -396,7 +393,7 @@ impl Holdings for Part {
             true => None,
             false => self.stored_claims(),
         };
-        let held = stored.unwrap_or_else(|| locked(&self.sets).held.clone());
+        let held = stored.unwrap_or_else(|| self.sets.lock().held.clone());
         let gone = tensors.iter().find(|info| !self.has_all_of(info, &held));
         gone.map(|info| info.name.clone())
     }

@@ -21,6 +21,13 @@ pub(super) fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
+/// The value of largest magnitude, with its sign.
+pub(super) fn of_largest_magnitude(values: &[f32]) -> f32 {
+    values
+        .iter()
+        .fold(0f32, |best, &v| if v.abs() > best.abs() { v } else { best })
+}
+
 /// Ranges to try around `steps`, in steps.
 fn ranges(steps: f32) -> impl Iterator<Item = f32> {
     (-TRIES..=TRIES).map(move |tenths| steps + 0.1 * f32::from(tenths))
@@ -36,9 +43,7 @@ fn importance(values: &[f32]) -> impl Fn(f32) -> f32 + use<> {
 
 /// Scale that stores the values best as integers from `-most` to `most - 1`.
 fn symmetric(values: &[f32], most: f32) -> f32 {
-    let largest = values
-        .iter()
-        .fold(0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
+    let largest = of_largest_magnitude(values);
     let weight = importance(values);
     let (mut scale, mut best) = (0.0, 0.0);
     // The negative end is the larger one, so the largest value goes there.
@@ -142,9 +147,7 @@ pub(super) fn encode_q4_k(values: &[f32; LARGE], out: &mut Vec<u8>) {
 pub(super) fn encode_q6_k(values: &[f32; LARGE], out: &mut Vec<u8>) {
     let (parts, _) = values.as_chunks::<16>();
     let fits: Vec<f32> = parts.iter().map(|part| symmetric(part, 32.0)).collect();
-    let largest = fits
-        .iter()
-        .fold(0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
+    let largest = of_largest_magnitude(&fits);
     // The negative end is the larger one here too.
     let d = f16::from_f32(largest / -128.0);
     let scale = d.to_f32();

@@ -11,7 +11,7 @@ use half::f16;
 
 use crate::blocks::{self, WeightType};
 use crate::gguf::TensorType;
-use k_quants::inverse;
+use k_quants::{inverse, of_largest_magnitude};
 
 /// Values per block of the smaller formats.
 const BLOCK: usize = 32;
@@ -138,10 +138,7 @@ fn encode_q4_1(block: &[f32; BLOCK], out: &mut Vec<u8>) {
 
 /// Signed: the value of largest magnitude becomes -8, whatever its sign.
 fn encode_q4_0(block: &[f32; BLOCK], out: &mut Vec<u8>) {
-    let largest = block
-        .iter()
-        .fold(0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
-    let d = largest / -8.0;
+    let d = of_largest_magnitude(block) / -8.0;
     let id = inverse(d);
     out.extend(f16::from_f32(d).to_le_bytes());
     nibbles(block, out, |v| v * id + 8.5);
@@ -241,27 +238,20 @@ mod tests {
             blocks: String,
             values: String,
         }
-        let bytes = |hex: &str| -> Vec<u8> {
-            let digit = |c: u8| (c as char).to_digit(16).unwrap() as u8;
-            let pairs = hex.as_bytes().as_chunks::<2>().0;
-            pairs
-                .iter()
-                .map(|[a, b]| digit(*a) << 4 | digit(*b))
-                .collect()
-        };
         let stored = include_str!("../../tests/data/parity/blocks.json");
         let cases: std::collections::BTreeMap<String, Case> = serde_json::from_str(stored).unwrap();
         let known = |dtype: &TensorType| cases.contains_key(dtype.name());
         let missing: Vec<TensorType> = TensorType::supported().filter(|t| !known(t)).collect();
         assert_eq!(missing, [F32, F16]);
         for (name, case) in &cases {
-            let wanted = bytes(&case.values);
+            let wanted = hex::decode(&case.values).unwrap();
             let wanted = wanted
                 .as_chunks::<4>()
                 .0
                 .iter()
                 .map(|b| u32::from_le_bytes(*b));
-            let found = decoded(name.parse().unwrap(), &bytes(&case.blocks));
+            let blocks = hex::decode(&case.blocks).unwrap();
+            let found = decoded(name.parse().unwrap(), &blocks);
             let found: Vec<u32> = found.iter().map(|v| v.to_bits()).collect();
             let differ = found.iter().zip(wanted).filter(|(a, b)| *a != b).count();
             assert_eq!((found.len(), differ), (512, 0), "{name}");

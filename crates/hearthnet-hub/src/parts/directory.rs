@@ -7,12 +7,13 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use hearthnet_files::FileError;
 use hearthnet_files::hugging_face::{Files, ImportError, OpenFile, Tensors};
 use hearthnet_files::manifest::{Digest, Manifest, WeightsId};
 use hearthnet_files::part::{Identity, Part, Piece, stored_manifest, tensor_at};
+use parking_lot::Mutex;
 
 use super::http::Ranges;
 use super::source::{PieceSource, Rank, SourceError, all_pieces};
@@ -85,7 +86,7 @@ impl DirectorySource {
     }
 
     fn opened(&self) -> Result<Arc<Opened>, SourceError> {
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = self.opened.lock();
         if let Some(opened) = &*opened {
             return Ok(Arc::clone(opened));
         }
@@ -158,13 +159,6 @@ impl PieceSource for DirectorySource {
     fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
         self.opened()?;
         Ok(all_pieces())
-    }
-
-    fn lanes(&self) -> usize {
-        match self.rank {
-            Rank::Hub => 4,
-            _ => 2,
-        }
     }
 
     fn run(&self) -> u32 {

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use hearthnet_files::gguf::files_of;
 use hearthnet_files::hugging_face::OpenFile;
@@ -12,6 +12,7 @@ use hearthnet_files::joined::open_joined_at;
 use hearthnet_files::manifest::{Digest, WeightsId};
 use hearthnet_files::part::{Identity, Part, Piece, objects_of};
 use hearthnet_platform::files::{FileState, file_state};
+use parking_lot::Mutex;
 
 use super::directory::{DirectorySource, failed};
 use super::source::{
@@ -105,10 +106,6 @@ impl PieceSource for FileSource {
         Ok(all_pieces())
     }
 
-    fn lanes(&self) -> usize {
-        2
-    }
-
     fn run(&self) -> u32 {
         WHOLE_FILE_RUN
     }
@@ -129,7 +126,7 @@ impl PieceSource for FileSource {
                 .map(Some);
         }
         let state = self.states()?;
-        let mut hashed = self.hashed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hashed = self.hashed.lock();
         let known = hashed.take().filter(|(of, _)| *of == state);
         let (_, (manifest, pieces)) = hashed.insert(match known {
             Some(known) => known,
@@ -182,10 +179,6 @@ impl PieceSource for FolderSource {
 
     fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
         Ok(self.0.held())
-    }
-
-    fn lanes(&self) -> usize {
-        2
     }
 
     fn run(&self) -> u32 {
@@ -245,11 +238,8 @@ impl LocalSource {
     /// unchanged is not hashed again.
     pub fn again(&self) -> Self {
         Self {
-            path: self.path.clone(),
-            identity: self.identity,
-            parts: self.parts.clone(),
-            found: Mutex::default(),
             hashed: Arc::clone(&self.hashed),
+            ..Self::new(&self.path, &self.identity, &self.parts)
         }
     }
 
@@ -262,7 +252,7 @@ impl LocalSource {
     }
 
     fn found(&self) -> Result<Arc<dyn PieceSource>, SourceError> {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = self.found.lock();
         Ok(match &mut *found {
             Some(found) => Arc::clone(found),
             none => Arc::clone(none.insert(self.find()?)),
@@ -319,10 +309,6 @@ impl PieceSource for LocalSource {
 
     fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
         self.found()?.pieces()
-    }
-
-    fn lanes(&self) -> usize {
-        2
     }
 
     fn run(&self) -> u32 {

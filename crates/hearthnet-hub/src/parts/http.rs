@@ -5,7 +5,7 @@ use std::io::Read as _;
 use hearthnet_files::part::Piece;
 
 use super::source::{
-    MAX_OBJECT_READ, Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces, read_run,
+    Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces, read_head, read_run,
 };
 use crate::pull::http::{Response, agent, header, parse_range, refused, request, unreachable};
 use crate::pull::{PullOptions, SourceError as HttpError};
@@ -205,10 +205,6 @@ impl PieceSource for HubSource {
         Ok(all_pieces())
     }
 
-    fn lanes(&self) -> usize {
-        4
-    }
-
     fn run(&self) -> u32 {
         WHOLE_FILE_RUN
     }
@@ -223,12 +219,6 @@ impl PieceSource for HubSource {
         offset: u64,
         len: u32,
     ) -> Result<Option<Vec<u8>>, SourceError> {
-        match object {
-            Object::Head if len > 0 => self
-                .file
-                .range(offset, u64::from(len.min(MAX_OBJECT_READ)))
-                .map(Some),
-            _ => Ok(None),
-        }
+        read_head(object, len, |len| self.file.range(offset, len))
     }
 }

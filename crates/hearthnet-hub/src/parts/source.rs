@@ -49,7 +49,12 @@ pub trait PieceSource: Send + Sync {
     fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError>;
 
     /// Most reads at the same time.
-    fn lanes(&self) -> usize;
+    fn lanes(&self) -> usize {
+        match self.rank() {
+            Rank::Hub => 4,
+            Rank::Local | Rank::Neighbour => 2,
+        }
+    }
 
     /// Most pieces per read.
     fn run(&self) -> u32;
@@ -145,6 +150,18 @@ pub(super) fn read_run(
 ) -> Result<Option<Vec<u8>>, SourceError> {
     let (from, len) = span_of(run);
     Ok(Some(cut_out(run, range(from, len)?)))
+}
+
+/// Reads an object of a source that has only the head, of which `range` reads so many bytes.
+pub(super) fn read_head(
+    object: Object,
+    len: u32,
+    range: impl FnOnce(u64) -> Result<Vec<u8>, SourceError>,
+) -> Result<Option<Vec<u8>>, SourceError> {
+    match object {
+        Object::Head if len > 0 => range(len.min(MAX_OBJECT_READ).into()).map(Some),
+        _ => Ok(None),
+    }
 }
 
 /// Up to `len` bytes of the adopted file from a position on, as far as the file goes.

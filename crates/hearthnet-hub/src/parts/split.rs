@@ -1,16 +1,17 @@
 //! Split models on an HTTP server.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use hearthnet_files::hugging_face::OpenFile;
 use hearthnet_files::joined::open_joined;
 use hearthnet_files::part::{Identity, Piece};
+use parking_lot::Mutex;
 
 use super::directory::{RemoteFiles, failed};
 use super::source::{
-    MAX_OBJECT_READ, Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces,
-    read_range, read_run,
+    Object, PieceSource, Rank, SourceError, WHOLE_FILE_RUN, all_pieces, read_head, read_range,
+    read_run,
 };
 use crate::pull::PullOptions;
 use crate::source::Source;
@@ -39,7 +40,7 @@ impl SplitSource {
     }
 
     fn opened(&self) -> Result<Arc<dyn OpenFile>, SourceError> {
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = self.opened.lock();
         if let Some(opened) = &*opened {
             return Ok(Arc::clone(opened));
         }
@@ -79,10 +80,6 @@ impl PieceSource for SplitSource {
         Ok(all_pieces())
     }
 
-    fn lanes(&self) -> usize {
-        4
-    }
-
     fn run(&self) -> u32 {
         WHOLE_FILE_RUN
     }
@@ -97,10 +94,6 @@ impl PieceSource for SplitSource {
         offset: u64,
         len: u32,
     ) -> Result<Option<Vec<u8>>, SourceError> {
-        let len = u64::from(len.min(MAX_OBJECT_READ));
-        match object {
-            Object::Head if len > 0 => self.range(offset, len).map(Some),
-            _ => Ok(None),
-        }
+        read_head(object, len, |len| self.range(offset, len))
     }
 }

@@ -69,30 +69,41 @@ impl Sink for Memory {
     }
 }
 
-type Read = dyn Fn(&[Piece]) -> Result<Option<Vec<u8>>, SourceError> + Send + Sync;
-
+/// Source in memory.
 struct Fake {
     name: &'static str,
     rank: Rank,
-    has: Mutex<Vec<Range<u32>>>,
-    read: Box<Read>,
+    has: Box<dyn Fn() -> Vec<Range<u32>> + Send + Sync>,
+    read: Box<dyn Fn(&[Piece]) -> ReadResult + Send + Sync>,
     reads: AtomicU32,
 }
 
+type ReadResult = Result<Option<Vec<u8>>, SourceError>;
+
 impl Fake {
-    fn new(
+    /// `has` may block, and say something else each time.
+    fn changing(
         name: &'static str,
         rank: Rank,
-        has: Range<u32>,
-        read: impl Fn(&[Piece]) -> Result<Option<Vec<u8>>, SourceError> + Send + Sync + 'static,
+        has: impl Fn() -> Vec<Range<u32>> + Send + Sync + 'static,
+        read: impl Fn(&[Piece]) -> ReadResult + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
             name,
             rank,
-            has: Mutex::new(vec![has]),
+            has: Box::new(has),
             read: Box::new(read),
             reads: AtomicU32::new(0),
         })
+    }
+
+    fn new(
+        name: &'static str,
+        rank: Rank,
+        has: Range<u32>,
+        read: impl Fn(&[Piece]) -> ReadResult + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Self::changing(name, rank, move || vec![has.clone()], read)
     }
 
     fn honest(name: &'static str, rank: Rank, has: Range<u32>) -> Arc<Self> {
@@ -118,7 +129,7 @@ impl PieceSource for Fake {
     }
 
     fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
-        Ok(self.has.lock().clone())
+        Ok((self.has)())
     }
 
     fn lanes(&self) -> usize {
@@ -129,7 +140,7 @@ impl PieceSource for Fake {
         4
     }
 
-    fn read(&self, run: &[Piece]) -> Result<Option<Vec<u8>>, SourceError> {
+    fn read(&self, run: &[Piece]) -> ReadResult {
         self.reads.fetch_add(1, Ordering::Relaxed);
         (self.read)(run)
     }
@@ -237,12 +248,14 @@ fn a_source_that_always_lacks_what_it_offers_ends_the_fetch() {
 #[test]
 fn a_neighbour_that_grows_is_waited_for() {
     let memory = Memory::default();
-    let grows = Fake::honest("grows", Rank::Neighbour, 0..10);
-    let source = Arc::clone(&grows);
+    let end = Arc::new(AtomicU32::new(10));
+    let held = Arc::clone(&end);
+    let has = move || std::iter::once(0..held.load(Ordering::Relaxed)).collect();
+    let grows = Fake::changing("grows", Rank::Neighbour, has, |run| Ok(Some(all_of(run))));
     let growing = std::thread::spawn(move || {
-        for end in 11..=40 {
+        for more in 11..=40 {
             std::thread::sleep(Duration::from_millis(10));
-            *source.has.lock() = std::iter::once(0..end).collect();
+            end.store(more, Ordering::Relaxed);
         }
     });
     get(&memory, 40, &[grows]).unwrap();
@@ -389,40 +402,17 @@ fn a_mismatch_of_the_hub_says_that_its_file_is_not_the_adopted_one() {
 }
 
 /// Source that gives what a store holds.
-struct Shared(Arc<Memory>);
-
-impl PieceSource for Shared {
-    fn name(&self) -> String {
-        "fetcher".to_owned()
-    }
-
-    fn rank(&self) -> Rank {
-        Rank::Neighbour
-    }
-
-    fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
-        Ok(self
-            .0
-            .held
-            .lock()
-            .keys()
-            .map(|&index| index..index + 1)
-            .collect())
-    }
-
-    fn lanes(&self) -> usize {
-        2
-    }
-
-    fn run(&self) -> u32 {
-        4
-    }
-
-    fn read(&self, run: &[Piece]) -> Result<Option<Vec<u8>>, SourceError> {
-        let held = self.0.held.lock();
+fn shared(store: &Arc<Memory>) -> Arc<Fake> {
+    let (offers, gives) = (Arc::clone(store), Arc::clone(store));
+    let has = move || {
+        let held = offers.held.lock();
+        held.keys().map(|&index| index..index + 1).collect()
+    };
+    Fake::changing("fetcher", Rank::Neighbour, has, move |run| {
+        let held = gives.held.lock();
         let each = run.iter().map(|piece| held.get(&piece.index).cloned());
         Ok(each.collect::<Option<Vec<_>>>().map(|each| each.concat()))
-    }
+    })
 }
 
 #[test]
@@ -440,20 +430,16 @@ fn three_nodes_that_fetch_from_each_other_are_all_complete() {
         let fetchers: Vec<_> = (0..3)
             .map(|me| {
                 let others = stores.iter().enumerate().filter(|(at, _)| *at != me);
-                let others = others.map(|(_, store)| Arc::new(Shared(Arc::clone(store))) as _);
-                let first: Arc<dyn PieceSource> = Arc::<Fake>::clone(&seeder);
-                let sources = std::iter::once(first).chain(others).collect();
+                let others = others.map(|(_, store)| shared(store));
+                let first = std::iter::once(Arc::clone(&seeder));
+                let sources: Vec<_> = first.chain(others).collect();
                 let options = FetchOptions {
                     seed: me as u64,
                     patience: Duration::from_secs(20),
                     ..options()
                 };
                 let store = &stores[me];
-                scope.spawn(move || {
-                    let stop = AtomicBool::new(false);
-                    let store: &Memory = store;
-                    fetch_into(store, pieces(COUNT), sources, &options, &|_| {}, &stop)
-                })
+                scope.spawn(move || with(store, COUNT, &sources, &options))
             })
             .collect();
         for fetcher in fetchers {
@@ -480,39 +466,15 @@ fn a_source_has_at_most_as_many_reads_as_lanes() {
     assert_whole(&memory, 200);
 }
 
-/// Source that says what it has once it is let.
-struct Late {
-    inner: Arc<Fake>,
-    until: Arc<AtomicBool>,
-}
-
-impl PieceSource for Late {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-
-    fn rank(&self) -> Rank {
-        self.inner.rank()
-    }
-
-    fn pieces(&self) -> Result<Vec<Range<u32>>, SourceError> {
-        while !self.until.load(Ordering::Relaxed) {
+/// Neighbour with 100 pieces, which it says once it is let.
+fn late(until: Arc<AtomicBool>) -> Arc<Fake> {
+    let has = move || {
+        while !until.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.inner.pieces()
-    }
-
-    fn lanes(&self) -> usize {
-        self.inner.lanes()
-    }
-
-    fn run(&self) -> u32 {
-        self.inner.run()
-    }
-
-    fn read(&self, run: &[Piece]) -> Result<Option<Vec<u8>>, SourceError> {
-        self.inner.read(run)
-    }
+        std::iter::once(0..100).collect()
+    };
+    Fake::changing("late", Rank::Neighbour, has, |run| Ok(Some(all_of(run))))
 }
 
 #[test]
@@ -524,10 +486,7 @@ fn a_neighbour_that_does_not_answer_delays_the_hub_only_for_its_head_start() {
         seen.store(true, Ordering::Relaxed);
         Ok(Some(all_of(run)))
     });
-    let late: Arc<dyn PieceSource> = Arc::new(Late {
-        inner: Fake::honest("late", Rank::Neighbour, 0..100),
-        until: hub_reads,
-    });
+    let late = late(hub_reads);
     let waited = AtomicBool::new(false);
     let news = |progress: Progress<'_>| {
         if let Progress::Waiting { .. } = progress {
@@ -599,18 +558,13 @@ fn a_source_that_lacks_one_piece_gives_all_others() {
 fn a_neighbour_that_answers_late_still_spares_the_hub() {
     let memory = Memory::default();
     let until = Arc::new(AtomicBool::new(false));
-    let late: Arc<dyn PieceSource> = Arc::new(Late {
-        inner: Fake::honest("late", Rank::Neighbour, 0..100),
-        until: Arc::clone(&until),
-    });
     let hub = Fake::honest("hub", Rank::Hub, 0..u32::MAX);
-    let sources = vec![Arc::<Fake>::clone(&hub) as Arc<dyn PieceSource>, late];
+    let sources = [Arc::clone(&hub), late(Arc::clone(&until))];
     let answers = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
         until.store(true, Ordering::Relaxed);
     });
-    let stop = AtomicBool::new(false);
-    fetch_into(&memory, pieces(100), sources, &options(), &|_| {}, &stop).unwrap();
+    get(&memory, 100, &sources).unwrap();
     answers.join().unwrap();
     assert_whole(&memory, 100);
     assert_eq!(hub.reads(), 0);

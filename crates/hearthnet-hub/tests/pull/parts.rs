@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use hearthnet_files::part::{Identity, MAX_HEAD_BYTES, Part, PartError, Piece, identity_of};
+use hearthnet_files::part::{Identity, MAX_HEAD_BYTES, Part, PartError, Piece};
 use hearthnet_files::{Manifest, WeightsId};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::parts::{
@@ -15,11 +15,10 @@ use hearthnet_hub::parts::{
     PieceSource, Progress, Rank, Report, SourceError, fetch, first_contact,
 };
 use hearthnet_hub::pull::PullOptions;
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{Adopted, TinyLlama, assert_matches};
 use parking_lot::Mutex;
-use tempfile::TempDir;
 
-use super::server::{Answer, Request, Server, answer, redirect};
+use super::server::{Server, answer, busy, range_up_to, ranges, redirect};
 
 /// Model with tensors of several pieces.
 fn tiny(seed: u64) -> TinyLlama {
@@ -35,88 +34,37 @@ fn tiny(seed: u64) -> TinyLlama {
     }
 }
 
-/// Adopted model, and the folder of the parts of a node.
-struct Adopted {
-    file: Vec<u8>,
-    identity: Identity,
-    manifest: Vec<u8>,
-    pieces: Vec<u8>,
-    parts: TempDir,
-}
-
 pub(crate) type Source = Arc<dyn PieceSource>;
 
-impl Adopted {
-    fn new() -> Self {
-        let tiny = tiny(1);
-        let model = tiny.file();
-        let manifest = Manifest::of(&model, &mut |_, _| {});
-        let (identity, pieces) = identity_of(&model, &manifest, &mut |_, _| {}).unwrap();
-        Self {
-            file: tiny.bytes(),
-            identity,
-            manifest: manifest.encode(),
-            pieces,
-            parts: tempfile::tempdir().unwrap(),
-        }
-    }
+fn adopted() -> Adopted {
+    Adopted::of(tiny(1).file())
+}
 
-    fn head(&self) -> &[u8] {
-        &self.file[..self.identity.head_bytes as usize]
-    }
+fn contact(adopted: &Adopted, sources: &[Source]) -> Result<Part, FetchError> {
+    let (parts, stop) = (adopted.parts.path(), AtomicBool::new(false));
+    first_contact(parts, &adopted.identity, sources, &|_| {}, &stop)
+}
 
-    fn part_in(&self, parts: &TempDir) -> Part {
-        let (identity, head) = (&self.identity, self.head());
-        Part::create(parts.path(), identity, head, &self.manifest, &self.pieces).unwrap()
-    }
+/// Source of the model at an address.
+fn at(server: &Server, adopted: &Adopted) -> Source {
+    let text = format!("{}/m.gguf", server.address);
+    let Ok(ModelRef::Remote(source)) = text.parse() else {
+        panic!("{text}");
+    };
+    let options = PullOptions::new(PathBuf::new());
+    Arc::new(HubSource::new(&source, &options, adopted.identity.file_bytes).unwrap())
+}
 
-    fn part(&self) -> Part {
-        self.part_in(&self.parts)
-    }
+/// Source of what lies at a path.
+fn local(path: &Path, adopted: &Adopted) -> LocalSource {
+    LocalSource::new(path, &adopted.identity, adopted.parts.path())
+}
 
-    fn contact(&self, sources: &[Source]) -> Result<Part, FetchError> {
-        let stop = AtomicBool::new(false);
-        first_contact(self.parts.path(), &self.identity, sources, &|_| {}, &stop)
-    }
-
-    /// Source of the model at an address.
-    fn at(&self, server: &Server) -> Source {
-        let text = format!("{}/m.gguf", server.address);
-        let Ok(ModelRef::Remote(source)) = text.parse() else {
-            panic!("{text}");
-        };
-        let options = PullOptions::new(PathBuf::new());
-        Arc::new(HubSource::new(&source, &options, self.identity.file_bytes).unwrap())
-    }
-
-    /// Model file in the folder of the parts.
-    fn on_disk(&self, bytes: &[u8]) -> PathBuf {
-        let path = self.parts.path().join("m.gguf");
-        fs::write(&path, bytes).unwrap();
-        path
-    }
-
-    fn neighbour(&self) -> Neighbour {
-        Neighbour {
-            name: "neighbour",
-            file: self.file.clone(),
-            objects: [self.head(), &self.manifest, &self.pieces].map(<[u8]>::to_vec),
-            asked: AtomicU32::new(0),
-            on_object: Box::new(|| {}),
-        }
-    }
-
-    fn assert_holds(&self, part: &Part, wanted: &[Range<u32>]) {
-        assert_eq!(part.missing(wanted), []);
-        for index in wanted.iter().cloned().flatten() {
-            let piece = part.table().piece(index).unwrap();
-            let expected = &self.file[piece.offset as usize..][..piece.len as usize];
-            assert!(
-                part.read(index).unwrap().unwrap() == expected,
-                "piece {index}"
-            );
-        }
-    }
+/// Model file in the folder of the parts.
+fn on_disk(adopted: &Adopted, bytes: &[u8]) -> PathBuf {
+    let path = adopted.parts.path().join("m.gguf");
+    fs::write(&path, bytes).unwrap();
+    path
 }
 
 pub(crate) fn get(
@@ -146,6 +94,19 @@ struct Neighbour {
     objects: [Vec<u8>; 3],
     asked: AtomicU32,
     on_object: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Neighbour {
+    fn of(adopted: &Adopted) -> Self {
+        let manifest = adopted.manifest.encode();
+        Self {
+            name: "neighbour",
+            file: adopted.file.clone(),
+            objects: [adopted.head().to_vec(), manifest, adopted.pieces.clone()],
+            asked: AtomicU32::new(0),
+            on_object: Box::new(|| {}),
+        }
+    }
 }
 
 impl PieceSource for Neighbour {
@@ -193,43 +154,6 @@ impl PieceSource for Neighbour {
     }
 }
 
-/// First and last position of the requested range.
-fn range_of(request: &Request) -> (usize, usize) {
-    let range = request
-        .headers
-        .get("range")
-        .and_then(|range| range.strip_prefix("bytes="));
-    let (from, last) = range.and_then(|range| range.split_once('-')).unwrap();
-    (from.parse().unwrap(), last.parse().unwrap())
-}
-
-/// Declares the requested range of `file`, and closes the connection after `most` bytes of it.
-fn range_up_to(file: &[u8], most: usize) -> Answer {
-    let file = file.to_vec();
-    Box::new(move |request, stream| {
-        let (from, last) = range_of(request);
-        let body = &file[from..=last];
-        let headers = [
-            format!("Content-Length: {}", body.len()),
-            format!("Content-Range: bytes {from}-{last}/{}", file.len()),
-        ];
-        let body = &body[..body.len().min(most)];
-        answer("206 Partial Content", &headers, body)(request, stream);
-    })
-}
-
-fn ranges(file: &[u8]) -> Answer {
-    range_up_to(file, usize::MAX)
-}
-
-fn busy(status: &str, retry_after: &str) -> Answer {
-    let headers = [
-        "Content-Length: 0".to_owned(),
-        format!("Retry-After: {retry_after}"),
-    ];
-    answer(status, &headers, b"")
-}
-
 /// Error about the only source of a fetch that found it unusable.
 pub(crate) fn asked(result: Result<Report, FetchError>) -> String {
     match result {
@@ -240,26 +164,23 @@ pub(crate) fn asked(result: Result<Report, FetchError>) -> String {
 
 #[test]
 fn a_server_with_byte_ranges_completes_a_part_that_opens_as_the_model() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     let server = Server::new(vec![ranges(&adopted.file)]);
-    let part = Arc::new(adopted.part());
-    let report = get(&part, &all(&part), vec![adopted.at(&server)]).unwrap();
+    let part = Arc::new(adopted.create().unwrap());
+    let report = get(&part, &all(&part), vec![at(&server, &adopted)]).unwrap();
     adopted.assert_holds(&part, &all(&part));
     assert_eq!(report.bytes[0].1, part.table().bytes(&all(&part)));
     let model = part.model_file().unwrap();
-    assert_eq!(
-        Manifest::of(&model, &mut |_, _| {}).encode(),
-        adopted.manifest
-    );
+    assert_eq!(Manifest::of(&model, &mut |_, _| {}), adopted.manifest);
 }
 
 #[test]
 fn only_the_wanted_layers_are_fetched() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     let server = Server::new(vec![ranges(&adopted.file)]);
-    let part = adopted.part();
+    let part = adopted.create().unwrap();
     let wanted = part.table().of_layers(1, 1);
-    let report = get(&part, &wanted, vec![adopted.at(&server)]).unwrap();
+    let report = get(&part, &wanted, vec![at(&server, &adopted)]).unwrap();
     adopted.assert_holds(&part, &wanted);
     assert_eq!(part.held(), wanted);
     assert_eq!(report.bytes[0].1, part.table().bytes(&wanted));
@@ -267,11 +188,11 @@ fn only_the_wanted_layers_are_fetched() {
 
 #[test]
 fn a_server_without_byte_ranges_is_refused_by_name() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     let length = format!("Content-Length: {}", adopted.file.len());
     let server = Server::new(vec![answer("200 OK", &[length], &adopted.file)]);
-    let part = adopted.part();
-    let said = asked(get(&part, &all(&part), vec![adopted.at(&server)]));
+    let part = adopted.create().unwrap();
+    let said = asked(get(&part, &all(&part), vec![at(&server, &adopted)]));
     assert!(said.starts_with(&server.address), "{said}");
     assert!(said.contains("does not support byte ranges"), "{said}");
     assert_eq!(part.held(), []);
@@ -279,17 +200,17 @@ fn a_server_without_byte_ranges_is_refused_by_name() {
 
 #[test]
 fn a_file_that_changes_between_two_ranges_is_not_the_adopted_model() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     let mut other = adopted.file.clone();
     other.iter_mut().for_each(|byte| *byte ^= 1);
     let server = Server::new(vec![ranges(&adopted.file), ranges(&other)]);
-    let part = adopted.part();
+    let part = adopted.create().unwrap();
     // The first answer is for the last piece alone. The others are asked for in several requests at
     // once, of which any may come first.
     let last = part.table().all().end - 1;
     let genuine: Vec<_> = std::iter::once(last..last + 1).collect();
-    get(&part, &genuine, vec![adopted.at(&server)]).unwrap();
-    let said = asked(get(&part, &all(&part), vec![adopted.at(&server)]));
+    get(&part, &genuine, vec![at(&server, &adopted)]).unwrap();
+    let said = asked(get(&part, &all(&part), vec![at(&server, &adopted)]));
     assert!(
         said.contains(&format!(
             "{}/m.gguf is not the adopted model",
@@ -303,47 +224,47 @@ fn a_file_that_changes_between_two_ranges_is_not_the_adopted_model() {
 
 #[test]
 fn a_file_that_changes_its_length_is_refused() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     let longer = [&adopted.file[..], b"more"].concat();
     let server = Server::new(vec![ranges(&adopted.file), ranges(&longer)]);
-    let part = adopted.part();
-    let said = asked(get(&part, &all(&part), vec![adopted.at(&server)]));
+    let part = adopted.create().unwrap();
+    let said = asked(get(&part, &all(&part), vec![at(&server, &adopted)]));
     let expected = format!("{} bytes instead of {}", longer.len(), adopted.file.len());
     assert!(said.contains(&expected), "{said}");
 }
 
 #[test]
 fn a_truncated_body_is_asked_again_and_its_bytes_are_counted() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     let server = Server::new(vec![
         range_up_to(&adopted.file, 1000),
         ranges(&adopted.file),
     ]);
-    let part = adopted.part();
-    let report = get(&part, &all(&part), vec![adopted.at(&server)]).unwrap();
+    let part = adopted.create().unwrap();
+    let report = get(&part, &all(&part), vec![at(&server, &adopted)]).unwrap();
     adopted.assert_holds(&part, &all(&part));
     assert_eq!(report.bytes[0].1, part.table().bytes(&all(&part)) + 1000);
 }
 
 #[test]
 fn a_busy_server_is_asked_again_after_its_time() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     for status in ["429 Too Many Requests", "503 Service Unavailable"] {
         let server = Server::new(vec![busy(status, "1"), ranges(&adopted.file)]);
-        let part = adopted.part();
+        let part = adopted.create().unwrap();
         part.evict(&all(&part)).unwrap();
         assert_eq!(part.held(), []);
-        get(&part, &all(&part), vec![adopted.at(&server)]).unwrap();
+        get(&part, &all(&part), vec![at(&server, &adopted)]).unwrap();
         adopted.assert_holds(&part, &all(&part));
     }
 }
 
 #[test]
 fn a_server_that_is_busy_for_too_long_is_given_up_at_once() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     let server = Server::new(vec![busy("503 Service Unavailable", "3600")]);
-    let part = adopted.part();
-    let said = asked(get(&part, &all(&part), vec![adopted.at(&server)]));
+    let part = adopted.create().unwrap();
+    let said = asked(get(&part, &all(&part), vec![at(&server, &adopted)]));
     assert!(said.contains("retry after 3600 s"), "{said}");
     // One request per lane.
     assert!(server.requests().len() <= 4, "{}", server.requests().len());
@@ -351,11 +272,11 @@ fn a_server_that_is_busy_for_too_long_is_given_up_at_once() {
 
 #[test]
 fn ranges_are_asked_for_at_the_target_of_a_redirect() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     let target = Server::new(vec![ranges(&adopted.file)]);
     let server = Server::new(vec![redirect(&format!("{}/elsewhere", target.address))]);
-    let part = adopted.part();
-    get(&part, &all(&part), vec![adopted.at(&server)]).unwrap();
+    let part = adopted.create().unwrap();
+    get(&part, &all(&part), vec![at(&server, &adopted)]).unwrap();
     adopted.assert_holds(&part, &all(&part));
     assert!(
         target
@@ -367,19 +288,19 @@ fn ranges_are_asked_for_at_the_target_of_a_redirect() {
 
 #[test]
 fn a_model_file_on_a_drive_is_the_only_source_that_is_needed() {
-    let adopted = Adopted::new();
-    let path = adopted.on_disk(&adopted.file);
+    let adopted = adopted();
+    let path = on_disk(&adopted, &adopted.file);
     let source: Source = Arc::new(FileSource::open(&path, &adopted.identity).unwrap());
-    let part = adopted.contact(&[Arc::clone(&source)]).unwrap();
+    let part = contact(&adopted, &[Arc::clone(&source)]).unwrap();
     get(&part, &all(&part), vec![source]).unwrap();
     adopted.assert_holds(&part, &all(&part));
 }
 
 #[test]
 fn another_file_at_the_path_of_a_drive_is_hashed_again() {
-    let adopted = Adopted::new();
-    let path = adopted.on_disk(&adopted.file);
-    let local = LocalSource::new(&path, &adopted.identity, adopted.parts.path());
+    let adopted = adopted();
+    let path = on_disk(&adopted, &adopted.file);
+    let local = local(&path, &adopted);
     let list = |source: &LocalSource| {
         let list = source.object(Object::PieceList, 0, u32::MAX);
         list.unwrap().unwrap()
@@ -397,8 +318,8 @@ fn another_file_at_the_path_of_a_drive_is_hashed_again() {
 
 #[test]
 fn another_file_on_a_drive_is_refused_by_its_length_its_metadata_or_its_contents() {
-    let adopted = Adopted::new();
-    let path = adopted.on_disk(&tiny(2).bytes());
+    let adopted = adopted();
+    let path = on_disk(&adopted, &tiny(2).bytes());
     let refused = |identity| {
         let opened = FileSource::open(&path, &identity).map(|_| ());
         opened.unwrap_err().to_string()
@@ -417,7 +338,7 @@ fn another_file_on_a_drive_is_refused_by_its_length_its_metadata_or_its_contents
     let said = refused(named);
     assert!(said.contains("its metadata differ"), "{said}");
     let source: Source = Arc::new(FileSource::open(&path, &adopted.identity).unwrap());
-    let part = adopted.part();
+    let part = adopted.create().unwrap();
     let said = asked(get(&part, &all(&part), vec![source]));
     assert!(said.contains("m.gguf is not the adopted model"), "{said}");
     assert_eq!(part.held(), []);
@@ -425,14 +346,14 @@ fn another_file_on_a_drive_is_refused_by_its_length_its_metadata_or_its_contents
 
 #[test]
 fn a_part_in_another_folder_gives_what_it_holds() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     let drive = tempfile::tempdir().unwrap();
-    let theirs = adopted.part_in(&drive);
+    let theirs = adopted.create_in(drive.path()).unwrap();
     let layers = theirs.table().of_layers(0, 1);
-    get(&theirs, &layers, vec![Arc::new(adopted.neighbour())]).unwrap();
+    get(&theirs, &layers, vec![Arc::new(Neighbour::of(&adopted))]).unwrap();
     let source: Source =
         Arc::new(FolderSource::open(theirs.folder(), &adopted.identity.weights).unwrap());
-    let part = adopted.contact(&[Arc::clone(&source)]).unwrap();
+    let part = contact(&adopted, &[Arc::clone(&source)]).unwrap();
     get(&part, &layers, vec![Arc::clone(&source)]).unwrap();
     adopted.assert_holds(&part, &layers);
     let said = asked(get(&part, &all(&part), vec![source]));
@@ -442,11 +363,10 @@ fn a_part_in_another_folder_gives_what_it_holds() {
 
 #[test]
 fn a_drive_with_a_file_or_a_part_in_any_of_its_places_is_a_source() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     let drive = tempfile::tempdir().unwrap();
     let path = |name: &str| drive.path().join(name);
-    let opens =
-        |name: &str| LocalSource::new(&path(name), &adopted.identity, adopted.parts.path()).open();
+    let opens = |name: &str| local(&path(name), &adopted).open();
     let nothing = opens("").unwrap_err().to_string();
     assert!(nothing.contains("neither the file"), "{nothing}");
     assert_matches!(opens("none"), Err(SourceError::Io(_)));
@@ -461,44 +381,39 @@ fn a_drive_with_a_file_or_a_part_in_any_of_its_places_is_a_source() {
     let theirs = tempfile::tempdir_in(drive.path()).unwrap();
     let parts = theirs.path().join("parts");
     fs::create_dir(&parts).unwrap();
-    let (identity, head) = (&adopted.identity, adopted.head());
-    let part = Part::create(&parts, identity, head, &adopted.manifest, &adopted.pieces).unwrap();
+    let part = adopted.create_in(&parts).unwrap();
     let layer = part.table().of_layers(1, 1);
-    get(&part, &layer, vec![Arc::new(adopted.neighbour())]).unwrap();
+    get(&part, &layer, vec![Arc::new(Neighbour::of(&adopted))]).unwrap();
     for place in [theirs.path(), &parts, part.folder(), &part.path()] {
-        let source = LocalSource::new(place, identity, adopted.parts.path());
+        let source = local(place, &adopted);
         assert_eq!(source.pieces().unwrap(), layer, "{}", place.display());
     }
 }
 
 #[test]
 fn a_fetch_from_a_drive_that_is_pulled_out_goes_on_from_others_or_later() {
-    let adopted = Adopted::new();
-    let path = adopted.on_disk(&adopted.file);
+    let adopted = adopted();
+    let path = on_disk(&adopted, &adopted.file);
     let half = adopted.identity.file_bytes / 2;
     // Its file is open when its second half goes away.
     let pulled = || -> Source {
         fs::write(&path, &adopted.file).unwrap();
-        let local = LocalSource::new(&path, &adopted.identity, adopted.parts.path());
+        let local = local(&path, &adopted);
         local.open().unwrap();
         let file = fs::File::options().write(true).open(&path).unwrap();
         file.set_len(half).unwrap();
         Arc::new(local)
     };
-    let part = adopted.part();
+    let part = adopted.create().unwrap();
     let said = asked(get(&part, &all(&part), vec![pulled()]));
     assert!(said.contains("m.gguf: it cannot be read"), "{said}");
     fs::write(&path, &adopted.file).unwrap();
-    let again: Source = Arc::new(LocalSource::new(
-        &path,
-        &adopted.identity,
-        adopted.parts.path(),
-    ));
+    let again: Source = Arc::new(local(&path, &adopted));
     get(&part, &all(&part), vec![again]).unwrap();
     adopted.assert_holds(&part, &all(&part));
 
     part.evict(&all(&part)).unwrap();
-    let neighbour = Arc::new(adopted.neighbour());
+    let neighbour = Arc::new(Neighbour::of(&adopted));
     let report = get(&part, &all(&part), vec![pulled(), neighbour]).unwrap();
     adopted.assert_holds(&part, &all(&part));
     assert_eq!(report.dropped.len(), 1);
@@ -507,15 +422,11 @@ fn a_fetch_from_a_drive_that_is_pulled_out_goes_on_from_others_or_later() {
 
 #[test]
 fn a_file_that_a_person_names_spares_the_neighbours() {
-    let adopted = Adopted::new();
-    let path = adopted.on_disk(&adopted.file);
-    let local: Source = Arc::new(LocalSource::new(
-        &path,
-        &adopted.identity,
-        adopted.parts.path(),
-    ));
-    let part = adopted.part();
-    let neighbour: Source = Arc::new(adopted.neighbour());
+    let adopted = adopted();
+    let path = on_disk(&adopted, &adopted.file);
+    let local: Source = Arc::new(local(&path, &adopted));
+    let part = adopted.create().unwrap();
+    let neighbour: Source = Arc::new(Neighbour::of(&adopted));
     let report = get(&part, &all(&part), vec![neighbour, local]).unwrap();
     adopted.assert_holds(&part, &all(&part));
     assert_eq!(report.bytes[0].1, 0);
@@ -523,38 +434,38 @@ fn a_file_that_a_person_names_spares_the_neighbours() {
 
 #[test]
 fn a_folder_of_another_model_is_refused() {
-    let adopted = Adopted::new();
-    let part = adopted.part();
+    let adopted = adopted();
+    let part = adopted.create().unwrap();
     let refused = FolderSource::open(part.folder(), &WeightsId::of(b"other")).map(|_| ());
     assert_matches!(refused, Err(SourceError::Unusable(why)) if why.contains("another model"));
 }
 
 #[test]
 fn a_new_model_is_met_and_completed_through_a_neighbour_and_the_hub() {
-    let adopted = Adopted::new();
-    let neighbour = Arc::new(adopted.neighbour());
+    let adopted = adopted();
+    let neighbour = Arc::new(Neighbour::of(&adopted));
     let server = Server::new(vec![ranges(&adopted.file)]);
-    let sources: Vec<Source> = vec![adopted.at(&server), Arc::<Neighbour>::clone(&neighbour)];
-    let part = adopted.contact(&sources).unwrap();
+    let sources: Vec<Source> = vec![at(&server, &adopted), Arc::<Neighbour>::clone(&neighbour)];
+    let part = contact(&adopted, &sources).unwrap();
     get(&part, &all(&part), sources).unwrap();
     adopted.assert_holds(&part, &all(&part));
     // The neighbour has everything, so the hub is spared.
     assert_eq!(server.requests().len(), 0);
     drop(part);
     // Once met, no source is needed.
-    let part = adopted.contact(&[]).unwrap();
+    let part = contact(&adopted, &[]).unwrap();
     assert_eq!(part.missing(&all(&part)), []);
     assert_matches!(
-        adopted.contact(&[]),
+        contact(&adopted, &[]),
         Err(FetchError::Part(PartError::InUse(_)))
     );
 }
 
 #[test]
 fn wrong_objects_are_named_and_taken_from_the_next_source() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     for wrong in 0..3 {
-        let mut liar = adopted.neighbour();
+        let mut liar = Neighbour::of(&adopted);
         liar.name = "liar";
         liar.objects[wrong][40] ^= 1;
         let parts = tempfile::tempdir().unwrap();
@@ -564,7 +475,7 @@ fn wrong_objects_are_named_and_taken_from_the_next_source() {
                 said.lock().push(dropped.to_string());
             }
         };
-        let sources: [Source; 2] = [Arc::new(liar), Arc::new(adopted.neighbour())];
+        let sources: [Source; 2] = [Arc::new(liar), Arc::new(Neighbour::of(&adopted))];
         let (identity, stop) = (&adopted.identity, AtomicBool::new(false));
         first_contact(parts.path(), identity, &sources, &news, &stop).unwrap();
         let object = ["head", "manifest", "piece list"][wrong];
@@ -579,14 +490,13 @@ fn wrong_objects_are_named_and_taken_from_the_next_source() {
 
 #[test]
 fn a_model_whose_objects_no_source_has_is_refused_with_all_that_were_asked() {
-    let adopted = Adopted::new();
-    let mut shorter = adopted.neighbour();
+    let adopted = adopted();
+    let mut shorter = Neighbour::of(&adopted);
     shorter.name = "shorter";
     shorter.objects[1].truncate(100);
     let server = Server::new(vec![ranges(&adopted.file)]);
-    let error = adopted
-        .contact(&[Arc::new(shorter), adopted.at(&server)])
-        .unwrap_err();
+    let sources: [Source; 2] = [Arc::new(shorter), at(&server, &adopted)];
+    let error = contact(&adopted, &sources).unwrap_err();
     assert_matches!(&error, FetchError::NoObject { object: Object::Manifest, asked } if asked.len() == 2);
     let said = error.to_string();
     assert!(
@@ -598,33 +508,33 @@ fn a_model_whose_objects_no_source_has_is_refused_with_all_that_were_asked() {
 
 #[test]
 fn lengths_beyond_the_limits_are_refused_before_a_source_is_asked() {
-    let mut adopted = Adopted::new();
-    let neighbour = Arc::new(adopted.neighbour());
+    let mut adopted = adopted();
+    let neighbour = Arc::new(Neighbour::of(&adopted));
     adopted.identity.head_bytes = MAX_HEAD_BYTES + 1;
     let sources: [Source; 1] = [Arc::<Neighbour>::clone(&neighbour)];
-    let refused = adopted.contact(&sources).map(|_| ());
+    let refused = contact(&adopted, &sources).map(|_| ());
     assert_matches!(refused, Err(FetchError::Part(PartError::Disagrees(why))) if why.contains("head"));
     adopted.identity.head_bytes = 1000;
     adopted.identity.manifest_bytes = u64::MAX;
-    let refused = adopted.contact(&sources).map(|_| ());
+    let refused = contact(&adopted, &sources).map(|_| ());
     assert_matches!(refused, Err(FetchError::Part(PartError::Disagrees(why))) if why.contains("manifest"));
     assert_eq!(neighbour.asked.load(Ordering::Relaxed), 0);
 }
 
 #[test]
 fn a_file_that_is_too_short_for_its_pieces_contradicts_itself() {
-    let mut adopted = Adopted::new();
-    let neighbour = Arc::new(adopted.neighbour());
+    let mut adopted = adopted();
+    let neighbour = Arc::new(Neighbour::of(&adopted));
     adopted.identity.file_bytes = 3;
-    let refused = adopted.contact(&[neighbour]).map(|_| ());
+    let refused = contact(&adopted, &[neighbour]).map(|_| ());
     assert_matches!(refused, Err(FetchError::Part(PartError::Disagrees(why))) if why.contains("more pieces"));
 }
 
 #[test]
 fn a_stop_ends_the_first_contact_before_the_next_read() {
-    let adopted = Adopted::new();
+    let adopted = adopted();
     let stop = Arc::new(AtomicBool::new(false));
-    let mut neighbour = adopted.neighbour();
+    let mut neighbour = Neighbour::of(&adopted);
     let stops = Arc::clone(&stop);
     neighbour.on_object = Box::new(move || stops.store(true, Ordering::Relaxed));
     let neighbour = Arc::new(neighbour);

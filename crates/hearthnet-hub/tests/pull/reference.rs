@@ -1,14 +1,13 @@
 //! References outside the catalogue: a file on the hub or at an address.
 
 use std::fs;
-use std::sync::atomic::AtomicBool;
 
 use hearthnet_files::Digest;
-use hearthnet_hub::ModelRef;
-use hearthnet_hub::pull::{PullError, SourceError, Token, pull_reference};
+use hearthnet_hub::pull::{PullError, SourceError, Token};
+use hearthnet_testkit::assert_matches;
 
-use super::server::{Answer, Server, answer, cut, file, redirect, status};
-use super::{HALF, Place, model};
+use super::server::{Answer, Server, answer, busy, cut, file, redirect, status};
+use super::{HALF, Place, model, only_reason};
 
 const REFERENCE: &str = "hf:a/b/d/m.gguf";
 
@@ -28,23 +27,6 @@ fn first_byte() -> Answer {
     answer("206 Partial Content", &[range], &model()[..1])
 }
 
-fn fetch(
-    place: &Place,
-    reference: &str,
-    sha256: Option<Digest>,
-) -> Result<std::path::PathBuf, PullError> {
-    let reference: ModelRef = reference.parse().unwrap();
-    let cancel = AtomicBool::new(false);
-    pull_reference(&reference, sha256, &place.options, &cancel, &mut |_| {})
-}
-
-fn only_reason(error: PullError) -> SourceError {
-    match error {
-        PullError::NoSource { mut failures, .. } if failures.len() == 1 => failures.remove(0).1,
-        other => panic!("{other:?}"),
-    }
-}
-
 #[test]
 fn a_hub_reference_is_fetched_checked_by_the_hubs_digest_and_reused() {
     // Requests: for the digest, for the redirect, for its target, and for the file.
@@ -52,20 +34,20 @@ fn a_hub_reference_is_fetched_checked_by_the_hubs_digest_and_reused() {
     let answers = vec![size(&digest), size(&digest), first_byte(), file(&model())];
     let server = Server::new(answers);
     let place = Place::with(&server);
-    let path = fetch(&place, REFERENCE, None).unwrap();
+    let path = place.fetch(REFERENCE, None).unwrap();
     assert_eq!(path, place.options.models.join("hf/a/b/d/m.gguf"));
     assert!(fs::read(&path).unwrap() == model());
     let paths: Vec<_> = server.requests().iter().map(|r| r.path.clone()).collect();
     let asked = "/a/b/resolve/main/d/m.gguf";
     assert_eq!(paths, [asked, asked, "/elsewhere", asked]);
     // The file exists now, so no request is sent.
-    assert_eq!(fetch(&place, REFERENCE, None).unwrap(), path);
+    assert_eq!(place.fetch(REFERENCE, None).unwrap(), path);
     assert_eq!(server.requests().len(), 4);
 }
 
 #[test]
 fn a_busy_hub_is_retried_when_asked_for_the_size() {
-    let busy = || super::busy("0");
+    let busy = || busy("429 Too Many Requests", "0");
     let digest = Digest::of(&model());
     let server = Server::new(vec![
         busy(),
@@ -76,11 +58,11 @@ fn a_busy_hub_is_retried_when_asked_for_the_size() {
         file(&model()),
     ]);
     let place = Place::with(&server);
-    fetch(&place, REFERENCE, None).unwrap();
+    place.fetch(REFERENCE, None).unwrap();
 
     let server = Server::new(vec![busy()]);
     let place = Place::with(&server);
-    let error = only_reason(fetch(&place, REFERENCE, None).unwrap_err());
+    let error = only_reason(place.fetch(REFERENCE, None));
     assert_matches!(error, SourceError::Busy { status: 429, .. });
     assert_eq!(server.requests().len(), 4, "it is not asked without end");
 }
@@ -93,7 +75,7 @@ fn bytes_with_another_digest_are_refused_and_removed() {
     ] {
         let server = Server::new(vec![size(&told), first_byte(), file(&model())]);
         let place = Place::with(&server);
-        let error = only_reason(fetch(&place, REFERENCE, pinned).unwrap_err());
+        let error = only_reason(place.fetch(REFERENCE, pinned));
         assert!(matches!(error, SourceError::Contents { .. }), "{error}");
         let left = fs::read_dir(place.options.models.join("hf/a/b/d")).unwrap();
         let left: Vec<_> = left.map(|e| e.unwrap().file_name()).collect();
@@ -105,7 +87,9 @@ fn bytes_with_another_digest_are_refused_and_removed() {
 fn an_address_is_fetched_and_resumed() {
     let server = Server::new(vec![first_byte(), cut(&model(), HALF), file(&model())]);
     let place = Place::new();
-    let path = fetch(&place, &format!("{}/x/m.gguf?y=1", server.address), None).unwrap();
+    let path = place
+        .fetch(&format!("{}/x/m.gguf?y=1", server.address), None)
+        .unwrap();
     assert!(fs::read(&path).unwrap() == model());
     let requests = server.requests();
     assert!(requests.iter().all(|r| r.path == "/x/m.gguf?y=1"));
@@ -116,7 +100,7 @@ fn an_address_is_fetched_and_resumed() {
 fn a_missing_file_and_a_missing_size_are_reported() {
     let refused = |answer| {
         let server = Server::new(vec![answer]);
-        only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err())
+        only_reason(Place::with(&server).fetch(REFERENCE, None))
     };
     let error = refused(status("404 Not Found"));
     assert!(matches!(error, SourceError::Status(404)), "{error}");
@@ -134,10 +118,10 @@ fn an_unpinned_reference_needs_tls_or_this_machine() {
     let mut place = Place::new();
     // The address does not exist; no request may be sent.
     place.options.hub = "http://hub.invalid".to_owned();
-    let error = fetch(&place, REFERENCE, None).unwrap_err();
+    let error = place.fetch(REFERENCE, None).unwrap_err();
     assert!(matches!(error, PullError::Unprotected(_)), "{error:?}");
-    let error = fetch(&place, REFERENCE, Some(Digest([0; 32]))).unwrap_err();
-    assert_matches!(only_reason(error), SourceError::Unreachable { .. });
+    let error = only_reason(place.fetch(REFERENCE, Some(Digest([0; 32]))));
+    assert_matches!(error, SourceError::Unreachable { .. });
 }
 
 #[test]
@@ -145,10 +129,10 @@ fn the_token_is_sent_only_to_the_hub() {
     let refusal = status("401 Unauthorized");
     let hub = Server::new(vec![refusal, first_byte(), file(&model())]);
     let mut place = Place::with(&hub);
-    let refused = only_reason(fetch(&place, REFERENCE, None).unwrap_err());
+    let refused = only_reason(place.fetch(REFERENCE, None));
     assert!(matches!(refused, SourceError::Status(401)), "{refused}");
     place.options.token = Token::new(" hf_secret\n".to_owned());
-    fetch(&place, REFERENCE, None).unwrap();
+    place.fetch(REFERENCE, None).unwrap();
     let told = |server: &Server| -> Vec<Option<String>> {
         let of = |r: &super::server::Request| r.headers.get("authorization").cloned();
         server.requests().iter().map(of).collect()
@@ -158,7 +142,9 @@ fn the_token_is_sent_only_to_the_hub() {
     assert_eq!(format!("{:?}", place.options.token), "Some(Token(..))");
 
     let other = Server::new(vec![first_byte(), file(&model())]);
-    fetch(&place, &format!("{}/m.gguf", other.address), None).unwrap();
+    place
+        .fetch(&format!("{}/m.gguf", other.address), None)
+        .unwrap();
     assert_eq!(told(&other), [None, None]);
     assert!(Token::new("a\nb".to_owned()).is_none());
 }

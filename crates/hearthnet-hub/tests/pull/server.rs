@@ -15,13 +15,16 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// First position of the requested range, and the last one if it is stated.
+    pub(crate) fn range(&self) -> Option<(usize, Option<usize>)> {
+        let range = self.headers.get("range")?.strip_prefix("bytes=").unwrap();
+        let (from, last) = range.split_once('-').unwrap();
+        Some((from.parse().unwrap(), last.parse().ok()))
+    }
+
     /// First position of the requested range.
     pub(crate) fn from(&self) -> usize {
-        let range = self.headers.get("range");
-        let from = range.map_or("0", |range| {
-            range.trim_matches(|c: char| !c.is_ascii_digit())
-        });
-        from.parse().unwrap()
+        self.range().map_or(0, |(from, _)| from)
     }
 }
 
@@ -100,6 +103,40 @@ pub(crate) fn file(file: &[u8]) -> Answer {
         };
         answer(status, &[length, etag, range], &file[from..])(request, stream);
     })
+}
+
+/// File server: all of `file`, or the requested range, of which it sends `most` bytes before it
+/// closes the connection.
+pub(crate) fn range_up_to(file: &[u8], most: usize) -> Answer {
+    let file = file.to_vec();
+    Box::new(move |request, stream| {
+        let all = file.len();
+        let Some((from, last)) = request.range() else {
+            let length = format!("Content-Length: {all}");
+            return answer("200 OK", &[length], &file)(request, stream);
+        };
+        let last = last.unwrap_or(all).min(all - 1);
+        let body = &file[from..=last];
+        let headers = [
+            format!("Content-Length: {}", body.len()),
+            format!("Content-Range: bytes {from}-{last}/{all}"),
+        ];
+        let body = &body[..body.len().min(most)];
+        answer("206 Partial Content", &headers, body)(request, stream);
+    })
+}
+
+pub(crate) fn ranges(file: &[u8]) -> Answer {
+    range_up_to(file, usize::MAX)
+}
+
+/// Refuses temporarily, with a time for the next attempt.
+pub(crate) fn busy(status: &str, retry_after: &str) -> Answer {
+    let headers = [
+        "Content-Length: 0".to_owned(),
+        format!("Retry-After: {retry_after}"),
+    ];
+    answer(status, &headers, b"")
 }
 
 /// Declares the whole of `file`, and closes the connection after `len` bytes.

@@ -5,17 +5,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use hearthnet_files::part::{Part, identity_of};
-use hearthnet_files::{Digest, Manifest, ModelFile};
+use hearthnet_files::{Digest, ModelFile};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Catalogue;
 use hearthnet_hub::parts::{LocalSource, Object, SplitSource};
-use hearthnet_hub::pull::{PullError, PullOptions, SourceError, pull, pull_reference};
-use hearthnet_testkit::{TinyLlama, split, write_split};
+use hearthnet_hub::pull::{PullError, PullOptions, SourceError, pull};
+use hearthnet_testkit::{Adopted, TinyLlama, assert_matches, split, write_split};
 
-use super::Place;
 use super::parts::{Source, all, get};
-use super::server::{Answer, Request, Server, answer, status};
+use super::server::{Answer, Request, Server, ranges, status};
+use super::{Place, only_reason};
 
 const FIRST: &str = "split-00001-of-00003.gguf";
 
@@ -23,27 +22,15 @@ fn files() -> Vec<Vec<u8>> {
     split(&TinyLlama::default().bytes(), 3)
 }
 
-/// File server for a folder, with and without byte ranges.
+/// File server for a folder.
 fn folder(path: &Path) -> Answer {
     let path = path.to_owned();
     Box::new(move |request: &Request, stream| {
         let name = request.path.rsplit('/').next().unwrap();
-        let Ok(bytes) = fs::read(path.join(name)) else {
-            return status("404 Not Found")(request, stream);
-        };
-        let all = bytes.len();
-        let Some(range) = request.headers.get("range") else {
-            let length = format!("Content-Length: {all}");
-            return answer("200 OK", &[length], &bytes)(request, stream);
-        };
-        let (from, last) = range.trim_start_matches("bytes=").split_once('-').unwrap();
-        let from: usize = from.parse().unwrap();
-        let last = last.parse().unwrap_or(all).min(all - 1);
-        let headers = [
-            format!("Content-Length: {}", last - from + 1),
-            format!("Content-Range: bytes {from}-{last}/{all}"),
-        ];
-        answer("206 Partial Content", &headers, &bytes[from..=last])(request, stream);
+        match fs::read(path.join(name)) {
+            Ok(bytes) => ranges(&bytes)(request, stream),
+            Err(_) => status("404 Not Found")(request, stream),
+        }
     })
 }
 
@@ -55,28 +42,24 @@ fn served() -> (tempfile::TempDir, PathBuf, Server) {
     (published, path, server)
 }
 
-fn fetch(place: &Place, reference: &str, sha256: Option<Digest>) -> Result<PathBuf, PullError> {
-    let reference: ModelRef = reference.parse().unwrap();
-    let go_on = AtomicBool::new(false);
-    pull_reference(&reference, sha256, &place.options, &go_on, &mut |_| {})
-}
-
 #[test]
 fn a_reference_to_the_first_file_fetches_all_the_first_one_last() {
     let (_published, _, server) = served();
     let place = Place::with(&server);
-    let path = fetch(&place, &format!("hf:a/b/{FIRST}"), None).unwrap();
+    let path = place.fetch(&format!("hf:a/b/{FIRST}"), None).unwrap();
     assert_eq!(path, place.options.models.join("hf/a/b").join(FIRST));
     ModelFile::open(&path).unwrap();
     let requests = server.requests();
     assert!(requests.last().unwrap().path.ends_with(FIRST));
     assert!(requests[0].path.ends_with("split-00003-of-00003.gguf"));
-    fetch(&place, &format!("hf:a/b/{FIRST}"), None).unwrap();
+    place.fetch(&format!("hf:a/b/{FIRST}"), None).unwrap();
     assert_eq!(server.requests().len(), requests.len());
 
-    let error = fetch(&place, "hf:a/b/split-00002-of-00003.gguf", None).unwrap_err();
+    let error = place
+        .fetch("hf:a/b/split-00002-of-00003.gguf", None)
+        .unwrap_err();
     assert!(matches!(error, PullError::NotFirst(_)) && error.to_string().contains(FIRST));
-    let pinned = fetch(&place, &format!("hf:a/b/{FIRST}"), Some(Digest([0; 32])));
+    let pinned = place.fetch(&format!("hf:a/b/{FIRST}"), Some(Digest([0; 32])));
     assert!(matches!(pinned, Err(PullError::SplitDigest)));
 }
 
@@ -108,17 +91,9 @@ fn each_file_of_an_entry_is_checked() {
     ModelFile::open(&pulled).unwrap();
 
     let place = Place::with(&server);
-    let error = pull(
-        &entry(Some(1)).unwrap(),
-        &place.options,
-        &go_on,
-        &mut |_| {},
-    )
-    .unwrap_err();
-    let PullError::NoSource { failures, .. } = error else {
-        panic!("{error}");
-    };
-    assert!(matches!(failures[..], [(_, SourceError::Contents { .. })]));
+    let changed = entry(Some(1)).unwrap();
+    let error = only_reason(pull(&changed, &place.options, &go_on, &mut |_| {}));
+    assert_matches!(error, SourceError::Contents { .. });
     assert!(!place.options.models.join("m").join(FIRST).exists());
 
     // From a drive, by the first file.
@@ -158,12 +133,9 @@ fn an_entry_names_the_size_of_every_file() {
 
 #[test]
 fn pieces_come_from_the_files_on_a_server_and_on_a_drive() {
-    let (published, path, server) = served();
-    let model = ModelFile::open(&path).unwrap();
-    let manifest = Manifest::of(&model, &mut |_, _| {});
-    let (identity, list) = identity_of(&model, &manifest, &mut |_, _| {}).unwrap();
-    let mut joined = Vec::new();
-    model.gguf().write_joined(&mut joined).unwrap();
+    let (_published, path, server) = served();
+    let adopted = Adopted::of(ModelFile::open(&path).unwrap());
+    let identity = &adopted.identity;
 
     let text = format!("{}/d/{FIRST}", server.address);
     let Ok(ModelRef::Remote(remote)) = text.parse() else {
@@ -171,27 +143,21 @@ fn pieces_come_from_the_files_on_a_server_and_on_a_drive() {
     };
     assert!(remote.is_split());
     let options = PullOptions::new(PathBuf::new());
-    let parts = published.path().join("parts");
+    let parts = adopted.parts.path();
     let sources: [Source; 2] = [
-        Arc::new(SplitSource::new(&remote, &options, &identity)),
-        Arc::new(LocalSource::new(&path, &identity, &parts)),
+        Arc::new(SplitSource::new(&remote, &options, identity)),
+        Arc::new(LocalSource::new(&path, identity, parts)),
     ];
     for (source, place) in sources.into_iter().zip(["a", "b"]) {
         let head = source.object(Object::Head, 0, u32::MAX).unwrap().unwrap();
-        assert!(head[..identity.head_bytes as usize] == *model.gguf().head());
-        let parts = published.path().join(place);
-        let head = model.gguf().head();
-        let part = Part::create(&parts, &identity, head, &manifest.encode(), &list).unwrap();
+        assert!(head[..identity.head_bytes as usize] == *adopted.head());
+        let part = adopted.create_in(&parts.join(place)).unwrap();
         get(&part, &all(&part), vec![source]).unwrap();
-        for index in part.table().all() {
-            let piece = part.table().piece(index).unwrap();
-            let expected = &joined[piece.offset as usize..][..piece.len as usize];
-            assert!(part.read(index).unwrap().unwrap() == expected, "{index}");
-        }
+        adopted.assert_holds(&part, &all(&part));
     }
 
     fs::remove_file(path.with_file_name("split-00002-of-00003.gguf")).unwrap();
-    let source = SplitSource::new(&remote, &options, &identity);
+    let source = SplitSource::new(&remote, &options, identity);
     let error = hearthnet_hub::parts::PieceSource::pieces(&source).unwrap_err();
     assert!(
         error

@@ -99,27 +99,18 @@ impl GrammarError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hearthnet_testkit::rows;
 
     #[test]
     fn unsupported_features_are_named() {
-        for (said, shown) in [
-            (
-                r#"Unimplemented keys: ["not"]"#,
-                "the schema's keyword `not` is not supported",
-            ),
-            (
-                r#"Unimplemented keys: ["else", "if"]"#,
-                "the schema's keywords `else`, `if` are not supported",
-            ),
-            (
-                "Unknown format: phone",
-                "the schema's format `phone` is not supported",
-            ),
-            (
-                "regex parse error:\n    (?=a)b\n    ^^^\nerror: look-around is not supported",
-                "the grammar is not supported: look-around is not supported",
-            ),
-        ] {
+        for (said, shown) in rows! {
+            r#"Unimplemented keys: ["not"]"# => "the schema's keyword `not` is not supported";
+            r#"Unimplemented keys: ["else", "if"]"#
+                => "the schema's keywords `else`, `if` are not supported";
+            "Unknown format: phone" => "the schema's format `phone` is not supported";
+            "regex parse error:\n    (?=a)b\n    ^^^\nerror: look-around is not supported"
+                => "the grammar is not supported: look-around is not supported";
+        } {
             let error = GrammarError::of(&said);
             assert_eq!(error, GrammarError::Unsupported(shown.into()));
         }

@@ -36,27 +36,6 @@ pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     }
 }
 
-/// A JSON value as a variable.
-pub(super) fn variable(json: &serde_json::Value) -> Value {
-    match json {
-        serde_json::Value::Null => Value::from(()),
-        serde_json::Value::Bool(value) => Value::from(*value),
-        serde_json::Value::Number(number) => match (number.as_i64(), number.as_u64()) {
-            (Some(number), _) => Value::from(number),
-            (None, Some(number)) => Value::from(number),
-            _ => Value::from(number.as_f64().unwrap_or_default()),
-        },
-        serde_json::Value::String(text) => Value::from(text.as_str()),
-        serde_json::Value::Array(items) => items.iter().map(variable).collect(),
-        serde_json::Value::Object(members) => {
-            let member = |(key, value): (&String, &serde_json::Value)| {
-                (Value::from(key.as_str()), variable(value))
-            };
-            Value::from_pairs(members.iter().map(member))
-        }
-    }
-}
-
 /// Formatter for a single line with a space behind each comma and colon.
 struct Spaced;
 

@@ -51,6 +51,7 @@ pub use time::TemplateTime;
 use crate::tokenizer::{EncodeError, MAX_TEXT_BYTES, Special, Tokenizer};
 use crate::tools::TurnFormat;
 use hearthnet_text::sanitize;
+use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value};
 use shield::Shield;
 use std::collections::BTreeMap;
@@ -370,7 +371,7 @@ impl ChatTemplate {
     ) -> Result<String, TemplateError> {
         let mut variables = BTreeMap::new();
         for (name, value) in chat.variables {
-            variables.insert(name.as_str(), json::variable(value));
+            variables.insert(name.as_str(), Value::from(Serde(value)));
         }
         if !chat.tools.is_empty() {
             let tools = chat

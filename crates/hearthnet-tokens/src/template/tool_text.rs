@@ -2,10 +2,10 @@
 //! Pure.
 
 use minijinja::Value;
+use minijinja::value::Serde;
 use serde_json::{Map, Value as Json, json};
 use std::fmt::Write as _;
 
-use super::json::variable;
 use super::message::{Chat, ChatMessage, Role};
 use crate::tools::{Tool, TurnFormat};
 
@@ -45,40 +45,24 @@ const WORDS: &[&str] = &[
 /// A tool, with its untrusted texts transformed.
 pub(super) fn tool(tool: &Tool, transform: &dyn Fn(&str) -> String) -> Value {
     let tool = serde_json::to_value(tool).unwrap_or_default();
-    variable(&transformed(&tool, transform))
-}
-
-fn transformed(value: &Json, transform: &dyn Fn(&str) -> String) -> Json {
     let text = |text: &str| match WORDS.contains(&text) {
         true => text.to_owned(),
         false => transform(text),
     };
+    Value::from(Serde(transformed(&tool, &text)))
+}
+
+/// Every text of a value, keys as well, transformed.
+fn transformed(value: &Json, transform: &dyn Fn(&str) -> String) -> Json {
     match value {
-        Json::String(given) => text(given).into(),
+        Json::String(text) => transform(text).into(),
         Json::Array(items) => items
             .iter()
             .map(|item| transformed(item, transform))
             .collect(),
         Json::Object(members) => {
             let member =
-                |(key, value): (&String, &Json)| (text(key), transformed(value, transform));
-            Json::Object(members.iter().map(member).collect())
-        }
-        other => other.clone(),
-    }
-}
-
-/// Every text of the arguments, keys as well, transformed.
-fn arguments(value: &Json, transform: &dyn Fn(&str) -> String) -> Json {
-    match value {
-        Json::String(text) => transform(text).into(),
-        Json::Array(items) => items
-            .iter()
-            .map(|item| arguments(item, transform))
-            .collect(),
-        Json::Object(members) => {
-            let member =
-                |(key, value): (&String, &Json)| (transform(key), arguments(value, transform));
+                |(key, value): (&String, &Json)| (transform(key), transformed(value, transform));
             Json::Object(members.iter().map(member).collect())
         }
         other => other.clone(),
@@ -108,7 +92,7 @@ pub(super) fn message(
                 .ok()
                 .filter(|_| objects);
             let arguments = match object {
-                Some(object) => arguments(&object, transform),
+                Some(object) => transformed(&object, transform),
                 None => transform(&call.arguments).into(),
             };
             json!({
@@ -126,7 +110,7 @@ pub(super) fn message(
             fields.insert("name".into(), transform(&call.name).into());
         }
     }
-    variable(&Json::Object(fields))
+    Value::from(Serde(Json::Object(fields)))
 }
 
 /// Id of 9 letters and digits, which all templates accept; another id becomes one.

@@ -6,12 +6,12 @@
 use super::error::EncodeError;
 use super::pre::PreTokenizer;
 use super::special::TokenKind;
-use super::vocabulary::kind_of;
+use super::vocabulary::{merge, mergeable};
 use hearthnet_files::byte_alphabet;
 use hearthnet_files::tokenizer_parts::{TokenizerError, TokenizerParts};
 use std::collections::HashMap;
 use tokenizers::Model as _;
-use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::models::bpe::BPE;
 
 pub(super) struct ByteLevel {
     pre: PreTokenizer,
@@ -29,14 +29,8 @@ impl ByteLevel {
         merges: Vec<(String, String)>,
     ) -> Result<Self, TokenizerError> {
         let pre = PreTokenizer::new(parts.pre)?;
-        // The merging vocabulary has no control tokens, so text that is not parsed for them cannot
-        // become one.
-        let vocabulary = ids
-            .iter()
-            .filter(|(_, id)| !kind_of(kinds, **id).is_structure())
-            .map(|(text, id)| ((*text).to_owned(), *id));
         let bpe = BPE::builder()
-            .vocab_and_merges(vocabulary.collect::<Vocab>(), merges)
+            .vocab_and_merges(mergeable(ids, kinds), merges)
             .ignore_merges(pre.ignore_merges)
             .build()
             .map_err(TokenizerError::build)?;
@@ -78,7 +72,7 @@ impl ByteLevel {
         written.clear();
         if word.bytes().all(|byte| self.encodes_byte(byte)) {
             written.extend(word.bytes().map(byte_alphabet::char_of));
-            return self.merge(written, ids);
+            return merge(&self.bpe, written, ids);
         }
         // A byte without a token produces no id and merges with none, but separates its neighbours.
         // The crate would close the gap.
@@ -93,17 +87,8 @@ impl ByteLevel {
             written.clear();
             written.extend(run.iter().copied().map(byte_alphabet::char_of));
             // A part of a word is not a word: it is merged even if words are taken whole.
-            self.merge(written, ids)?;
+            merge(&self.bpe, written, ids)?;
         }
-        Ok(())
-    }
-
-    fn merge(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
-        let tokens = self
-            .bpe
-            .tokenize(word)
-            .map_err(|e| EncodeError::Bpe(e.to_string()))?;
-        ids.extend(tokens.into_iter().map(|token| token.id));
         Ok(())
     }
 }

@@ -154,26 +154,27 @@ impl Tokenizer {
             Algorithm::SentencePiece | Algorithm::WordPiece => Merges::default(),
         };
         let ends = ends(parts, &ids, &mut kinds, &merges.used)?;
-        let (vocabulary, append_token_bytes): (_, vocabulary::AppendTokenBytes) = match algorithm {
+        let vocabulary = match algorithm {
             Algorithm::ByteLevelBpe => {
                 let vocabulary = ByteLevel::new(parts, &ids, &kinds, merges.pairs)?;
-                let vocabulary = Vocabulary::ByteLevel(Box::new(vocabulary));
-                (vocabulary, byte_level::append_token_bytes)
+                Vocabulary::ByteLevel(Box::new(vocabulary))
             }
             Algorithm::TextBpe => {
                 let vocabulary = TextBpe::new(parts, &ids, &mut kinds, merges.pairs)?;
-                let vocabulary = Vocabulary::TextBpe(Box::new(vocabulary));
-                (vocabulary, sentencepiece::append_token_bytes)
+                Vocabulary::TextBpe(Box::new(vocabulary))
             }
             Algorithm::SentencePiece => {
                 let vocabulary = SentencePiece::new(parts, &ids, &mut kinds)?;
-                let vocabulary = Vocabulary::SentencePiece(Box::new(vocabulary));
-                (vocabulary, sentencepiece::append_token_bytes)
+                Vocabulary::SentencePiece(Box::new(vocabulary))
             }
             Algorithm::WordPiece => {
-                let vocabulary = WordPiece::new(parts, &ids, &kinds)?;
-                let vocabulary = Vocabulary::WordPiece(Box::new(vocabulary));
-                (vocabulary, sentencepiece::append_token_bytes)
+                Vocabulary::WordPiece(Box::new(WordPiece::new(parts, &ids, &kinds)?))
+            }
+        };
+        let append_token_bytes: vocabulary::AppendTokenBytes = match algorithm {
+            Algorithm::ByteLevelBpe => byte_level::append_token_bytes,
+            Algorithm::TextBpe | Algorithm::SentencePiece | Algorithm::WordPiece => {
+                sentencepiece::append_token_bytes
             }
         };
         let bytes = TokenBytes::new(&parts.tokens, &kinds, append_token_bytes);
@@ -361,21 +362,15 @@ impl Tokenizer {
             Special::Plain => &self.0.words,
         };
         for piece in self.pieces(finder, text) {
-            match (piece, &self.0.vocabulary) {
-                (Piece::Token(id), _) => ids.push(id),
-                (Piece::Text(text), Vocabulary::ByteLevel(vocabulary)) => {
-                    vocabulary.encode(text, ids)?;
-                }
-                (Piece::Text(text), Vocabulary::TextBpe(vocabulary)) => {
-                    vocabulary.encode(text, ids)?;
-                }
-                (Piece::Text(text), Vocabulary::WordPiece(vocabulary)) => {
-                    vocabulary.encode(text, ids)?;
-                }
-                // Every piece stands at the beginning or behind a special token.
-                (Piece::Text(text), Vocabulary::SentencePiece(vocabulary)) => {
-                    vocabulary.encode(text, ids);
-                }
+            match piece {
+                Piece::Token(id) => ids.push(id),
+                Piece::Text(text) => match &self.0.vocabulary {
+                    Vocabulary::ByteLevel(vocabulary) => vocabulary.encode(text, ids)?,
+                    Vocabulary::TextBpe(vocabulary) => vocabulary.encode(text, ids)?,
+                    Vocabulary::WordPiece(vocabulary) => vocabulary.encode(text, ids)?,
+                    // Every piece stands at the beginning or behind a special token.
+                    Vocabulary::SentencePiece(vocabulary) => vocabulary.encode(text, ids),
+                },
             }
         }
         Ok(())

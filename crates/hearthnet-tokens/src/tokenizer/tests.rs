@@ -309,20 +309,13 @@ fn broken_files_are_refused_with_the_reason() {
         let says = "merge 6 of the model file needs the token ";
         assert!(error.to_string().starts_with(says), "{merge:?}: {error}");
     }
-    let changes: [(fn(&mut TokenizerParts<'_>), &str); 3] = [
-        (
-            |p| p.other_ends = vec![("key", 1000)],
-            "`key` is 1000, but there are only",
-        ),
-        (
-            |p| (p.add_bos, p.bos) = (Some(true), None),
-            "sets `tokenizer.ggml.add_bos_token` but has no",
-        ),
-        (
-            |p| (p.add_eos, p.eos) = (Some(true), None),
-            "sets `tokenizer.ggml.add_eos_token` but has no",
-        ),
-    ];
+    let changes: [(fn(&mut TokenizerParts<'_>), &str); 3] = rows! {
+        |p| p.other_ends = vec![("key", 1000)] => "`key` is 1000, but there are only";
+        |p| (p.add_bos, p.bos) = (Some(true), None)
+            => "sets `tokenizer.ggml.add_bos_token` but has no";
+        |p| (p.add_eos, p.eos) = (Some(true), None)
+            => "sets `tokenizer.ggml.add_eos_token` but has no";
+    };
     let file = File::new("smollm");
     for (change, says) in changes {
         let mut parts = file.parts();

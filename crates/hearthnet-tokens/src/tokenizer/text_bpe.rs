@@ -7,11 +7,11 @@
 use super::error::EncodeError;
 use super::sentencepiece::{self, SPACE};
 use super::special::TokenKind;
-use super::vocabulary::kind_of;
+use super::vocabulary::{merge, mergeable};
 use hearthnet_files::tokenizer_parts::{TokenizerError, TokenizerParts};
 use std::collections::HashMap;
 use tokenizers::Model as _;
-use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::models::bpe::BPE;
 
 pub(super) struct TextBpe {
     bpe: BPE,
@@ -27,13 +27,8 @@ impl TextBpe {
         merges: Vec<(String, String)>,
     ) -> Result<Self, TokenizerError> {
         sentencepiece::byte_tokens(parts, ids, kinds)?;
-        // As in byte-level vocabularies, text cannot become a control token.
-        let vocabulary = ids
-            .iter()
-            .filter(|(_, id)| !kind_of(kinds, **id).is_structure())
-            .map(|(text, id)| ((*text).to_owned(), *id));
         let bpe = BPE::builder()
-            .vocab_and_merges(vocabulary.collect::<Vocab>(), merges)
+            .vocab_and_merges(mergeable(ids, kinds), merges)
             .byte_fallback(true)
             // Lines rarely repeat, and are long.
             .cache_capacity(0)
@@ -54,9 +49,7 @@ impl TextBpe {
                 ids.push(id);
                 continue;
             }
-            let tokens = self.bpe.tokenize(&run.replace(' ', &SPACE.to_string()));
-            let tokens = tokens.map_err(|e| EncodeError::Bpe(e.to_string()))?;
-            ids.extend(tokens.into_iter().map(|token| token.id));
+            merge(&self.bpe, &run.replace(' ', &SPACE.to_string()), ids)?;
         }
         Ok(())
     }

@@ -1,8 +1,11 @@
 //! Checks the lists of a model file, and converts them for encoding.
 
+use super::error::EncodeError;
 use super::special::{END_TEXTS, LEAVE_FILE_TEXTS, TokenKind};
 use hearthnet_files::tokenizer_parts::{BOS, EOM, EOS, EOT, TokenizerError, TokenizerParts};
 use std::collections::{BTreeSet, HashMap, HashSet};
+use tokenizers::Model as _;
+use tokenizers::models::bpe::{BPE, Vocab};
 
 /// Longest accepted token, in bytes. Real ones have at most about 300.
 pub(super) const MAX_TOKEN_BYTES: usize = 4096;
@@ -11,6 +14,24 @@ pub(super) const MAX_TOKEN_BYTES: usize = 4096;
 pub(super) fn kind_of(kinds: &[TokenKind], id: u32) -> TokenKind {
     let kind = usize::try_from(id).ok().and_then(|id| kinds.get(id));
     kind.copied().unwrap_or(TokenKind::Unused)
+}
+
+/// The tokens that text may become by merging. Control tokens are none of them, so text that is not
+/// parsed for control tokens cannot become one.
+pub(super) fn mergeable(ids: &HashMap<&str, u32>, kinds: &[TokenKind]) -> Vocab {
+    ids.iter()
+        .filter(|(_, id)| !kind_of(kinds, **id).is_structure())
+        .map(|(text, id)| ((*text).to_owned(), *id))
+        .collect()
+}
+
+/// Appends the ids of a text whose pairs are merged.
+pub(super) fn merge(bpe: &BPE, text: &str, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
+    let tokens = bpe
+        .tokenize(text)
+        .map_err(|error| EncodeError::Bpe(error.to_string()))?;
+    ids.extend(tokens.into_iter().map(|token| token.id));
+    Ok(())
 }
 
 /// Kind of each token, according to the file.

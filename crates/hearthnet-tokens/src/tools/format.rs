@@ -30,6 +30,29 @@ pub(super) struct CallFormat {
     pub(super) marks: &'static [&'static str],
 }
 
+/// Base of all families: one call of JSON arguments without texts around it.
+const BASE: CallFormat = CallFormat {
+    known_by: &[],
+    mark: "",
+    first_only: false,
+    open: &[],
+    behind_name: "",
+    arguments: Arguments::Json,
+    close: &[],
+    next: &[],
+    end: &[],
+    marks: &[],
+};
+
+/// A list of `{"name": ..., "arguments": ...}`.
+const JSON_LIST: CallFormat = CallFormat {
+    open: &["[", NAME],
+    behind_name: ARGUMENTS,
+    close: &["}"],
+    next: &[",", " {\"name\": \""],
+    ..BASE
+};
+
 const NAME: &str = "{\"name\": \"";
 const NAME_BELOW: &str = "\n{\"name\": \"";
 const ARGUMENTS: &str = "\", \"arguments\": ";
@@ -39,14 +62,12 @@ const ARGUMENTS: &str = "\", \"arguments\": ";
 const HERMES: CallFormat = CallFormat {
     known_by: &["<tool_call>", "</tool_call>", "arguments"],
     mark: "<tool_call>",
-    first_only: false,
     open: &[NAME_BELOW],
     behind_name: ARGUMENTS,
-    arguments: Arguments::Json,
     close: &["}", "\n</tool_call>"],
     next: &["\n<tool_call>", NAME_BELOW],
-    end: &[],
     marks: &["<tool_call>", "</tool_call>"],
+    ..BASE
 };
 
 /// Families, the more special ones first.
@@ -55,13 +76,10 @@ const FAMILIES: &[CallFormat] = &[
     CallFormat {
         known_by: &["<|tool_call>call:"],
         mark: "<|tool_call>",
-        first_only: false,
         open: &["call:"],
-        behind_name: "",
         arguments: Arguments::Gemma,
         close: &["<tool_call|>"],
         next: &["<|tool_call>", "call:"],
-        end: &[],
         marks: &[
             "<|tool_call>",
             "<tool_call|>",
@@ -71,12 +89,12 @@ const FAMILIES: &[CallFormat] = &[
             "<|channel>",
             "<channel|>",
         ],
+        ..BASE
     },
     // Seed-OSS: `<seed:tool_call><function=f><parameter=town>Oslo</parameter>...`.
     CallFormat {
         known_by: &["<seed:tool_call>", "<function=", "<parameter="],
         mark: "<seed:tool_call>",
-        first_only: false,
         open: &["\n<function="],
         behind_name: ">",
         arguments: Arguments::Listed(Listed {
@@ -89,14 +107,13 @@ const FAMILIES: &[CallFormat] = &[
         }),
         close: &["\n</seed:tool_call>"],
         next: &["\n<seed:tool_call>", "\n<function="],
-        end: &[],
         marks: &["<seed:tool_call>", "</seed:tool_call>"],
+        ..BASE
     },
     // Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5: as Seed-OSS, but a value has its own lines.
     CallFormat {
         known_by: &["<tool_call>", "<function=", "<parameter="],
         mark: "<tool_call>",
-        first_only: false,
         open: &["\n<function="],
         behind_name: ">",
         arguments: Arguments::Listed(Listed {
@@ -109,16 +126,13 @@ const FAMILIES: &[CallFormat] = &[
         }),
         close: &["\n</tool_call>"],
         next: &["\n<tool_call>", "\n<function="],
-        end: &[],
         marks: &["<tool_call>", "</tool_call>"],
+        ..BASE
     },
     // GLM 4.5 and later, Ling 3, Laguna: `<tool_call>f<arg_key>town</arg_key><arg_value>Oslo...`.
     CallFormat {
         known_by: &["<tool_call>", "<arg_key>", "<arg_value>"],
         mark: "<tool_call>",
-        first_only: false,
-        open: &[],
-        behind_name: "",
         arguments: Arguments::Listed(Listed {
             name: "<arg_key>",
             value: &["</arg_key>", "<arg_value>"],
@@ -127,9 +141,7 @@ const FAMILIES: &[CallFormat] = &[
             end: "</tool_call>",
             raw: true,
         }),
-        close: &[],
         next: &["<tool_call>"],
-        end: &[],
         marks: &[
             "<tool_call>",
             "</tool_call>",
@@ -138,12 +150,12 @@ const FAMILIES: &[CallFormat] = &[
             "<arg_value>",
             "</arg_value>",
         ],
+        ..BASE
     },
     // MiniMax M2: `<minimax:tool_call><invoke name="f"><parameter name="town">Oslo...`.
     CallFormat {
         known_by: &["<minimax:tool_call>", "<invoke name=", "<parameter name="],
         mark: "<minimax:tool_call>",
-        first_only: false,
         open: &["\n<invoke name=\""],
         behind_name: "\">",
         arguments: Arguments::Listed(Listed {
@@ -154,17 +166,16 @@ const FAMILIES: &[CallFormat] = &[
             end: "</invoke>",
             raw: true,
         }),
-        close: &[],
         next: &["\n<invoke name=\""],
         end: &["\n</minimax:tool_call>"],
         marks: &["<minimax:tool_call>", "</minimax:tool_call>"],
+        ..BASE
     },
     // LFM2 and LFM2.5: `<|tool_call_start|>[f(town='Oslo', days=2)]<|tool_call_end|>`. Most of
     // their templates show the tools, and no call.
     CallFormat {
         known_by: &["List of tools: "],
         mark: "<|tool_call_start|>",
-        first_only: false,
         open: &["["],
         behind_name: "(",
         arguments: Arguments::Listed(Listed {
@@ -175,113 +186,81 @@ const FAMILIES: &[CallFormat] = &[
             end: ")",
             raw: false,
         }),
-        close: &[],
         next: &[", "],
         end: &["]", "<|tool_call_end|>"],
         marks: &["<|tool_call_start|>", "<|tool_call_end|>"],
+        ..BASE
     },
     // Nemotron Nano 2.
     CallFormat {
         known_by: &["<TOOLCALL>[", "]</TOOLCALL>"],
         mark: "<TOOLCALL>",
-        first_only: false,
-        open: &["[", NAME],
-        behind_name: ARGUMENTS,
-        arguments: Arguments::Json,
-        close: &["}"],
-        next: &[",", " {\"name\": \""],
         end: &["]", "</TOOLCALL>"],
         marks: &["<TOOLCALL>", "</TOOLCALL>"],
+        ..JSON_LIST
     },
     // Apriel.
     CallFormat {
         known_by: &["<tool_calls>[", "]</tool_calls>"],
         mark: "<tool_calls>",
-        first_only: false,
-        open: &["[", NAME],
-        behind_name: ARGUMENTS,
-        arguments: Arguments::Json,
-        close: &["}"],
-        next: &[",", " {\"name\": \""],
         end: &["]", "</tool_calls>"],
         marks: &["<tool_calls>", "</tool_calls>"],
+        ..JSON_LIST
     },
     // Apertus: `<|tools_prefix|>[{"f": {...}}]<|tools_suffix|>`.
     CallFormat {
         known_by: &["<|tools_prefix|>", "<|tools_suffix|>"],
         mark: "<|tools_prefix|>",
-        first_only: false,
         open: &["[", "{\""],
         behind_name: "\": ",
-        arguments: Arguments::Json,
         close: &["}"],
         next: &[",", " {\""],
         end: &["]", "<|tools_suffix|>"],
         marks: &["<|tools_prefix|>", "<|tools_suffix|>"],
+        ..BASE
     },
     // Mistral since 2025-06: `[TOOL_CALLS]f[ARGS]{...}`.
     CallFormat {
         known_by: &["[TOOL_CALLS]", "[ARGS]"],
         mark: "[TOOL_CALLS]",
-        first_only: false,
-        open: &[],
         behind_name: "[ARGS]",
-        arguments: Arguments::Json,
-        close: &[],
         next: &["[TOOL_CALLS]"],
-        end: &[],
         marks: &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
+        ..BASE
     },
     // Mistral: `[TOOL_CALLS][{...}, {...}]`.
     CallFormat {
         known_by: &["[TOOL_CALLS]"],
         mark: "[TOOL_CALLS]",
-        first_only: false,
-        open: &["[", NAME],
-        behind_name: ARGUMENTS,
-        arguments: Arguments::Json,
-        close: &["}"],
-        next: &[",", " {\"name\": \""],
         end: &["]"],
         marks: &["[TOOL_CALLS]"],
+        ..JSON_LIST
     },
     // Granite 3.
     CallFormat {
         known_by: &["<|tool_call|>"],
         mark: "<|tool_call|>",
-        first_only: false,
-        open: &["[", NAME],
-        behind_name: ARGUMENTS,
-        arguments: Arguments::Json,
-        close: &["}"],
-        next: &[",", " {\"name\": \""],
         end: &["]"],
         marks: &["<|tool_call|>"],
+        ..JSON_LIST
     },
     // Cohere's Command R7B.
     CallFormat {
         known_by: &["<|START_ACTION|>", "<|END_ACTION|>"],
         mark: "<|START_ACTION|>",
-        first_only: false,
         open: &["[", "{\"tool_call_id\": \"0\", \"tool_name\": \""],
         behind_name: "\", \"parameters\": ",
-        arguments: Arguments::Json,
         close: &["}"],
-        next: &[],
         end: &["]", "<|END_ACTION|>"],
         marks: &["<|START_ACTION|>", "<|END_ACTION|>"],
+        ..BASE
     },
     // gpt-oss: a call is a message of its own, to a recipient.
     CallFormat {
         known_by: &["<|channel|>analysis<|message|>"],
         mark: "<|channel|>commentary to=functions.",
         first_only: true,
-        open: &[],
         behind_name: " <|constrain|>json<|message|>",
-        arguments: Arguments::Json,
-        close: &[],
-        next: &[],
-        end: &[],
         marks: &[
             "<|start|>assistant",
             "<|channel|>",
@@ -289,19 +268,17 @@ const FAMILIES: &[CallFormat] = &[
             "<|message|>",
             "<|end|>",
         ],
+        ..BASE
     },
     // Llama 3: the whole answer is `{"name": ..., "parameters": ...}`.
     CallFormat {
         known_by: &["\"parameters\": dictionary of argument name and its value"],
         mark: NAME,
         first_only: true,
-        open: &[],
         behind_name: "\", \"parameters\": ",
-        arguments: Arguments::Json,
         close: &["}"],
-        next: &[],
-        end: &[],
         marks: &["<|python_tag|>"],
+        ..BASE
     },
 ];
 

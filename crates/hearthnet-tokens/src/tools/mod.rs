@@ -10,12 +10,13 @@
 //! | how each family marks reasoning and calls | [`TurnFormat`], a table |
 //! | arguments in a family's own form | `arguments/` (pure) |
 //! | grammar of a turn: free text, and calls by their schemas | `turn_grammar.rs` (pure) |
-//! | a turn's text, separated into its parts | [`TurnReader`] (pure) |
+//! | a turn's text, separated into its parts | [`TurnReader`], `held.rs` (pure) |
 //!
 //! The grammar and the reader follow the same table, so each text of the grammar can be read.
 
 mod arguments;
 mod format;
+mod held;
 mod lark;
 mod reader;
 mod tool;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::arguments::{ArgumentReader, Read};
 use super::format::TurnFormat;
+use super::held::{Begins, begins, expect, is_space, skip_space, take_before};
 use super::tool::{Tool, ToolCall, Tools, call_id};
 use super::turn_grammar::Thought;
 
@@ -114,26 +115,6 @@ impl fmt::Debug for TurnReader {
     }
 }
 
-/// State of the reader at the first character of a turn.
-enum Begins {
-    With,
-    /// It may, once more of it is known.
-    May,
-    No,
-}
-
-fn begins(text: &str, with: &str) -> Begins {
-    match (text.starts_with(with), with.starts_with(text)) {
-        (true, _) => Begins::With,
-        (false, true) => Begins::May,
-        (false, false) => Begins::No,
-    }
-}
-
-fn is_space(c: char) -> bool {
-    matches!(c, ' ' | '\n')
-}
-
 impl TurnReader {
     /// Reader of a turn. `turn` identifies it; equal turns have equal ids of calls.
     pub fn new(format: TurnFormat, thought: Thought, tools: &Tools, turn: u64) -> Self {
@@ -199,7 +180,7 @@ impl TurnReader {
             State::Start => self.start(),
             State::Thought => self.think(out),
             State::BehindThought => {
-                self.skip_space();
+                skip_space(&mut self.held);
                 self.go(State::First, !self.held.is_empty())
             }
             State::First => self.first(),
@@ -227,21 +208,10 @@ impl TurnReader {
         now
     }
 
-    fn skip_space(&mut self) {
-        let space = self.held.len() - self.held.trim_start_matches(is_space).len();
-        self.held.drain(..space);
-    }
-
     /// Expects a text behind white space, and enters a state behind it.
     fn expect(&mut self, part: &str, then: State) -> bool {
-        let text = self.held.trim_start_matches(is_space);
-        let part = part.trim_start_matches(is_space);
-        match begins(text, part) {
-            Begins::With => {
-                let to = self.held.len() - text.len() + part.len();
-                self.held.drain(..to);
-                self.go(then, true)
-            }
+        match expect(&mut self.held, part) {
+            Begins::With => self.go(then, true),
             Begins::May => false,
             // Only a turn without its grammar.
             Begins::No => self.go(State::Over, true),
@@ -252,13 +222,8 @@ impl TurnReader {
         let Some((begin, _)) = self.format.thought else {
             return self.go(State::First, true);
         };
-        let text = self.held.trim_start_matches(is_space);
-        match begins(text, begin) {
-            Begins::With => {
-                let to = self.held.len() - text.len() + begin.len();
-                self.held.drain(..to);
-                self.go(State::Thought, true)
-            }
+        match expect(&mut self.held, begin) {
+            Begins::With => self.go(State::Thought, true),
             Begins::May => false,
             Begins::No => self.go(State::First, true),
         }
@@ -269,30 +234,10 @@ impl TurnReader {
             return self.go(State::First, true);
         };
         if self.reasoning.is_empty() && out.reasoning.is_empty() {
-            self.skip_space();
+            skip_space(&mut self.held);
         }
-        if let Some(at) = self.held.find(end) {
-            let thought: String = self.held.drain(..at + end.len()).collect();
-            let thought = thought.strip_suffix(end).unwrap_or(&thought);
-            out.reasoning.push_str(thought.trim_end_matches(is_space));
-            return self.go(State::BehindThought, true);
-        }
-        // White space before the end is not part of it.
-        let sure = self.sure(&[end]);
-        let kept = self.held.get(..sure).unwrap_or_default();
-        let sure = kept.trim_end_matches(is_space).len();
-        out.reasoning.extend(self.held.drain(..sure));
-        false
-    }
-
-    /// Number of held bytes before any text that may become one of these.
-    fn sure(&self, marks: &[&str]) -> usize {
-        let may = |at: &usize| {
-            let rest = self.held.get(*at..).unwrap_or_default();
-            marks.iter().any(|mark| mark.starts_with(rest))
-        };
-        let mut places = self.held.char_indices().map(|(at, _)| at);
-        places.find(may).unwrap_or(self.held.len())
+        let ended = take_before(&mut self.held, end, &mut out.reasoning);
+        self.go(State::BehindThought, ended)
     }
 
     /// At the beginning of the text, where the calls of some families begin.
@@ -339,18 +284,8 @@ impl TurnReader {
             out.text.push_str(&std::mem::take(&mut self.held));
             return false;
         }
-        if let Some(at) = self.held.find(calls.mark) {
-            let text: String = self.held.drain(..at + calls.mark.len()).collect();
-            let text = text.strip_suffix(calls.mark).unwrap_or(&text);
-            out.text.push_str(text.trim_end_matches(is_space));
-            return self.go(State::Open(true, 0), true);
-        }
-        // White space before a call is not part of the text.
-        let sure = self.sure(&[calls.mark]);
-        let kept = self.held.get(..sure).unwrap_or_default();
-        let sure = kept.trim_end_matches(is_space).len();
-        out.text.extend(self.held.drain(..sure));
-        false
+        let called = take_before(&mut self.held, calls.mark, &mut out.text);
+        self.go(State::Open(true, 0), called)
     }
 
     fn open(&mut self, first: bool, at: usize) -> bool {

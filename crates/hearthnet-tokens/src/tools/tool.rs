@@ -16,7 +16,8 @@ pub const MAX_TOOL_NAME: usize = 128;
 pub const MAX_TOOL_BYTES: usize = crate::grammar::MAX_GRAMMAR_BYTES;
 
 /// Function that the caller runs for the model.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(into = "WireTool", from = "WireTool")]
 #[allow(clippy::exhaustive_structs)] // Made by every interface.
 pub struct Tool {
     /// ASCII letters, digits, `_` and `-`.
@@ -84,10 +85,9 @@ enum Function {
     Function,
 }
 
-impl Serialize for Tool {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let tool = self.clone();
-        WireTool {
+impl From<Tool> for WireTool {
+    fn from(tool: Tool) -> Self {
+        Self {
             kind: Function::Function,
             function: WireFunction {
                 name: tool.name,
@@ -96,19 +96,17 @@ impl Serialize for Tool {
                 strict: tool.strict.then_some(true),
             },
         }
-        .serialize(to)
     }
 }
 
-impl<'de> Deserialize<'de> for Tool {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let WireTool { function, .. } = WireTool::deserialize(from)?;
-        Ok(Self {
+impl From<WireTool> for Tool {
+    fn from(WireTool { function, .. }: WireTool) -> Self {
+        Self {
             name: function.name,
             description: function.description,
             parameters: function.parameters,
             strict: function.strict.unwrap_or(false),
-        })
+        }
     }
 }
 
@@ -158,7 +156,8 @@ impl Tools {
 }
 
 /// Call of a tool by the model.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "WireCall", from = "WireCall")]
 #[allow(clippy::exhaustive_structs)] // Made by every interface.
 pub struct ToolCall {
     /// Names the call in the message with its result.
@@ -192,10 +191,9 @@ struct WireCalled {
     arguments: String,
 }
 
-impl Serialize for ToolCall {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let call = self.clone();
-        WireCall {
+impl From<ToolCall> for WireCall {
+    fn from(call: ToolCall) -> Self {
+        Self {
             id: call.id,
             kind: Function::Function,
             function: WireCalled {
@@ -203,18 +201,16 @@ impl Serialize for ToolCall {
                 arguments: call.arguments,
             },
         }
-        .serialize(to)
     }
 }
 
-impl<'de> Deserialize<'de> for ToolCall {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let WireCall { id, function, .. } = WireCall::deserialize(from)?;
-        Ok(Self {
+impl From<WireCall> for ToolCall {
+    fn from(WireCall { id, function, .. }: WireCall) -> Self {
+        Self {
             id,
             name: function.name,
             arguments: function.arguments,
-        })
+        }
     }
 }
 

@@ -311,9 +311,7 @@ mod tests {
 
     use hearthnet_bus::NodeKey;
     use hearthnet_bus::log::{EventLog, Policy};
-    use hearthnet_files::Manifest;
-    use hearthnet_files::part::identity_of;
-    use hearthnet_testkit::{TinyLlama, assert_matches};
+    use hearthnet_testkit::{Adopted, TinyLlama, assert_matches};
 
     use super::*;
     use crate::home::now_ms;
@@ -368,17 +366,9 @@ mod tests {
             vocab: 2048,
             ..TinyLlama::default()
         };
-        let (bytes, model) = (tiny.bytes(), tiny.file());
-        let manifest = Manifest::of(&model, &mut |_, _| {});
-        let (identity, list) = identity_of(&model, &manifest, &mut |_, _| {}).unwrap();
-        let head = &bytes[..identity.head_bytes as usize];
-        let part = Part::create(parts, &identity, head, &manifest.encode(), &list).unwrap();
-        for index in part.table().all() {
-            let piece = part.table().piece(index).unwrap();
-            let data = &bytes[piece.offset as usize..][..piece.len as usize];
-            part.write(index, data).unwrap();
-        }
-        part.sync().unwrap();
+        let adopted = Adopted::of(tiny.file());
+        let part = adopted.create_in(parts).unwrap();
+        adopted.fetch(&part, &[part.table().all()]);
         Arc::new(part)
     }
 

@@ -1,14 +1,9 @@
 //! Vocabulary of byte-level BPE in `tokenizer.json`.
 
-use std::collections::BTreeMap;
-
 use serde_json::Value as Json;
 
 use super::pre_tokenizer;
-use super::tokens::{
-    Added, Files, NORMAL, TOKENIZER, Tokens, added_in_settings, added_in_tokenizer, kind_of,
-    write_tokens, wrong,
-};
+use super::tokens::{Added, Files, TOKENIZER, Tokens, added, kind_of, listed, write_tokens, wrong};
 use crate::byte_alphabet;
 use crate::gguf::writer::Writer;
 use crate::hugging_face::class::Class;
@@ -35,28 +30,13 @@ pub(super) fn write(
             "this vocabulary is SentencePiece's, whose scores are in tokenizer.model only: put that file beside it",
         ));
     }
-    let list = model.get("vocab").and_then(Json::as_object);
-    let list = list.ok_or_else(|| wrong("it has no vocabulary"))?;
+    let list = listed(model)?;
     let pre = pre_tokenizer::name(&files.tokenizer, flag("ignore_merges"))?;
     let same = class.pre.iter().find(|(ours, _)| *ours == pre);
     let pre = same.map_or(pre, |(_, theirs)| theirs);
 
-    let mut tokens = Tokens::unused(vocab);
-    let beyond = || wrong("a token's id lies beyond the vocabulary that config.json has");
-    let in_range = |id: u64| id < u64::from(vocab);
-    for (text, id) in list {
-        let id = id.as_u64().filter(|id| in_range(*id)).ok_or_else(beyond)?;
-        tokens.set(id, text, 0.0, NORMAL);
-    }
-    let mut added: BTreeMap<u64, Added<'_>> = BTreeMap::new();
-    let both = added_in_settings(files).into_iter();
-    for token in both.chain(added_in_tokenizer(files)) {
-        if !in_range(token.id) {
-            return Err(beyond());
-        }
-        added.insert(token.id, token);
-    }
-    for token in added.values() {
+    let mut tokens = Tokens::normal(list, vocab)?;
+    for token in added(files, vocab)?.values() {
         let text = match token.normalised {
             true => token.text.to_owned(),
             false => decoded(token.text),

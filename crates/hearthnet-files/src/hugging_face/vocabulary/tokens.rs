@@ -1,6 +1,8 @@
 //! Files of a tokenizer, its tokens, and how they are written to a model file.
 
-use serde_json::Value as Json;
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value as Json};
 
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
@@ -17,12 +19,23 @@ pub(super) const PIECES: &str = "tokenizer.model";
 pub(super) const ADDED: &str = "added_tokens.json";
 
 // `llama_token_type` of llama.cpp; others are numbered as in SentencePiece.
-pub(super) const NORMAL: i32 = 1;
+const NORMAL: i32 = 1;
 pub(super) const USER_DEFINED: i32 = 4;
 
 pub(super) fn wrong(file: &'static str, reason: impl Into<String>) -> ImportError {
     let reason = reason.into();
     ImportError::Tokenizer { file, reason }
+}
+
+fn beyond() -> ImportError {
+    let reason = "a token's id lies beyond the vocabulary that config.json has";
+    wrong(TOKENIZER, reason)
+}
+
+/// Texts and ids of the tokens that the model in `tokenizer.json` lists.
+pub(super) fn listed(model: &Json) -> Result<&Map<String, Json>, ImportError> {
+    let list = model.get("vocab").and_then(Json::as_object);
+    list.ok_or_else(|| wrong(TOKENIZER, "it has no vocabulary"))
 }
 
 /// Tokens of a vocabulary, by id.
@@ -37,6 +50,16 @@ impl Tokens {
             kind: UNUSED,
         };
         Self((0..count).map(unused).collect())
+    }
+
+    /// Normal tokens of these texts and ids. The others of `count` ids are unused.
+    pub(super) fn normal(list: &Map<String, Json>, count: u32) -> Result<Self, ImportError> {
+        let mut tokens = Self::unused(count);
+        for (text, id) in list {
+            let id = id.as_u64().filter(|id| *id < u64::from(count));
+            tokens.set(id.ok_or_else(beyond)?, text, 0.0, NORMAL);
+        }
+        Ok(tokens)
     }
 
     /// Sets a token; ids beyond the vocabulary are ignored.
@@ -123,4 +146,17 @@ pub(super) fn added_in_tokenizer(files: &Files) -> Vec<Added<'_>> {
         .flatten()
         .filter_map(|value| Added::read(value.get("id").and_then(Json::as_u64), value))
         .collect()
+}
+
+/// Added tokens of both files, by id. If both have an id, the token of `tokenizer.json` counts.
+pub(super) fn added(files: &Files, vocab: u32) -> Result<BTreeMap<u64, Added<'_>>, ImportError> {
+    let mut by_id = BTreeMap::new();
+    let both = added_in_settings(files).into_iter();
+    for token in both.chain(added_in_tokenizer(files)) {
+        if token.id >= u64::from(vocab) {
+            return Err(beyond());
+        }
+        by_id.insert(token.id, token);
+    }
+    Ok(by_id)
 }

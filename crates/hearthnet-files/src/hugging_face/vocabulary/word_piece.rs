@@ -2,10 +2,7 @@
 
 use serde_json::Value as Json;
 
-use super::tokens::{
-    Files, NORMAL, TOKENIZER, Tokens, added_in_settings, added_in_tokenizer, kind_of, write_tokens,
-    wrong,
-};
+use super::tokens::{Files, TOKENIZER, Tokens, added, kind_of, listed, write_tokens, wrong};
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
 use crate::hugging_face::error::ImportError;
@@ -36,27 +33,10 @@ pub(super) fn write(files: &Files, vocab: u32, writer: &mut Writer) -> Result<()
             return Err(wrong(TOKENIZER, reason));
         }
     }
-    let list = model.get("vocab").and_then(Json::as_object);
-    let list = list.ok_or_else(|| wrong(TOKENIZER, "it has no vocabulary"))?;
-    let beyond = || {
-        let reason = "a token's id lies beyond the vocabulary that config.json has";
-        wrong(TOKENIZER, reason)
-    };
-    let in_range = |id: u64| id < u64::from(vocab);
-    let mut tokens = Tokens::unused(vocab);
-    for (text, id) in list {
-        let id = id.as_u64().filter(|id| in_range(*id)).ok_or_else(beyond)?;
-        tokens.set(id, text, 0.0, NORMAL);
-    }
-    for added in added_in_settings(files)
-        .into_iter()
-        .chain(added_in_tokenizer(files))
-    {
-        if !in_range(added.id) {
-            return Err(beyond());
-        }
-        let (text, kind) = kind_of(&added, false);
-        tokens.set(added.id, &text, 0.0, kind);
+    let mut tokens = Tokens::normal(listed(model)?, vocab)?;
+    for token in added(files, vocab)?.values() {
+        let (text, kind) = kind_of(token, false);
+        tokens.set(token.id, &text, 0.0, kind);
     }
     for token in tokens.0.iter_mut().filter(|token| token.kind != CONTROL) {
         token.text = match token.text.strip_prefix(WITHIN) {

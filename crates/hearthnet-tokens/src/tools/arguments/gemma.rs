@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::form::{QUOTE, Read};
-use super::json::{escaped, name, sure, word};
+use super::json::{escaped, name, word};
+use crate::tools::held::{skip_space, sure};
 
 #[derive(Clone, Copy)]
 enum State {
@@ -34,10 +35,6 @@ pub(in crate::tools) struct GemmaReader {
     names: Vec<String>,
     levels: Vec<Level>,
     state: State,
-}
-
-fn is_space(c: char) -> bool {
-    matches!(c, ' ' | '\n')
 }
 
 impl GemmaReader {
@@ -75,8 +72,7 @@ impl GemmaReader {
 
     /// The next mark, name, number or word outside texts.
     fn outside(&mut self, held: &mut String, json: &mut String) -> Read {
-        let space = held.len() - held.trim_start_matches(is_space).len();
-        held.drain(..space);
+        skip_space(held);
         let Some(c) = held.chars().next() else {
             return Read::More;
         };

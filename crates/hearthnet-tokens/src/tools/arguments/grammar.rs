@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::form::{Arguments, Listed, QUOTE};
 use super::schema::{
-    Kind, MAX_DEPTH, MAX_MEMBERS, Members, TextLimits, Types, alternatives, referred,
+    Kind, MAX_DEPTH, MAX_MEMBERS, Members, TextLimits, Types, alternatives, listed_values, referred,
 };
 use super::written::{gemma, sort_key};
 use crate::grammar::{Grammar, Part};
@@ -219,11 +219,7 @@ impl<'a> ArgumentGrammar<'a> {
             items.push((format!("({head} {value})"), *required));
         }
         let others = members.others.as_ref().map(|schema| {
-            let named: Vec<String> = members.named.iter().map(|(name, ..)| text(name)).collect();
-            let name = match named.is_empty() {
-                true => format!("/{NAME}/"),
-                false => format!("(/{NAME}/ & ~({}))", named.join(" | ")),
-            };
+            let name = other_name(&members);
             let head = self.terminal(format!("/{before}/ {name} /{value}/"));
             let value = self.listed_value(form, schema);
             format!("({head} {value})")
@@ -292,12 +288,7 @@ impl<'a> ArgumentGrammar<'a> {
             ));
         }
         let others = members.others.as_ref().map(|schema| {
-            let named: Vec<String> = members.named.iter().map(|(name, ..)| text(name)).collect();
-            let name = match named.is_empty() {
-                true => format!("/{NAME}/"),
-                false => format!("(/{NAME}/ & ~({}))", named.join(" | ")),
-            };
-            let name = self.terminal(format!("{name} \":\""));
+            let name = self.terminal(format!("{} \":\"", other_name(&members)));
             let value = self.gemma(schema, depth);
             format!("({name} {value})")
         });
@@ -317,9 +308,7 @@ impl<'a> ArgumentGrammar<'a> {
         if let Some(Value::String(reference)) = own.get("$ref") {
             return self.gemma_reference(reference, depth);
         }
-        let values = own.get("const").map(std::slice::from_ref);
-        let values = values.or(own.get("enum").and_then(Value::as_array).map(Vec::as_slice));
-        if let Some(values) = values.filter(|values| !values.is_empty()) {
+        if let Some(values) = listed_values(own).filter(|values| !values.is_empty()) {
             let values: Vec<String> = values.iter().map(|value| text(&gemma(value))).collect();
             return format!("({})", values.join(" | "));
         }
@@ -442,6 +431,15 @@ impl<'a> ArgumentGrammar<'a> {
             "{any}: {string} | {scalar} | \"{{\" ({member} (\",\" {member})*)? \"}}\" | \"[\" ({any} (\",\" {any})*)? \"]\""
         );
         any.into()
+    }
+}
+
+/// Expression for the name of a member that the schema does not name.
+fn other_name(members: &Members) -> String {
+    let named: Vec<String> = members.named.iter().map(|(name, ..)| text(name)).collect();
+    match named.is_empty() {
+        true => format!("/{NAME}/"),
+        false => format!("(/{NAME}/ & ~({}))", named.join(" | ")),
     }
 }
 

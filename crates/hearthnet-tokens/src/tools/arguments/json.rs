@@ -95,10 +95,3 @@ pub(super) fn name<'a>(
     }
     longest.or_else(|| held.find(mark))
 }
-
-/// Number of bytes before any text that may become the mark.
-pub(super) fn sure(held: &str, mark: &str) -> usize {
-    let may = |at: &usize| mark.starts_with(held.get(*at..).unwrap_or_default());
-    let mut places = held.char_indices().map(|(at, _)| at);
-    places.find(may).unwrap_or(held.len())
-}

@@ -3,8 +3,9 @@
 use serde_json::Value;
 
 use super::form::{Listed, Read};
-use super::json::{JsonScan, escaped, name, sure};
+use super::json::{JsonScan, escaped, name};
 use super::schema::{Kind, Members, Types};
+use crate::tools::held::{Begins, begins, expect, head, is_space, sure};
 
 #[derive(Clone)]
 enum State {
@@ -35,10 +36,6 @@ pub(in crate::tools) struct ListedReader {
     again: bool,
 }
 
-fn is_space(c: char) -> bool {
-    matches!(c, ' ' | '\n')
-}
-
 impl ListedReader {
     pub(super) fn new(form: &'static Listed, members: &Members, root: &Value) -> Self {
         let kinds = members.named.iter();
@@ -67,10 +64,8 @@ impl ListedReader {
                 return self.value(at, held);
             }
             State::Behind => {
-                return match expect(held, self.form.behind) {
-                    Read::On => self.go(State::Name(false)),
-                    read => read,
-                };
+                let behind = self.form.behind;
+                return self.expect(held, behind, State::Name(false));
             }
             State::Raw(kind, begun) => raw(*kind, begun, self.form.behind, held, &mut new),
             State::Json(scan) => scan.read(held, &mut new),
@@ -91,28 +86,35 @@ impl ListedReader {
         Read::On
     }
 
+    /// Enters a state behind a text.
+    fn expect(&mut self, held: &mut String, text: &str, then: State) -> Read {
+        match expect(held, text) {
+            Begins::With => self.go(then),
+            Begins::May => Read::More,
+            Begins::No => Read::Broken,
+        }
+    }
+
     fn name(&mut self, first: bool, held: &mut String, json: &mut String) -> Read {
         let form = self.form;
         match expect(held, form.end) {
-            Read::On => {
+            Begins::With => {
                 json.push_str(if self.seen.is_empty() { "{}" } else { "}" });
                 return Read::Done;
             }
-            Read::More => return Read::More,
-            _ => {}
+            Begins::May => return Read::More,
+            Begins::No => {}
         }
         let before = match first {
             true => form.name.to_owned(),
             false => format!("{}{}", form.between, form.name),
         };
         let text = held.trim_start_matches(is_space);
-        if !text.starts_with(&before) {
-            return match before.starts_with(text) {
-                true => Read::More,
-                false => Read::Broken,
-            };
-        }
-        let rest = text.get(before.len()..).unwrap_or_default();
+        let rest = match begins(text, &before) {
+            Begins::With => text.get(before.len()..).unwrap_or_default(),
+            Begins::May => return Read::More,
+            Begins::No => return Read::Broken,
+        };
         let Some(value) = form.value.first() else {
             return Read::Broken;
         };
@@ -137,10 +139,7 @@ impl ListedReader {
 
     fn value(&mut self, at: usize, held: &mut String) -> Read {
         if let Some(text) = self.form.value.get(at) {
-            return match expect(held, text) {
-                Read::On => self.go(State::Value(at + 1)),
-                read => read,
-            };
+            return self.expect(held, text, State::Value(at + 1));
         }
         if !self.form.raw {
             return match held.chars().next() {
@@ -156,21 +155,6 @@ impl ListedReader {
             Kind::Json => self.go(State::Json(JsonScan::default())),
             kind => self.go(State::Raw(kind, false)),
         }
-    }
-}
-
-/// Removes a text behind white space.
-fn expect(held: &mut String, part: &str) -> Read {
-    let text = held.trim_start_matches(is_space);
-    let part = part.trim_start_matches(is_space);
-    if text.starts_with(part) {
-        let to = held.len() - text.len() + part.len();
-        held.drain(..to);
-        return Read::On;
-    }
-    match part.starts_with(text) {
-        true => Read::More,
-        false => Read::Broken,
     }
 }
 
@@ -213,11 +197,6 @@ fn raw(kind: Kind, begun: &mut bool, behind: &str, held: &mut String, json: &mut
         json.push('"');
     }
     Read::Done
-}
-
-/// Text that is certainly before the mark.
-fn head<'a>(held: &'a str, mark: &str) -> &'a str {
-    held.get(..sure(held, mark)).unwrap_or_default()
 }
 
 /// Moves the next part of a text in single quotes, behind the first one.

@@ -70,10 +70,7 @@ impl Types {
         if let Some(target) = referred(members, root) {
             return Self::allowed(target, root, depth - 1);
         }
-        if let Some(value) = members.get("const") {
-            return Self::of(value);
-        }
-        if let Some(Value::Array(values)) = members.get("enum") {
+        if let Some(values) = listed_values(members) {
             return Self::union(values.iter().map(Self::of));
         }
         match members.get("type") {
@@ -109,6 +106,13 @@ pub(super) fn referred<'a>(members: &Map<String, Value>, root: &'a Value) -> Opt
 pub(super) fn alternatives(members: &Map<String, Value>) -> Option<&Vec<Value>> {
     let either = members.get("anyOf").or_else(|| members.get("oneOf"));
     either?.as_array()
+}
+
+/// The only values that a schema allows, if it lists them.
+pub(super) fn listed_values(members: &Map<String, Value>) -> Option<&[Value]> {
+    let one = members.get("const").map(std::slice::from_ref);
+    let listed = members.get("enum").and_then(Value::as_array);
+    one.or(listed.map(Vec::as_slice))
 }
 
 /// Limits of a text.
@@ -155,9 +159,6 @@ impl TextLimits {
             let length = members.get(keyword).and_then(Value::as_u64);
             length.filter(|length| *length <= MAX_LENGTH)
         };
-        let one = members.get("const").map(std::slice::from_ref);
-        let listed = members.get("enum").and_then(Value::as_array);
-        let listed = one.or(listed.map(Vec::as_slice));
         let texts = |values: &[Value]| {
             let texts = values.iter().filter_map(Value::as_str);
             texts.map(str::to_owned).collect()
@@ -165,7 +166,7 @@ impl TextLimits {
         Some(Self {
             least: length("minLength").unwrap_or(0),
             most: length("maxLength"),
-            choices: listed.map(texts),
+            choices: listed_values(members).map(texts),
             nullable: types.has(Types::NULL),
         })
     }
@@ -285,35 +286,27 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hearthnet_testkit::rows;
     use serde_json::json;
 
     #[test]
     fn a_text_has_quotes_only_if_it_could_be_misread_or_has_limits_of_json() {
         let text = |nullable| Kind::Text { nullable };
-        for (schema, kind) in [
-            (json!({"type": "string", "maxLength": 3}), text(false)),
-            (json!({"enum": ["a", "b"]}), text(false)),
-            (json!({"type": ["string", "null"]}), text(true)),
-            (
-                json!({"anyOf": [{"type": "string"}, {"type": "null"}]}),
-                text(true),
-            ),
-            (json!({"$ref": "#/$defs/t"}), text(false)),
-            (json!({}), Kind::Any(Types::ALL)),
-            (json!({"type": "date"}), Kind::Any(Types::ALL)),
-            (json!({"type": "string", "format": "date"}), Kind::Json),
-            (json!({"type": "string", "pattern": "a"}), Kind::Json),
-            (
-                json!({"type": ["string", "integer"], "maximum": 3}),
-                Kind::Json,
-            ),
-            (json!({"type": "integer"}), Kind::Json),
-            (
-                json!({"type": "array", "items": {"type": "string"}}),
-                Kind::Json,
-            ),
-            (json!({"$ref": "#/$defs/loop"}), Kind::Json),
-        ] {
+        for (schema, kind) in rows! {
+            json!({"type": "string", "maxLength": 3}) => text(false);
+            json!({"enum": ["a", "b"]}) => text(false);
+            json!({"type": ["string", "null"]}) => text(true);
+            json!({"anyOf": [{"type": "string"}, {"type": "null"}]}) => text(true);
+            json!({"$ref": "#/$defs/t"}) => text(false);
+            json!({}) => Kind::Any(Types::ALL);
+            json!({"type": "date"}) => Kind::Any(Types::ALL);
+            json!({"type": "string", "format": "date"}) => Kind::Json;
+            json!({"type": "string", "pattern": "a"}) => Kind::Json;
+            json!({"type": ["string", "integer"], "maximum": 3}) => Kind::Json;
+            json!({"type": "integer"}) => Kind::Json;
+            json!({"type": "array", "items": {"type": "string"}}) => Kind::Json;
+            json!({"$ref": "#/$defs/loop"}) => Kind::Json;
+        } {
             let root = json!({"$defs": {
                 "t": {"type": "string"},
                 "loop": {"$ref": "#/$defs/loop"},
