@@ -22,7 +22,7 @@ use zeroize::Zeroize as _;
 
 use super::local_api::{self, Offer};
 use crate::cli::secret::MAX_BYTES;
-use crate::cli::{Failure, Kind, block_on};
+use crate::cli::{Failure, Kind, block_on, blocking};
 use crate::home::{Home, Lock, now_ms};
 
 /// Local API call that writes into the community's log.
@@ -350,8 +350,7 @@ async fn store_when_synced(
 ) -> Result<(), Failure> {
     // An error means that the node is ending.
     let _ = caught_up.wait_for(|it| *it).await;
-    let stored = tokio::task::spawn_blocking(move || store(&home, &request)).await;
-    stored.map_err(Failure::internal)?
+    blocking(move || store(&home, &request)).await
 }
 
 /// Reports once at the start, since earlier changes may have been missed, and then after every

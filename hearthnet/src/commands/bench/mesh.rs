@@ -35,7 +35,7 @@ use super::setup::{self, Questions, Setup, per_second, rate};
 use crate::answering::chat_backends::pooled_hosts;
 use crate::answering::chat_setup::{hosted_model, local_model};
 use crate::cli::args::MeshArgs;
-use crate::cli::{Failure, output, print_result, table};
+use crate::cli::{Failure, counted, output, print_result, table};
 use crate::config::{Config, Context};
 use crate::hosting::host_process::different_answers;
 
@@ -395,7 +395,6 @@ impl Report {
                 format!("{:.3} ms", hop.overhead_ms_p95),
             ]
         });
-        let n = self.threads.len();
         let threads = match self.threads.iter().all(|&threads| threads == 1) {
             true => "one thread each".to_owned(),
             false => {
@@ -405,14 +404,14 @@ impl Report {
         };
         let (least, most) = self.two_cores.range();
         format!(
-            "{}: {n} host{}, {}{}; their caller has {}\n\
+            "{}: {}, {}{}; their caller has {}\n\
              {} cores{}; medians of {}\n\n{}\n  \
              two prompts at once on two threads of this machine: {:.2} times one ({least:.2} to {most:.2}, of the best {:.2})\n\n{}\n  \
              here, per token: {:.2} ms for embedding, output matrix and sampling{}\n  \
              construct {:.2} ms, first token {:.1} ms (of {} chats at once, the last: {:.0} ms)\n  \
              answers: {}\n",
             self.model,
-            if n == 1 { "" } else { "s" },
+            counted(self.threads.len(), "host"),
             threads,
             if self.pinned {
                 ", on a core of its own"

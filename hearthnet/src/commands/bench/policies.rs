@@ -25,7 +25,7 @@ use super::setup::{self, Questions, Setup};
 use crate::answering::chat_backends::pooled_hosts;
 use crate::answering::chat_setup::hosted_model;
 use crate::cli::args::{HostLayers, MeshArgs};
-use crate::cli::{Failure, failure, print_result, table};
+use crate::cli::{Failure, blocking, failure, print_result, table};
 use crate::config::{Config, Context};
 use crate::hosting::host_process::different_answers;
 use crate::hosting::layer_times::{benchmark, duration_us, sample, swept_beside};
@@ -295,10 +295,8 @@ impl Bench<'_> {
         let served = self.service.model(&self.model.id);
         let served = served.ok_or_else(|| Failure::internal("the bench has no model"))?;
         let swept = swept_beside(&served.file, served.file.head_bytes(), u64::MAX);
-        let measured = tokio::task::spawn_blocking(move || served.text.head.measure(swept));
-        let took = measured.await.map_err(Failure::internal)?;
-        let took = took.map_err(Failure::internal)?;
-        Ok(duration_us(took))
+        let measure = move || served.text.head.measure(swept).map_err(Failure::internal);
+        Ok(duration_us(blocking(measure).await?))
     }
 }
 

@@ -32,7 +32,7 @@ use super::{Fetcher, Parts};
 use crate::answering::chat_setup::most_chats;
 use crate::answering::private_layers;
 use crate::cli::args::PrivateArgs;
-use crate::cli::{Failure, Stop, failure, note};
+use crate::cli::{Failure, Stop, blocking, failure, note};
 use crate::config::Context;
 use crate::daemon::chats::shared_model;
 use crate::daemon::layer_events::EventSink;
@@ -326,9 +326,9 @@ impl Follower {
         let part = fetcher.part().await?;
         let opened = {
             let (cx, part, name) = (cx.clone(), Arc::clone(&part), fetcher.model.name.clone());
-            tokio::task::spawn_blocking(move || open_part(&cx, &name, &part)).await
+            blocking(move || open_part(&cx, &name, &part))
         };
-        let model = opened.map_err(Failure::internal).flatten()?;
+        let model = opened.await?;
         let table = part.table();
         let mut wanted = table.of_head();
         for (lo, hi) in private_layers::wanted(&model, args, &cx.config)? {
@@ -338,17 +338,17 @@ impl Follower {
         let load = || {
             let (mut model, cx) = (model.clone(), cx.clone());
             let (home, node) = (home.clone(), Arc::clone(&node));
-            tokio::task::spawn_blocking(move || {
+            blocking(move || {
                 private_layers::load(&mut model, args, most_chats(&cx.config), &cx.config)?;
                 let chats = shared_model(&node, &home, &model, &cx.config)?;
-                Ok::<_, Failure>((model, chats))
+                Ok((model, chats))
             })
         };
-        let mut loaded = load().await.map_err(Failure::internal).flatten();
+        let mut loaded = load().await;
         // A damaged piece ends the load.
         if loaded.is_err() && fetcher.finds_damage(&part, &wanted).await? {
             fetcher.fetch_for_chats(&part, wanted).await?;
-            loaded = load().await.map_err(Failure::internal).flatten();
+            loaded = load().await;
         }
         let (model, chats) = loaded?;
         let usable = Usable {
