@@ -129,18 +129,9 @@ impl Listener {
         };
         link.push_str("#key=");
         for byte in key.bytes() {
-            match byte {
-                b'A'..=b'Z'
-                | b'a'..=b'z'
-                | b'0'..=b'9'
-                | b'-'
-                | b'.'
-                | b'_'
-                | b'~'
-                | b'+'
-                | b'/'
-                | b'=' => link.push(byte.into()),
-                _ => {
+            match byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte) {
+                true => link.push(byte.into()),
+                false => {
                     let _ = write!(link, "%{byte:02X}");
                 }
             }
