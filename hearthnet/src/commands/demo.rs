@@ -20,7 +20,7 @@ use crate::cli::{
 };
 use crate::config::Context;
 use crate::hosting::host_process::{
-    HostPlan, HostProcess, HostProcesses, different_answers, split,
+    HostPlan, HostProcess, HostProcesses, require_same_answers, split,
 };
 use crate::models::{OpenModel, open_or_pull_model};
 
@@ -117,10 +117,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let caller = config.threads();
     let report = Report::new(&model, done, local, &hosts.all, &memory, threads, caller);
     print_result(args.json, &report, || format!("\n\n{}", report.table()))?;
-    if !report.local.same_tokens {
-        return Err(different_answers("hearthnet demo"));
-    }
-    Ok(())
+    require_same_answers(report.local.same_tokens, "hearthnet demo")
 }
 
 /// Layer ranges that this machine computes itself, as text.
