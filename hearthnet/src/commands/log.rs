@@ -17,7 +17,7 @@ use crate::cli::{
 use crate::config::Context;
 use crate::home::members::hours;
 use crate::home::{Home, key_status, now_ms};
-use crate::node::{Change, Running, local_api, log_writer, open_home};
+use crate::node::{Change, Running, log_writer, open_home};
 
 pub(crate) fn run(command: LogCommand, cx: &Context) -> Result<(), Failure> {
     let home = open_home(cx)?;
@@ -155,9 +155,7 @@ fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
     let found = home.log.verify()?;
     let state = home.state();
     let hash = hex::encode(state.state_hash());
-    let running = block_on(async {
-        Ok(local_api::ask::<Running>(&home.dir, local_api::NODE_STATUS, &json!({})).await)
-    })?;
+    let running = block_on(async { Ok(Running::ask(&home.dir, &json!({})).await) })?;
     let mut notes = key_status::dated_ahead(home, running.as_ref().map(|it| &it.dated_ahead));
     let events = |(author, n): (&NodeId, &u64)| {
         let events = if *n == 1 { "event" } else { "events" };

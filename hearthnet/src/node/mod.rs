@@ -59,9 +59,7 @@ pub(crate) use self::invite::NewInvite;
 pub(crate) use self::local_api::{NODE_FLIGHT, NODE_STATUS, Process};
 pub(crate) use self::log_writer::Change;
 pub(crate) use self::restore_log::{find_home, no_community, open_home};
-pub(crate) use self::status::{
-    Download, Running, SharedStatus, ShownDownload, ShownKey, ShownWait, SoFar,
-};
+pub(crate) use self::status::{Download, Running, SharedStatus, ShownDownload, ShownWait, SoFar};
 pub(crate) use self::sync::{wait_for_neighbours, wait_until_synced};
 pub(crate) use self::transient::{
     TransientNode, in_sync, sync_log, sync_or_note, with_synced_node,
