@@ -354,8 +354,8 @@ impl Daemon {
         let http = self.http.as_ref();
         let url = http.map(|http| format!("{}/v1", http.url()));
         let keys = http.and_then(HttpServer::named_keys);
-        self.daemon_node
-            .show_http(url.clone(), key_file(config).as_deref(), keys);
+        let (told, key_file) = (&self.daemon_node.told, key_file(config));
+        told.show_http(url.clone(), key_file.as_deref(), keys);
         match args.for_layers {
             true if args.json => Ok(()),
             true => print(local_endpoints(home, url.as_deref())),

@@ -80,14 +80,14 @@ pub(crate) enum Change {
 
 /// Request to write a change.
 #[derive(Serialize, Deserialize)]
-struct ChangeRequest {
+pub(super) struct ChangeRequest {
     /// Signs with the community's root key, which is stored in this home, instead of the node's
     /// key.
-    by_root: bool,
+    pub(super) by_root: bool,
     /// Passphrase of a sealed root key. The daemon wipes it after the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    passphrase: Option<String>,
-    change: Change,
+    pub(super) passphrase: Option<String>,
+    pub(super) change: Change,
 }
 
 impl Drop for ChangeRequest {
@@ -328,22 +328,8 @@ async fn written(
     Ok(json!({}))
 }
 
-/// Writes a change in the daemon itself, signed by the root key if `by_root`, else by the node's.
-pub(super) async fn write_in_daemon(
-    home: &Home,
-    caught_up: watch::Receiver<bool>,
-    (by_root, passphrase): (bool, Option<String>),
-    change: Change,
-) -> Result<(), Failure> {
-    let request = ChangeRequest {
-        by_root,
-        passphrase,
-        change,
-    };
-    store_when_synced(home.clone(), caught_up, request).await
-}
-
-async fn store_when_synced(
+/// Writes a change in the daemon itself, once its log has been synced.
+pub(super) async fn store_when_synced(
     home: Home,
     mut caught_up: watch::Receiver<bool>,
     request: ChangeRequest,

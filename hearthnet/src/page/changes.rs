@@ -97,7 +97,7 @@ pub(super) async fn invite(
     let new = NewInvite::generate(&it.home, &it.config, level, uses, INVITE_TIME)?;
     let code = new.code.to_string();
     let expires_ms = new.code.expires().saturating_mul(1000);
-    it.node.write(&it.home, new.change).await?;
+    it.node.write(&it.home, false, None, new.change).await?;
     let qr = Qr::of(&code).ok_or_else(|| Failure::internal("the code fits no QR code"))?;
     answer(&json!({
         "code": code, "level": level, "uses": uses, "expires_ms": expires_ms,
@@ -200,14 +200,14 @@ async fn change_member(
     passphrase: Option<String>,
     change: Change,
 ) -> Result<(), ApiError> {
-    if !signer.is_root {
-        return Ok(it.node.write(&it.home, change).await?);
-    }
     if signer.is_sealed && passphrase.is_none() {
         let text = "the root key changes anchors, and it is sealed: send its `passphrase` as well";
         return Err(forbidden("wrong_passphrase", text).about("passphrase"));
     }
-    let written = it.node.write_as_root(&it.home, passphrase, change).await;
+    let written = it
+        .node
+        .write(&it.home, signer.is_root, passphrase, change)
+        .await;
     written.map_err(|why| match why.has_code("wrong_passphrase") {
         true => forbidden("wrong_passphrase", why.with_hint()).about("passphrase"),
         false => why.into(),
