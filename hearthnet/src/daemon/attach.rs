@@ -213,14 +213,9 @@ async fn serve(
     // Opening may hash the file.
     let opened =
         tokio::task::spawn_blocking(move || open_resolved(&cx, Resolved { path, id })).await;
-    let request = LayerRequest {
-        model: opened.map_err(internal)??,
-        layers: wanted.layers.map_or(Layers::Auto, range),
-        threads: wanted.threads,
-        engine,
-        fetch: None,
-        models: 1,
-    };
+    let model = opened.map_err(internal)??;
+    let layers = wanted.layers.map_or(Layers::Auto, range);
+    let request = LayerRequest::of_file(model, layers, wanted.threads, engine);
     let (sender, mut news) = mpsc::channel(EVENT_QUEUE);
     let tell: EventSink = Arc::new(move |one| {
         // A client that does not read misses news.

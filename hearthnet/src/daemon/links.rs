@@ -51,10 +51,7 @@ impl Probed {
         let delays = join_all(asked.iter().map(|member| delay(node, *member))).await;
         let now = Instant::now();
         for (member, delay) in asked.into_iter().zip(delays) {
-            self.0
-                .entry(member)
-                .and_modify(|rounds| rounds.add(delay, now))
-                .or_insert_with(|| Rounds::first(delay, now));
+            self.0.entry(member).or_default().add(delay, now);
         }
     }
 

@@ -40,7 +40,7 @@ use crate::daemon::layer_host::{ANSWERED, LayerHost};
 use crate::daemon::layer_request::LayerRequest;
 use crate::home::Home;
 use crate::hosting::host_engine::HostEngine;
-use crate::models::{OpenModel, open_part};
+use crate::models::{OpenModel, disk_limit, open_part};
 use crate::node::DaemonNode;
 
 /// Time for ended engines to return their memory to the system, before it is divided anew.
@@ -305,15 +305,16 @@ impl Follower {
     }
 
     fn fetcher(&self, it: &Followed) -> Fetcher {
-        Fetcher::of_daemon(
-            &self.home,
-            &self.node,
-            &self.parts,
-            &self.cx.config,
-            &it.model,
-            it.addresses.subscribe(),
-            it.from.clone(),
-        )
+        Fetcher {
+            home: self.home.clone(),
+            node: self.node.node.clone(),
+            daemon: Some(Arc::clone(&self.node)),
+            parts: Arc::clone(&self.parts),
+            disk_limit: disk_limit(&self.cx.config),
+            model: Arc::clone(&it.model),
+            addresses: it.addresses.subscribe(),
+            from: it.from.clone(),
+        }
     }
 
     /// Fetches and loads what chats with the model need here: the head, and the private layers.
