@@ -173,3 +173,12 @@ pub(crate) fn display_name(flag: Option<&str>, config: &Config) -> String {
     let host: String = host.chars().filter(|c| is_plain(*c)).take(32).collect();
     if host.is_empty() { "node".into() } else { host }
 }
+
+#[cfg(test)]
+impl Home {
+    /// Home in the folder of a home that the tests of `hearthnet-bus` make.
+    pub(crate) fn for_test(home: &hearthnet_bus::testing::Home) -> Self {
+        let (key, log) = (Arc::clone(&home.key), home.log.clone());
+        Self::new(home.path().to_owned(), key, log)
+    }
+}

@@ -353,13 +353,12 @@ async fn tell(home: Home, out: FrameSink) -> Result<Value, CallError> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use hearthnet_bus::NodeKey;
-    use hearthnet_bus::log::{EventLog, Record};
+    use hearthnet_bus::log::Record;
+    use hearthnet_bus::testing;
 
     use super::*;
     use crate::home::community::ROOT_KEY;
+    use crate::models::adopted::adoption_for_test;
 
     #[test]
     fn a_refusal_of_the_daemon_ends_the_command_as_the_log_itself_would() {
@@ -389,25 +388,19 @@ mod tests {
 
     #[test]
     fn events_written_before_a_revocation_still_count() {
-        let dir = tempfile::tempdir().unwrap();
-        let (root, own) = (NodeKey::generate().unwrap(), NodeKey::generate().unwrap());
-        let node = own.id();
-        root.write_new(&dir.path().join(ROOT_KEY)).unwrap();
-        let policy = Policy::default();
-        let log = EventLog::create(dir.path(), &root, node, "Elm", policy, now_ms()).unwrap();
-        let home = Home::new(dir.path().to_owned(), Arc::new(own), log);
-        let change = Change::Revoke { node };
+        let founded = testing::Home::founded(testing::key(1), true);
+        let (home, node) = (Home::for_test(&founded), testing::id(1));
+        let root = testing::key(testing::ROOT);
+        root.write_new(&home.dir.join(ROOT_KEY)).unwrap();
         // Ordered before the change by Lamport time, but written after it.
         for name in ["attic", "cellar"] {
             let name = name.to_owned();
             home.append(&home.key, Body::Named { name }).unwrap();
         }
-        let by_root = true;
-        let passphrase = None;
         let request = ChangeRequest {
-            by_root,
-            passphrase,
-            change,
+            by_root: true,
+            passphrase: None,
+            change: Change::Revoke { node },
         };
         store(&home, &request).unwrap();
         let mut last = None;
@@ -421,7 +414,7 @@ mod tests {
 
     #[test]
     fn every_change_passes_the_local_api_unchanged() {
-        let node = NodeKey::generate().unwrap().id();
+        let node = testing::id(1);
         let level = Level::Trusted;
         for change in [
             Change::Policy(Policy::default()),
@@ -435,15 +428,8 @@ mod tests {
             Change::Level { node, level },
             Change::Revoke { node },
             Change::Adopt(Adoption {
-                head: [1; 32],
-                name: "tiny".to_owned(),
-                layers: 32,
-                pieces: [2; 32],
                 sources: vec!["hf:owner/repository/tiny.gguf".to_owned()],
-                weights: [3; 32],
-                file_bytes: 4_000_000_000,
-                head_bytes: 6_000_000,
-                manifest_bytes: 30_000,
+                ..adoption_for_test("tiny", 3)
             }),
             Change::DropModel { weights: [3; 32] },
             Change::Resume {},

@@ -555,19 +555,13 @@ async fn ended(hosted: &mut BTreeMap<[u8; 32], Hosted>) -> ([u8; 32], Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::adopted::adoption_for_test;
 
     #[test]
     fn new_sources_are_taken_and_another_file_is_another_model() {
         let model = Adoption {
-            head: [1; 32],
-            name: "tiny".to_owned(),
-            layers: 2,
-            pieces: [2; 32],
             sources: vec!["hf:a/b/c.gguf".to_owned()],
-            weights: [3; 32],
-            file_bytes: 4096,
-            head_bytes: 1024,
-            manifest_bytes: 512,
+            ..adoption_for_test("tiny", 3)
         };
         let corrected = Adoption {
             sources: vec!["hf:a/d/c.gguf".to_owned()],
