@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -69,7 +70,7 @@ pub struct NamedKey {
 }
 
 /// Limits of a key; `None` is no limit.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::exhaustive_structs)] // An entry of the file of keys.
 pub struct KeyLimits {
     /// Requests at a time, those that wait included.
@@ -100,11 +101,12 @@ struct Use {
     day: Spent,
 }
 
-/// Use of a key since the start of the process.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
+/// Use of a key since the start of the process. `node.status` reports it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(clippy::exhaustive_structs)] // The program also reports keys that no process has used.
 pub struct KeyUse {
     pub name: String,
+    #[serde(default)]
     pub limits: KeyLimits,
     /// Requests in progress.
     pub running: u32,

@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::cli::{Failure, note};
 use crate::config::Config;
 use crate::home::{Lock, refuse_open_to_others};
-use crate::node::local_api::{self, CALL_TIMEOUT, Offer, answer, ask_over, offer_record};
+use crate::node::local_api::{CALL_TIMEOUT, Offer, answer, ask_over, offer_record};
 use crate::node::{NODE_STATUS, Running, SharedStatus};
 
 /// Call that returns the model files that chats use. Local only.
@@ -40,7 +40,7 @@ pub(crate) fn running_in(data_dir: &Path) -> impl Iterator<Item = PathBuf> + use
 pub(crate) async fn standalone_status(data_dir: &Path) -> Option<Running> {
     let dir = data_dir.join(STANDALONE);
     match Lock::is_held(&dir) {
-        true => local_api::ask(&dir, NODE_STATUS, &json!({})).await,
+        true => Running::ask(&dir, &json!({})).await,
         false => None,
     }
 }

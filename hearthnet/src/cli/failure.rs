@@ -390,7 +390,7 @@ mod tests {
     #[test]
     fn a_refusal_of_the_log_ends_a_command_with_its_code_and_what_helps() {
         let path = std::path::PathBuf::from("log.sqlite");
-        let author = hearthnet_bus::NodeKey::from_secret(&[1; 32]).id();
+        let author = hearthnet_bus::testing::id(1);
         let text = || "x".to_owned();
         let exists = LogError::Exists { path: path.clone() };
         for (error, code, status, hint) in [

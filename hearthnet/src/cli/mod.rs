@@ -12,8 +12,8 @@ pub(crate) mod wrap;
 pub(crate) use self::failure::{Failure, Kind, failure, no_thread};
 pub(crate) use self::output::{
     Progress, Sanitized, Spinner, Styled, TerminalStyle, answer, ask, bytes, columns, confirm,
-    escaped, first_digits, note, print, print_bytes, print_json, print_result, report, span, table,
-    when,
+    counted, escaped, first_digits, note, print, print_bytes, print_json, print_result, report,
+    span, table, when,
 };
-pub(crate) use self::runtime::{block_on, runtime};
+pub(crate) use self::runtime::{block_on, blocking, runtime};
 pub(crate) use self::signals::{Stop, cancel_on_interrupt, watch_interrupt};

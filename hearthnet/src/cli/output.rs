@@ -22,6 +22,11 @@ pub(crate) fn bytes(n: u64) -> String {
     }
 }
 
+/// Formats a number of things: `1 message`, `2 messages`. `noun` is the singular.
+pub(crate) fn counted(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
 pub(crate) fn threads(n: usize) -> String {
     match n {
         1 => "one thread".to_owned(),

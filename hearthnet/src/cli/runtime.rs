@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hearthnet_transport::threads_can_start;
 use tokio::runtime::Runtime;
+use tokio::task::spawn_blocking;
 
 use crate::cli::failure::{Failure, no_thread};
 
@@ -27,4 +28,11 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Res
     let outcome = runtime.block_on(work);
     runtime.shutdown_timeout(Duration::from_millis(500));
     outcome
+}
+
+/// Runs work that blocks, such as on the disk, from a task.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    spawn_blocking(work).await.map_err(Failure::internal)?
 }

@@ -1,7 +1,7 @@
 //! `hearthnet audit`: lists disputes about rows of hosts, and judges them (`specs/disputes.md`).
 
 use hearthnet_bus::NodeId;
-use hearthnet_bus::log::{Case, Community, Finding, Level};
+use hearthnet_bus::log::{Case, Community, Finding};
 use serde_json::{Value, json};
 
 use crate::answering::judge::{settle, text_of};
@@ -9,6 +9,7 @@ use crate::cli::args::{AuditCommand, CheckArgs};
 use crate::cli::{Failure, block_on, failure, first_digits, note, print_result, table, when};
 use crate::config::Context;
 use crate::home::evidence::EvidenceFolder;
+use crate::home::rights::is_anchor;
 use crate::home::{Home, now_ms};
 use crate::node::{
     Came, Change, EvidenceFetch, log_writer, open_home, sync_or_note, to_judge, with_synced_node,
@@ -122,7 +123,7 @@ fn shown(state: &Community, id: &[u8; 32], case: &Case) -> Value {
 
 fn check(home: &Home, args: &CheckArgs, cx: &Context) -> Result<(), Failure> {
     let own = home.key.id();
-    if home.state().level(&own) != Some(Level::Anchor) {
+    if !is_anchor(home) {
         return Err(failure!(Community, "this node may not judge disputes: that takes an anchor's rights")
             .code("unauthorized")
             .hint("ask an anchor to run `hearthnet audit check`; `hearthnet community members` shows them"));

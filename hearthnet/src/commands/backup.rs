@@ -10,12 +10,10 @@ use serde_json::json;
 use crate::cli::args::{BackupArgs, Global};
 use crate::cli::{Failure, Kind, failure, note, print, print_json};
 use crate::config::default_path;
-use crate::home::{Home, OnDisk, ROOT_KEY, membership};
+use crate::home::{Home, NODE_KEY, OnDisk, ROOT_KEY, membership};
 
-/// Name of the node's key file, in the data directory and in a backup.
-pub(crate) const NODE_KEY: &str = "node.key";
 /// Name of the configuration in a backup.
-pub(crate) const CONFIG: &str = "hearthnet.toml";
+pub(super) const CONFIG: &str = "hearthnet.toml";
 
 pub(crate) fn run(args: &BackupArgs, global: &Global) -> Result<(), Failure> {
     let dir = global.dir()?;

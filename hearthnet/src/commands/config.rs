@@ -55,15 +55,7 @@ pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure>
             config: config.clone(),
         };
         let model = open_resolved(&cx, resolved).map_err(|why| of_default_model(&why))?;
-        let order = LayerRequest {
-            model,
-            layers,
-            threads: None,
-            engine,
-            fetch: None,
-            models: 1,
-        };
-        order
+        LayerRequest::of_file(model, layers, None, engine)
             .check(config)
             .map_err(|why| why.of_kind(Kind::Config))?;
     }

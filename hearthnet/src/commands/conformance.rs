@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use crate::cli::args::ConformanceArgs;
-use crate::cli::{Failure, Kind, block_on, failure, note, print, print_json, table};
+use crate::cli::{Failure, Kind, block_on, counted, failure, note, print, print_json, table};
 use crate::config::Context;
 
 /// Validity of a session token in seconds: it is used at once.
@@ -228,8 +228,7 @@ fn text(outcomes: &[Outcome]) -> String {
     let rows = outcomes.iter().map(|outcome| {
         let attempts = match outcome.done.len() {
             0 => String::new(),
-            1 => "1 attempt".to_owned(),
-            n => format!("{n} attempts"),
+            n => counted(n, "attempt"),
         };
         [
             outcome.verdict.to_string(),

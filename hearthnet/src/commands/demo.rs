@@ -15,10 +15,12 @@ use crate::answering::chat_setup::{converse, hosted_model, local_model};
 use crate::answering::private_layers;
 use crate::answering::stream::{Print, print_text, stream_answer};
 use crate::cli::args::{DemoArgs, HostLayers};
-use crate::cli::{Failure, bytes, note, output, print_result, runtime, table, watch_interrupt};
+use crate::cli::{
+    Failure, bytes, counted, note, output, print_result, runtime, table, watch_interrupt,
+};
 use crate::config::Context;
 use crate::hosting::host_process::{
-    HostPlan, HostProcess, HostProcesses, different_answers, split,
+    HostPlan, HostProcess, HostProcesses, require_same_answers, split,
 };
 use crate::models::{OpenModel, open_or_pull_model};
 
@@ -53,10 +55,10 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
 
     if !args.json {
         note(format!(
-            "{}: {layers} layers, {} host processes with {threads} thread{} each",
+            "{}: {layers} layers, {} host processes with {} each",
             model.id,
             ranges.len(),
-            if threads == 1 { "" } else { "s" }
+            counted(threads, "thread")
         ));
     }
     let plan = HostPlan {
@@ -115,10 +117,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let caller = config.threads();
     let report = Report::new(&model, done, local, &hosts.all, &memory, threads, caller);
     print_result(args.json, &report, || format!("\n\n{}", report.table()))?;
-    if !report.local.same_tokens {
-        return Err(different_answers("hearthnet demo"));
-    }
-    Ok(())
+    require_same_answers(report.local.same_tokens, "hearthnet demo")
 }
 
 /// Layer ranges that this machine computes itself, as text.
@@ -240,10 +239,9 @@ impl Report {
             ]
         });
         let t = &self.done.timings;
-        let n = self.hosts.len();
         let speeds = vec![
             vec![
-                format!("over {n} host{}", if n == 1 { "" } else { "s" }),
+                format!("over {}", counted(self.hosts.len(), "host")),
                 format!("{:.1} tokens/s", t.tokens_per_second),
                 format!("{:.0} ms to the first token", t.first_token_ms),
             ],

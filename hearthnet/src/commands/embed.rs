@@ -1,6 +1,5 @@
 //! `hearthnet embed`: vectors of texts, computed on this machine alone.
 
-use std::fmt::Write as _;
 use std::io;
 
 use hearthnet_engine::{Embedder, EngineError};
@@ -71,13 +70,10 @@ pub(crate) fn run(args: &EmbedArgs, cx: &Context) -> Result<(), Failure> {
         vectors,
     };
     print_result(args.json, &found, || {
-        let mut out = String::new();
-        for vector in &found.vectors {
-            for (at, value) in vector.iter().enumerate() {
-                let _ = write!(out, "{}{value}", if at > 0 { " " } else { "" });
-            }
-            out.push('\n');
-        }
-        out
+        let line = |vector: &Vec<f32>| {
+            let values: Vec<String> = vector.iter().map(f32::to_string).collect();
+            values.join(" ") + "\n"
+        };
+        found.vectors.iter().map(line).collect()
     })
 }

@@ -11,6 +11,7 @@ use hearthnet_platform::whole_file::{self, Access};
 use crate::cli::args::{Global, InitArgs};
 use crate::cli::{Failure, Kind, answer, failure, note, print, print_json};
 use crate::config::{Loaded, default_path, starter};
+use crate::home::NODE_KEY;
 
 /// Files that make a machine a node, and whether each was there before.
 pub(super) struct Made {
@@ -30,7 +31,7 @@ pub(super) fn make(
 ) -> Result<Made, Failure> {
     let data = global.dir()?;
     let data_state = private_dir(&data)?;
-    let key_file = data.join("node.key");
+    let key_file = data.join(NODE_KEY);
     let key_state = match fs::symlink_metadata(&key_file) {
         Ok(_) => "exists",
         Err(_) => "made",
@@ -143,7 +144,7 @@ fn private_dir(path: &Path) -> Result<&'static str, Failure> {
         return Ok("exists");
     };
     let mut entries = fs::read_dir(path).map_err(|e| fail("look into", e))?;
-    let ours = path.join("node.key").exists() || entries.next().is_none();
+    let ours = path.join(NODE_KEY).exists() || entries.next().is_none();
     if !ours {
         return refuse(format!(
             "is open to other users (mode {mode:03o}) and holds other files"

@@ -11,12 +11,13 @@ use serde_json::json;
 
 use crate::cli::args::LogCommand;
 use crate::cli::{
-    Failure, Kind, block_on, bytes, escaped, failure, note, print, print_json, print_result, when,
+    Failure, Kind, block_on, bytes, counted, escaped, failure, first_digits, note, print,
+    print_json, print_result, when,
 };
 use crate::config::Context;
 use crate::home::members::hours;
 use crate::home::{Home, key_status, now_ms};
-use crate::node::{Change, Running, local_api, log_writer, open_home};
+use crate::node::{Change, Running, log_writer, open_home};
 
 pub(crate) fn run(command: LogCommand, cx: &Context) -> Result<(), Failure> {
     let home = open_home(cx)?;
@@ -109,11 +110,14 @@ fn what(body: &Body, state: &Community) -> String {
             format!(
                 "adopted the model {:?} (weights {})",
                 model.name,
-                short(&model.weights)
+                first_digits(&model.weights)
             )
         }
         Body::ModelDropped { weights } => {
-            format!("dropped the model with the weights {}", short(weights))
+            format!(
+                "dropped the model with the weights {}",
+                first_digits(weights)
+            )
         }
         Body::Disputed(dispute) => {
             let hosts: Vec<String> = dispute.hosts().map(|host| of(&host)).collect();
@@ -122,11 +126,11 @@ fn what(body: &Body, state: &Community) -> String {
                 hosts.join(" and "),
                 dispute.layers.0,
                 dispute.layers.1,
-                short(&dispute.weights)
+                first_digits(&dispute.weights)
             )
         }
         Body::Judged { dispute, finding } => {
-            format!("judged the dispute {}: {finding}", short(dispute))
+            format!("judged the dispute {}: {finding}", first_digits(dispute))
         }
         Body::NodeGave(gave) => format!(
             "has given {} tokens, layers for {} and {} of weights",
@@ -147,18 +151,11 @@ fn what(body: &Body, state: &Community) -> String {
     }
 }
 
-/// First eight digits of a weights id.
-fn short(weights: &[u8; 32]) -> String {
-    hex::encode(weights.first_chunk::<4>().unwrap_or(&[0; 4]))
-}
-
 fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
     let found = home.log.verify()?;
     let state = home.state();
     let hash = hex::encode(state.state_hash());
-    let running = block_on(async {
-        Ok(local_api::ask::<Running>(&home.dir, local_api::NODE_STATUS, &json!({})).await)
-    })?;
+    let running = block_on(async { Ok(Running::ask(&home.dir, &json!({})).await) })?;
     let mut notes = key_status::dated_ahead(home, running.as_ref().map(|it| &it.dated_ahead));
     let events = |(author, n): (&NodeId, &u64)| {
         let events = if *n == 1 { "event" } else { "events" };
@@ -202,13 +199,9 @@ fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
     }
     match found.problems.len() {
         0 => Ok(()),
-        n => Err(failure!(
-            Host,
-            "the log has {n} problem{}",
-            if n == 1 { "" } else { "s" }
-        )
-        .code("log_corrupt")
-        .hint("other members have the log, too: move this data directory away and join again")),
+        n => Err(failure!(Host, "the log has {}", counted(n, "problem"))
+            .code("log_corrupt")
+            .hint("other members have the log, too: move this data directory away and join again")),
     }
 }
 

@@ -17,8 +17,8 @@ use crate::cli::args::Global;
 use crate::cli::qr::Qr;
 use crate::cli::{Failure, block_on, failure, no_thread, note, print, print_bytes};
 use crate::home::Lock;
+use crate::node::Running;
 use crate::node::addresses::reachable;
-use crate::node::{NODE_STATUS, Running, local_api};
 
 /// Time limit of `--wait`: loading a model may take as long.
 const STARTING: Duration = Duration::from_secs(60);
@@ -55,7 +55,7 @@ async fn find(global: &Global, wait: bool) -> Result<(Listener, Running), Failur
     let until = Instant::now() + if wait { STARTING } else { Duration::ZERO };
     loop {
         if Lock::is_held(&dir) {
-            let running: Option<Running> = local_api::ask(&dir, NODE_STATUS, &json!({})).await;
+            let running = Running::ask(&dir, &json!({})).await;
             let found = running.and_then(|running| Some((Listener::of(&running)?, running)));
             if let Some(found) = found {
                 return Ok(found);
@@ -129,18 +129,9 @@ impl Listener {
         };
         link.push_str("#key=");
         for byte in key.bytes() {
-            match byte {
-                b'A'..=b'Z'
-                | b'a'..=b'z'
-                | b'0'..=b'9'
-                | b'-'
-                | b'.'
-                | b'_'
-                | b'~'
-                | b'+'
-                | b'/'
-                | b'=' => link.push(byte.into()),
-                _ => {
+            match byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte) {
+                true => link.push(byte.into()),
+                false => {
                     let _ = write!(link, "%{byte:02X}");
                 }
             }

@@ -21,7 +21,7 @@ use crate::home::{Home, now_ms};
 use crate::models::adopted::part_folder;
 use crate::models::catalogue::catalogue;
 use crate::models::{Capacity, models_dir, open_model, pick};
-use crate::node::{Running, local_api, open_home, sync_or_note};
+use crate::node::{Running, open_home, sync_or_note};
 use crate::planning::{Asked, NoPlan, Report, approximate, shape};
 
 pub(crate) fn run(args: &PlanArgs, cx: &Context) -> Result<(), Failure> {
@@ -101,7 +101,7 @@ fn look(home: &Home, cx: &Context) -> Result<BTreeSet<NodeId>, Failure> {
 /// Members that do not answer the running node. Without one, nothing is known of them.
 async fn unreachable(dir: &Path) -> BTreeSet<NodeId> {
     let params = json!({ "hosts": true });
-    let running: Option<Running> = local_api::ask(dir, local_api::NODE_STATUS, &params).await;
+    let running = Running::ask(dir, &params).await;
     let answers = running.map(|running| running.hosts).unwrap_or_default();
     let away = answers.into_iter().filter(|(_, answers)| !answers);
     away.map(|(member, _)| member).collect()

@@ -10,11 +10,11 @@ use hearthnet_bus::log::{EventLog, LogError};
 use hearthnet_platform::whole_file::{self, Access};
 use serde_json::json;
 
-use super::backup::{CONFIG, NODE_KEY};
+use super::backup::CONFIG;
 use crate::cli::args::{Global, RestoreArgs};
 use crate::cli::{Failure, Kind, failure, note, print, print_json};
 use crate::config::default_path;
-use crate::home::{LOG_FILE, ROOT_KEY, membership};
+use crate::home::{LOG_FILE, NODE_KEY, ROOT_KEY, membership};
 
 pub(crate) fn run(args: &RestoreArgs, global: &Global) -> Result<(), Failure> {
     let dir = global.dir()?;

@@ -16,6 +16,7 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::discovery::{Claims, Local};
 use hearthnet_bus::joining::JOINS_MS;
 use hearthnet_bus::log::{Advert, Community, Level, LogHealth};
+use hearthnet_http::KeyUse;
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
 use hearthnet_orchestrator::exact::is_exact;
 use hearthnet_orchestrator::health::{AuditCounts, Standing};
@@ -29,7 +30,7 @@ use crate::cli::{Failure, block_on, bytes, note, print, print_json, span, table}
 use crate::config::{Config, Context};
 use crate::home::{Home, HttpKeys, KeyStatus, Paused, key_status, members, now_ms};
 use crate::models::text_disagreement;
-use crate::node::{Running, ShownKey, SoFar, find_home, local_api, no_community, sync_or_note};
+use crate::node::{Running, SoFar, find_home, no_community, sync_or_note};
 
 pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     let Some(home) = find_home(cx)? else {
@@ -38,8 +39,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     let (running, hosts) = block_on(async {
         sync_or_note(&home, &cx.config).await;
         let params = json!({ "hosts": true });
-        let running: Option<Running> =
-            local_api::ask(&home.dir, local_api::NODE_STATUS, &params).await;
+        let running = Running::ask(&home.dir, &params).await;
         let hosts = match &running {
             Some(running) => running.hosts.clone(),
             None => probe_hosts(&home).await,
@@ -320,7 +320,7 @@ fn without_community(json: bool, cx: &Context) -> Result<(), Failure> {
 }
 
 /// Named keys of the HTTP interface, with their use if it runs.
-fn named_keys(running: Option<&Running>, dir: &Path) -> Vec<ShownKey> {
+fn named_keys(running: Option<&Running>, dir: &Path) -> Vec<KeyUse> {
     if let Some(running) = running {
         return running.keys.clone();
     }
@@ -328,13 +328,16 @@ fn named_keys(running: Option<&Running>, dir: &Path) -> Vec<ShownKey> {
         note(format!("warning: {why}"));
         HttpKeys::default()
     });
-    let keys = keys.named().into_iter();
-    keys.map(|key| ShownKey::unused(key.name, key.limits))
-        .collect()
+    let unused = keys.named().into_iter().map(|key| KeyUse {
+        name: key.name,
+        limits: key.limits,
+        ..KeyUse::default()
+    });
+    unused.collect()
 }
 
 /// Limits and use of the named keys of the HTTP interface.
-fn http_keys(out: &mut String, keys: &[ShownKey]) {
+fn http_keys(out: &mut String, keys: &[KeyUse]) {
     if keys.is_empty() {
         return;
     }

@@ -23,6 +23,7 @@ use crate::answering::http::{key_file, read_key, tls_files};
 use crate::cli::args::{Global, InviteArgs, JoinArgs, UpArgs};
 use crate::cli::{Failure, Kind, failure, note, secret};
 use crate::config::{Context, Loaded};
+use crate::home::rights::is_anchor;
 use crate::home::{Home, Lock, OnDisk, display_name};
 use crate::models::find::FALLBACK;
 use crate::node::open_home;
@@ -118,7 +119,7 @@ fn tell_unused(args: &UpArgs, home: &Home) {
             state.name
         ));
     }
-    if state.models().is_empty() && state.level(&home.key.id()) == Some(Level::Anchor) {
+    if state.models().is_empty() && is_anchor(home) {
         note(format!(
             "{:?} has adopted no model; `hearthnet model adopt MODEL` chooses one",
             state.name

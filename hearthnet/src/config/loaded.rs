@@ -94,20 +94,11 @@ fn valid(table: &toml::Table) -> Result<Config, ConfigError> {
         }
     }
     let http = &config.http;
-    for (key, file, other_key, other) in [
-        (
-            "tls_key_file",
-            &http.tls_key_file,
-            "tls_certificate_file",
-            &http.tls_certificate_file,
-        ),
-        (
-            "tls_certificate_file",
-            &http.tls_certificate_file,
-            "tls_key_file",
-            &http.tls_key_file,
-        ),
-    ] {
+    let certificate = ("tls_certificate_file", &http.tls_certificate_file);
+    let private_key = ("tls_key_file", &http.tls_key_file);
+    for ((key, file), (other_key, other)) in
+        [(private_key, certificate), (certificate, private_key)]
+    {
         if file.is_empty() && !other.is_empty() {
             let why =
                 format!("is needed with http.{other_key}: TLS takes a certificate and its key");

@@ -3,13 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::is_name;
-use hearthnet_files::spec::CacheDtype;
 use hearthnet_hub::ModelRef;
-use hearthnet_orchestrator::router::PolicyName;
-use hearthnet_platform::local_socket::SocketMode;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
@@ -80,6 +78,15 @@ fn text<'de, D: Deserializer<'de>, T>(
     parse(&text).map_err(D::Error::custom)
 }
 
+/// Text that a type reads itself, with an error for people.
+pub(super) fn parsed<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err = String>,
+{
+    text(from, str::parse)
+}
+
 /// Text for which `holds` is true; else the error is `why`.
 fn text_that<'de, D: Deserializer<'de>>(
     from: D,
@@ -123,14 +130,6 @@ pub(super) fn layers<'de, D: Deserializer<'de>>(from: D) -> Result<Layers, D::Er
 pub(super) fn activation_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let why = "must be \"fp16\" (as the model's file says), or \"fp32\" for debugging";
     text_that(from, why, |name| ["fp16", "fp32"].contains(&name))
-}
-
-pub(super) fn cache_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<CacheDtype, D::Error> {
-    text(from, |name| name.parse())
-}
-
-pub(super) fn routing_policy<'de, D: Deserializer<'de>>(from: D) -> Result<PolicyName, D::Error> {
-    text(from, |name| name.parse())
 }
 
 /// Hours of each day, in the machine's time zone. They may pass midnight.
@@ -204,10 +203,6 @@ const LISTEN: &str = "must be ADDRESS:PORT, for example \"127.0.0.1:7602\"";
 
 pub(super) fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     text_that(from, LISTEN, |text| parse_listen(text).is_ok())
-}
-
-pub(super) fn socket_mode<'de, D: Deserializer<'de>>(from: D) -> Result<SocketMode, D::Error> {
-    text(from, |mode| mode.parse())
 }
 
 /// Address to listen on, or nothing.

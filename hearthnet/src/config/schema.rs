@@ -14,8 +14,8 @@ use serde::Deserialize;
 
 use super::rules::{
     QuietHours, UpToADay, Whole, Within, activation_dtype, aliases, allowed_hosts, backend,
-    cache_dtype, cors_origins, device, dtype, health_timeout, layers, listen, listen_or_none,
-    model, node_listen, node_name, quiet_hours, routing_policy, share, socket_mode, static_peers,
+    cors_origins, device, dtype, health_timeout, layers, listen, listen_or_none, model,
+    node_listen, node_name, parsed, quiet_hours, share, static_peers,
 };
 use crate::cli::args::{EngineKind, Layers};
 
@@ -77,7 +77,7 @@ pub(crate) struct Http {
     #[serde(deserialize_with = "listen")]
     pub(crate) listen: String,
     pub(crate) socket: String,
-    #[serde(deserialize_with = "socket_mode")]
+    #[serde(deserialize_with = "parsed")]
     pub(crate) socket_mode: SocketMode,
     pub(crate) tls_certificate_file: String,
     pub(crate) tls_key_file: String,
@@ -126,7 +126,7 @@ pub(crate) struct Inference {
     pub(crate) backend: EngineKind,
     #[serde(deserialize_with = "activation_dtype")]
     pub(crate) activation_dtype: String,
-    #[serde(deserialize_with = "cache_dtype")]
+    #[serde(deserialize_with = "parsed")]
     pub(crate) cache_dtype: CacheDtype,
     pub(crate) max_shards_per_request: Within<usize, 1, 1024>,
     #[serde(deserialize_with = "health_timeout")]
@@ -139,7 +139,7 @@ pub(crate) struct Inference {
     pub(crate) judge_disputes: bool,
     pub(crate) private_first_layers: Whole<u32>,
     pub(crate) private_last_layers: Whole<u32>,
-    #[serde(deserialize_with = "routing_policy")]
+    #[serde(deserialize_with = "parsed")]
     pub(crate) routing_policy: PolicyName,
     pub(crate) prefill_rows: Within<usize, 1, 65_536>,
     pub(crate) steps_in_flight: Within<usize, 1, 64>,

@@ -5,6 +5,15 @@ use super::sources::{flatten, over_defaults};
 use super::{Config, Loaded, starter};
 use crate::cli::{Failure, Kind};
 
+impl Config {
+    /// Defaults with these settings, `KEY=VALUE` each.
+    pub(crate) fn for_test(sets: &[&str]) -> Self {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let loaded = Loaded::load(Some("/dev/null".as_ref()), &sets);
+        loaded.unwrap().config
+    }
+}
+
 fn load(text: &str, sets: &[&str]) -> Result<Loaded, Failure> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("c.toml");

@@ -24,7 +24,7 @@ use crate::config::Context;
 use crate::home::Home;
 use crate::hosting::host_engine::HostEngine;
 use crate::models::{open_resolved, pick, resolve};
-use crate::node::local_api::{self, NODE_STATUS, Offer, answer, internal};
+use crate::node::local_api::{self, Offer, answer, internal};
 use crate::node::{DaemonNode, Running, local_endpoints};
 
 /// Local API call that serves layers until the call ends.
@@ -51,7 +51,7 @@ struct Wanted {
 
 /// `serve` with a running daemon: prints the daemon's addresses.
 pub(super) async fn tell_endpoints(args: &RunArgs, home: &Home) -> Result<(), Failure> {
-    let running: Option<Running> = local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
+    let running = Running::ask(&home.dir, &json!({})).await;
     let running = running.ok_or_else(|| local_api::silent(&home.dir))?;
     if args.json {
         return print_json(&json!({
@@ -213,14 +213,9 @@ async fn serve(
     // Opening may hash the file.
     let opened =
         tokio::task::spawn_blocking(move || open_resolved(&cx, Resolved { path, id })).await;
-    let request = LayerRequest {
-        model: opened.map_err(internal)??,
-        layers: wanted.layers.map_or(Layers::Auto, range),
-        threads: wanted.threads,
-        engine,
-        fetch: None,
-        models: 1,
-    };
+    let model = opened.map_err(internal)??;
+    let layers = wanted.layers.map_or(Layers::Auto, range);
+    let request = LayerRequest::of_file(model, layers, wanted.threads, engine);
     let (sender, mut news) = mpsc::channel(EVENT_QUEUE);
     let tell: EventSink = Arc::new(move |one| {
         // A client that does not read misses news.

@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep};
 
 use super::weights::Parts;
 use crate::answering::judge::{settle, text_of};
-use crate::cli::{Failure, Stop, first_digits, note};
+use crate::cli::{Failure, Stop, blocking, first_digits, note};
 use crate::config::Context;
 use crate::home::Home;
 use crate::home::evidence::EvidenceFolder;
@@ -202,7 +202,7 @@ impl Disputes {
             return Ok(None);
         }
         let folder = self.evidence.clone();
-        let stored = spawn_blocking(move || -> Result<_, Failure> {
+        let stored = blocking(move || {
             let sealed = seal(&evidence.encode(), judges).map_err(Failure::internal)?;
             let Some(sealed) = sealed else {
                 return Ok(None);
@@ -213,7 +213,7 @@ impl Disputes {
                 evidence.dispute(hash_of(&sealed), sealed.len() as u64),
             ))
         });
-        let Some(dispute) = stored.await.map_err(Failure::internal)?? else {
+        let Some(dispute) = stored.await? else {
             return Ok(None);
         };
         let id = dispute.id(&own);
@@ -235,7 +235,11 @@ impl Disputes {
             tasks.spawn(self.clone().pursue(*id));
         }
         *pursued = ids;
-        self.blocking(move |folder| folder.keep(&kept)).await;
+        let folder = self.evidence.clone();
+        let done = spawn_blocking(move || folder.keep(&kept)).await;
+        if let Ok(Err(error)) = done {
+            complain(&error);
+        }
     }
 
     /// Fetches the evidence of a dispute, and judges it. Ends without, if the dispute is decided.
@@ -310,17 +314,6 @@ impl Disputes {
             self.node.append(&self.home, verdict).await?;
         }
         Ok(finding)
-    }
-
-    async fn blocking(
-        &self,
-        work: impl FnOnce(EvidenceFolder) -> std::io::Result<()> + Send + 'static,
-    ) {
-        let folder = self.evidence.clone();
-        let done = spawn_blocking(move || work(folder)).await;
-        if let Ok(Err(error)) = done {
-            complain(&error);
-        }
     }
 }
 

@@ -82,14 +82,10 @@ pub(crate) fn enter_to_read(cx: &Context, model: &ModelRef, into: Option<&Path>)
         let folder = folder.unwrap_or(Path::new("."));
         needed.0.write.push(folder.to_owned());
     }
-    for (what, done) in [
+    log_unrestricted([
         ("files", restrict_files(&needed.0)),
         ("system calls", deny_system_calls(Calls::default())),
-    ] {
-        if let Err(why) = done {
-            tracing::info!("{what} are not restricted: {why}");
-        }
-    }
+    ]);
 }
 
 /// Sandboxes irrevocably a process that computes for a daemon. Denies all files and sockets: the
@@ -99,12 +95,17 @@ pub(crate) fn enter_engine(has_card: bool) {
         sockets: &[],
         machine_code: has_card,
     };
-    for (what, done) in [
+    log_unrestricted([
         ("files", restrict_files(&Files::default())),
         ("system calls", deny_system_calls(calls)),
         // Rows of conversations pass through it.
         ("memory", hide_memory()),
-    ] {
+    ]);
+}
+
+/// Logs the parts of a sandbox that this system does not have.
+fn log_unrestricted(parts: impl IntoIterator<Item = (&'static str, Result<(), String>)>) {
+    for (what, done) in parts {
         if let Err(why) = done {
             tracing::info!("{what} are not restricted: {why}");
         }
@@ -239,6 +240,7 @@ fn outside(folder: &Path) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
     use std::fs;
     use std::io::ErrorKind;
     use std::os::unix::net::UnixListener;
@@ -256,25 +258,30 @@ mod tests {
         MmapMut::map_anon(1)?.make_exec().map(drop)
     }
 
+    /// Runs one test of this module in a child process that has a variable, because the sandbox is
+    /// irrevocable.
+    fn in_child(test: &str, variable: &str, value: impl AsRef<OsStr>) {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "--test-threads=1"])
+            .arg(format!("daemon::isolation::tests::{test}"))
+            .env(variable, value)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let inside = String::from_utf8_lossy(&output.stdout);
+        assert!(inside.contains("1 passed"), "{inside}");
+    }
+
     #[test]
     fn a_sandboxed_process_accesses_only_what_it_needs() {
-        // In a child process, because the sandbox is irrevocable.
         let Some(dir) = std::env::var_os(INSIDE).map(PathBuf::from) else {
             let dir = tempfile::tempdir().unwrap();
             for folder in ["home/data", "home/letters", "system"] {
                 fs::create_dir_all(dir.path().join(folder)).unwrap();
                 fs::write(dir.path().join(folder).join("file"), "words").unwrap();
             }
-            let output = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "--nocapture", "--test-threads=1"])
-                .arg("daemon::isolation::tests::a_sandboxed_process_accesses_only_what_it_needs")
-                .env(INSIDE, dir.path())
-                .output()
-                .unwrap();
-            assert!(output.status.success(), "{output:?}");
-            let inside = String::from_utf8_lossy(&output.stdout);
-            assert!(inside.contains("1 passed"), "{inside}");
-            return;
+            let test = "a_sandboxed_process_accesses_only_what_it_needs";
+            return in_child(test, INSIDE, dir.path());
         };
         let (data, letters, system) = (
             dir.join("home/data/file"),
@@ -328,19 +335,9 @@ mod tests {
 
     #[test]
     fn an_engine_opens_neither_files_nor_sockets() {
-        // In a child process, because the sandbox is irrevocable.
         let inside = "HEARTHNET_TEST_ISOLATED_ENGINE";
         if std::env::var_os(inside).is_none() {
-            let output = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "--nocapture", "--test-threads=1"])
-                .arg("daemon::isolation::tests::an_engine_opens_neither_files_nor_sockets")
-                .env(inside, "1")
-                .output()
-                .unwrap();
-            assert!(output.status.success(), "{output:?}");
-            let inside = String::from_utf8_lossy(&output.stdout);
-            assert!(inside.contains("1 passed"), "{inside}");
-            return;
+            return in_child("an_engine_opens_neither_files_nor_sockets", inside, "1");
         }
         let (near, far) = hearthnet_platform::pipe::Pipe::pair().unwrap();
         near.send_file(&fs::File::open("/proc/self/exe").unwrap())

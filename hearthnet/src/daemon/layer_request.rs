@@ -46,6 +46,23 @@ fn share(all: u64, models: usize, used: u64) -> u64 {
 }
 
 impl LayerRequest {
+    /// Request for layers of a file on this machine, beside no other model.
+    pub(crate) fn of_file(
+        model: OpenModel,
+        layers: Layers,
+        threads: Option<usize>,
+        engine: HostEngine,
+    ) -> Self {
+        Self {
+            model,
+            layers,
+            threads,
+            engine,
+            fetch: None,
+            models: 1,
+        }
+    }
+
     /// Checks that the model has the layers, that their weights are here or can be fetched, that they
     /// fit into `memory_budget_mb`, and that `kv_budget_mb` is large enough for a stream.
     pub(crate) fn check(&self, config: &Config) -> Result<(), Failure> {

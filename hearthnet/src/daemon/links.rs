@@ -51,10 +51,7 @@ impl Probed {
         let delays = join_all(asked.iter().map(|member| delay(node, *member))).await;
         let now = Instant::now();
         for (member, delay) in asked.into_iter().zip(delays) {
-            self.0
-                .entry(member)
-                .and_modify(|rounds| rounds.add(delay, now))
-                .or_insert_with(|| Rounds::first(delay, now));
+            self.0.entry(member).or_default().add(delay, now);
         }
     }
 
@@ -114,13 +111,14 @@ pub(super) fn chat_link(way: &Way, kbit_s: u32) -> LinkSpeed {
 
 #[cfg(test)]
 mod tests {
+    use hearthnet_bus::testing;
+
     use super::*;
 
     /// Delay and rate of a link on which a row of 1,152 bytes took so long, and what a plan makes of
     /// them for that row.
     fn link(way_us: u64, kbit_s: u32) -> (u32, u32, u64) {
-        let node = hearthnet_bus::NodeKey::from_secret(&[1; 32]).id();
-        let way = Way::new(node, Duration::from_micros(way_us), 1_152);
+        let way = Way::new(testing::id(1), Duration::from_micros(way_us), 1_152);
         let link = chat_link(&way, kbit_s);
         let rate = match link.kbit_s {
             0 => UNMEASURED_KBIT_S,

@@ -254,20 +254,15 @@ impl Measurer {
 
     /// Time of a caller's head; 0 if it is not known yet.
     async fn head_us(&self, known: &mut Known, model: &Arc<ServedModel>) -> u32 {
-        let before = known.heads.get(&model.weights);
-        if before.is_none_or(|rounds| rounds.is_due(Instant::now())) && !self.is_busy() {
+        let rounds = known.heads.entry(model.weights).or_default();
+        if rounds.is_due(Instant::now()) && !self.is_busy() {
             let served = Arc::clone(model);
             let budget = share_of_free(BENCHMARK_PERCENT);
             let swept = swept_beside(&model.file, model.file.head_bytes(), budget);
             let measured = spawn_blocking(move || served.text.head.measure(swept)).await;
-            let (took, now) = (measured.ok().and_then(Result::ok), Instant::now());
-            known
-                .heads
-                .entry(model.weights)
-                .and_modify(|rounds| rounds.add(took, now))
-                .or_insert_with(|| Rounds::first(took, now));
+            rounds.add(measured.ok().and_then(Result::ok), Instant::now());
         }
-        let shortest = known.heads.get(&model.weights).and_then(Rounds::shortest);
+        let shortest = rounds.shortest();
         shortest.map_or(0, |took| duration_us(took).max(1))
     }
 
@@ -364,11 +359,8 @@ fn parts_of_step(took_us: u32, layers: u32, benchmark_us: u32) -> (u32, u32) {
 
 /// Stored times; none if the file is missing or damaged.
 fn read_times(dir: &Path) -> BTreeMap<String, Times> {
-    let bytes = regular_file::read(&dir.join(TIMES_FILE), MAX_BYTES);
-    bytes
-        .ok()
-        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-        .unwrap_or_default()
+    let bytes = regular_file::read(&dir.join(TIMES_FILE), MAX_BYTES).unwrap_or_default();
+    serde_json::from_slice(&bytes).unwrap_or_default()
 }
 
 fn write_times(dir: &Path, times: &BTreeMap<String, Times>) -> std::io::Result<()> {

@@ -66,7 +66,6 @@ use self::layer_host::LayerHost;
 use self::layer_request::LayerRequest;
 use self::measure::Measurer;
 use self::metrics_server::MetricsServer;
-use self::pause::OwnersPause;
 use self::ranges::Ranges;
 use self::watch::Watch;
 use self::weights::{Follower, Parts, offer_file, remove_dropped};
@@ -152,14 +151,10 @@ impl Daemon {
             false => open_model(cx, args.model.as_ref(), Some(home)).map(Some),
         };
         let request = match (&model, wanted) {
-            (Ok(Some(model)), Some(layers)) => Some(LayerRequest {
-                model: model.clone(),
-                layers,
-                threads: args.threads,
-                engine: engine.clone(),
-                fetch: None,
-                models: 1,
-            }),
+            (Ok(Some(model)), Some(layers)) => {
+                let (model, engine) = (model.clone(), engine.clone());
+                Some(LayerRequest::of_file(model, layers, args.threads, engine))
+            }
             (Err(why), Some(_)) if !args.for_layers => {
                 note(format!("no layers are served: {}", why.with_hint()));
                 None
@@ -213,7 +208,7 @@ impl Daemon {
         });
         let (until_end, stops) = stop.or_dropped();
         attach::offer(&daemon_node, &layer_host, cx, &until_end)?;
-        pause::offer(&daemon_node, &OwnersPause::new(&watch, &home.dir))?;
+        pause::offer(&daemon_node, &watch)?;
         let mut counting = JoinSet::new();
         counting.spawn(Arc::clone(&contributions).run());
         let mut this = Self {
@@ -341,11 +336,12 @@ impl Daemon {
         }
         if let Some(chats) = &self.chats {
             let listen = args.answers.http.as_deref();
+            let pause = Arc::clone(&self.layer_host.watch);
             let node = PageNode {
                 home: home.clone(),
                 config: config.clone(),
                 node: Arc::clone(&self.daemon_node),
-                pause: Arc::new(OwnersPause::new(&self.layer_host.watch, &home.dir)),
+                pause,
             };
             let opened = open_http(chats, Some(node), listen, &home.dir, config).await;
             let what = "HTTP for programs on this machine";
@@ -354,8 +350,8 @@ impl Daemon {
         let http = self.http.as_ref();
         let url = http.map(|http| format!("{}/v1", http.url()));
         let keys = http.and_then(HttpServer::named_keys);
-        self.daemon_node
-            .show_http(url.clone(), key_file(config).as_deref(), keys);
+        let (told, key_file) = (&self.daemon_node.told, key_file(config));
+        told.show_http(url.clone(), key_file.as_deref(), keys);
         match args.for_layers {
             true if args.json => Ok(()),
             true => print(local_endpoints(home, url.as_deref())),

@@ -38,15 +38,15 @@ fn numbers(of: &Measured) -> BTreeMap<(&'static str, &[u8]), u64> {
 
 #[cfg(test)]
 mod tests {
-    use hearthnet_bus::NodeKey;
     use hearthnet_bus::log::{LinkSpeed, ModelSpeed};
+    use hearthnet_bus::testing::id;
 
     use super::*;
 
     fn measured() -> Measured {
         Measured {
             links: vec![LinkSpeed {
-                node: NodeKey::from_secret(&[1; 32]).id(),
+                node: id(1),
                 kbit_s: 0,
                 delay_us: 300,
             }],

@@ -1,7 +1,6 @@
 //! Pause by the owner: `hearthnet pause` and `resume`, with the calls of the local API by which they
 //! reach a running daemon, on both sides; and the pause and the quiet hours of the page.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hearthnet_bus::calls::{CallError, Kind as ParamKind, Params};
@@ -10,7 +9,7 @@ use serde_json::{Value, json};
 use super::manners::{Give, Why};
 use super::watch::{Watch, reason};
 use crate::cli::{Failure, Kind, block_on};
-use crate::home::{Home, Lock, OwnHours, Paused};
+use crate::home::{Home, Lock, OwnHours, Paused, now_ms};
 use crate::node::DaemonNode;
 use crate::node::local_api::{self, Offer, answer};
 use crate::page::{Pause, PauseState, QuietState};
@@ -45,26 +44,11 @@ pub(crate) fn request(home: &Home, paused: Option<Paused>) -> Result<(), Failure
 }
 
 /// The owner's pause and quiet hours of a running daemon.
-#[derive(Clone)]
-pub(super) struct OwnersPause {
-    watch: Arc<Watch>,
-    /// Data directory.
-    dir: PathBuf,
-}
-
-impl OwnersPause {
-    pub(super) fn new(watch: &Arc<Watch>, dir: &Path) -> Self {
-        Self {
-            watch: Arc::clone(watch),
-            dir: dir.to_owned(),
-        }
-    }
-}
-
-impl Pause for OwnersPause {
+impl Pause for Watch {
     fn state(&self) -> PauseState {
-        let request = self.watch.paused();
-        let give = *self.watch.give().borrow();
+        let request = *self.shared.paused.lock();
+        let request = request.filter(|request| request.holds_at(now_ms()));
+        let give = *self.give().borrow();
         PauseState {
             paused: request.is_some(),
             pause_reason: match (request, give) {
@@ -78,13 +62,13 @@ impl Pause for OwnersPause {
 
     fn set(&self, request: Option<Paused>) -> Result<(), Failure> {
         // In force even if the disk is full.
-        self.watch.set_paused(request);
+        *self.shared.paused.lock() = request;
         Paused::write(request, &self.dir)
     }
 
     fn quiet_hours(&self) -> QuietState {
-        let (own, configured) = self.watch.quiet_hours();
-        let configured = OwnHours(configured);
+        let own = *self.shared.own_hours.lock();
+        let configured = OwnHours(self.configured_hours);
         QuietState {
             hours: own.unwrap_or(configured).to_string(),
             configured: configured.to_string(),
@@ -94,15 +78,15 @@ impl Pause for OwnersPause {
 
     fn set_quiet_hours(&self, own: Option<OwnHours>) -> Result<(), Failure> {
         // In force even if the disk is full.
-        self.watch.set_own_hours(own);
+        *self.shared.own_hours.lock() = own;
         OwnHours::write(own, &self.dir)
     }
 }
 
 /// Registers the calls.
-pub(super) fn offer(daemon_node: &DaemonNode, pause: &OwnersPause) -> Result<(), Failure> {
+pub(super) fn offer(daemon_node: &DaemonNode, watch: &Arc<Watch>) -> Result<(), Failure> {
     let registry = daemon_node.node.call_server().registry();
-    let pausing = pause.clone();
+    let pausing = Arc::clone(watch);
     Offer {
         params: Params::none().optional(
             "until_ms",
@@ -114,27 +98,27 @@ pub(super) fn offer(daemon_node: &DaemonNode, pause: &OwnersPause) -> Result<(),
         ..Offer::new(
             NODE_PAUSE,
             "Serves no layers to others until a time or `node.resume`, for programs on the node's own machine.",
-            move |params, _| set(pausing.clone(), Some(params)),
+            move |params, _| set(Arc::clone(&pausing), Some(params)),
         )
     }
     .register(registry)?;
-    let resuming = pause.clone();
+    let resuming = Arc::clone(watch);
     Offer::new(
         NODE_RESUME,
         "Serves layers to others again after `node.pause`, for programs on the node's own machine.",
-        move |_, _| set(resuming.clone(), None),
+        move |_, _| set(Arc::clone(&resuming), None),
     )
     .register(registry)
 }
 
-async fn set(pause: OwnersPause, params: Option<Value>) -> Result<Value, CallError> {
+async fn set(watch: Arc<Watch>, params: Option<Value>) -> Result<Value, CallError> {
     let paused: Option<Paused> = match params {
         Some(params) => serde_json::from_value(params)
             .map(Some)
             .map_err(|e| CallError::bad_request("params", e))?,
         None => None,
     };
-    let written = tokio::task::spawn_blocking(move || pause.set(paused)).await;
+    let written = tokio::task::spawn_blocking(move || watch.set(paused)).await;
     written.map_err(local_api::internal)??;
     answer(&json!({}))
 }

@@ -11,30 +11,19 @@ const ROUNDS: usize = 3;
 /// Time between later rounds.
 const PAUSE: Duration = Duration::from_secs(600);
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Rounds {
     times: VecDeque<Duration>,
     /// Rounds so far, with those that failed.
     tried: usize,
-    last: Instant,
+    last: Option<Instant>,
 }
 
 impl Rounds {
-    /// The first round; `None` if it failed.
-    pub(super) fn first(time: Option<Duration>, now: Instant) -> Self {
-        let mut rounds = Self {
-            times: VecDeque::new(),
-            tried: 0,
-            last: now,
-        };
-        rounds.add(time, now);
-        rounds
-    }
-
-    /// Adds a round. After a failed one, nothing is known any more.
+    /// Adds a round; `None` if it failed. After a failed one, nothing is known any more.
     pub(super) fn add(&mut self, time: Option<Duration>, now: Instant) {
         self.tried = self.tried.saturating_add(1);
-        self.last = now;
+        self.last = Some(now);
         let Some(time) = time else {
             self.times.clear();
             return;
@@ -47,7 +36,8 @@ impl Rounds {
 
     /// Returns true if another round is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.tried < ROUNDS || now.saturating_duration_since(self.last) >= PAUSE
+        let paused = |last| now.saturating_duration_since(last) >= PAUSE;
+        self.tried < ROUNDS || self.last.is_none_or(paused)
     }
 
     /// Rounds so far, with those that failed.
@@ -72,7 +62,8 @@ mod tests {
     #[test]
     fn three_rounds_follow_each_other_and_later_ones_wait() {
         let start = Instant::now();
-        let mut rounds = Rounds::first(us(900), start);
+        let mut rounds = Rounds::default();
+        rounds.add(us(900), start);
         assert!(rounds.is_due(start));
         rounds.add(None, start);
         assert_eq!((rounds.is_due(start), rounds.shortest()), (true, None));
@@ -85,7 +76,8 @@ mod tests {
     #[test]
     fn the_shortest_of_the_latest_rounds_counts() {
         let now = Instant::now();
-        let mut rounds = Rounds::first(us(500), now);
+        let mut rounds = Rounds::default();
+        rounds.add(us(500), now);
         for (time, shortest) in [(900, 500), (800, 500), (700, 700), (950, 700)] {
             rounds.add(us(time), now);
             assert_eq!(rounds.shortest(), us(shortest));

@@ -1,7 +1,7 @@
 //! Watches the machine for `[manners]`: takes a reading several times a second, and publishes
 //! whether layers are served.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -34,16 +34,18 @@ pub(super) const RELEASE_WITHIN: Duration = Duration::from_millis(750);
 /// Running watch; ends when dropped.
 pub(super) struct Watch {
     give: watch::Receiver<Give>,
-    shared: Arc<Shared>,
-    configured_hours: Option<QuietHours>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) configured_hours: Option<QuietHours>,
+    /// Data directory, with the requests of the owner.
+    pub(super) dir: PathBuf,
     _end: mpsc::Sender<()>,
 }
 
-/// State that other tasks set.
-struct Shared {
-    paused: Mutex<Option<Paused>>,
+/// State that other tasks set. It counts from the next reading on.
+pub(super) struct Shared {
+    pub(super) paused: Mutex<Option<Paused>>,
     /// The owner's quiet hours; `None`: as configured.
-    own_hours: Mutex<Option<OwnHours>>,
+    pub(super) own_hours: Mutex<Option<OwnHours>>,
     /// Bytes that served layers hold, or held when they were withdrawn.
     held: AtomicU64,
 }
@@ -78,33 +80,13 @@ impl Watch {
             give,
             shared,
             configured_hours: manners.quiet_hours,
+            dir: dir.to_owned(),
             _end: end,
         })
     }
 
     pub(super) fn give(&self) -> watch::Receiver<Give> {
         self.give.clone()
-    }
-
-    /// Request of the owner that holds now.
-    pub(super) fn paused(&self) -> Option<Paused> {
-        let request = *self.shared.paused.lock();
-        request.filter(|request| request.holds_at(now_ms()))
-    }
-
-    /// Sets or ends the request of the owner. It counts from the next reading on.
-    pub(super) fn set_paused(&self, request: Option<Paused>) {
-        *self.shared.paused.lock() = request;
-    }
-
-    /// The owner's quiet hours, and those of the configuration, which they replace.
-    pub(super) fn quiet_hours(&self) -> (Option<OwnHours>, Option<QuietHours>) {
-        (*self.shared.own_hours.lock(), self.configured_hours)
-    }
-
-    /// Sets the owner's quiet hours; `None`: as configured. They count from the next reading on.
-    pub(super) fn set_own_hours(&self, own: Option<OwnHours>) {
-        *self.shared.own_hours.lock() = own;
     }
 
     /// Reports the memory of served layers.

@@ -12,7 +12,7 @@ use hearthnet_text::is_plain;
 use zeroize::Zeroizing;
 
 use crate::cli::args::Global;
-use crate::cli::{Failure, Kind, secret};
+use crate::cli::{Failure, Kind, blocking, secret};
 use crate::config::Config;
 use crate::home::membership::Membership;
 use crate::home::paths::remove_file;
@@ -95,8 +95,7 @@ impl Home {
     /// As [`Self::append`], with this node's key, from a task: SQLite may wait for the disk.
     pub(crate) async fn append_own(&self, body: Body) -> Result<(), Failure> {
         let home = self.clone();
-        let stored = tokio::task::spawn_blocking(move || home.append(&home.key, body)).await;
-        stored.map_err(Failure::internal)?
+        blocking(move || home.append(&home.key, body)).await
     }
 
     /// Root key, if this is the founder's node.
@@ -173,4 +172,13 @@ pub(crate) fn display_name(flag: Option<&str>, config: &Config) -> String {
     let host = host_name();
     let host: String = host.chars().filter(|c| is_plain(*c)).take(32).collect();
     if host.is_empty() { "node".into() } else { host }
+}
+
+#[cfg(test)]
+impl Home {
+    /// Home in the folder of a home that the tests of `hearthnet-bus` make.
+    pub(crate) fn for_test(home: &hearthnet_bus::testing::Home) -> Self {
+        let (key, log) = (Arc::clone(&home.key), home.log.clone());
+        Self::new(home.path().to_owned(), key, log)
+    }
 }

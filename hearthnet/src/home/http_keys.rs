@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use hearthnet_http::{ApiKey, KeyLimits, NamedKey};
 use hearthnet_platform::regular_file;
-use hearthnet_platform::whole_file::{self, Access};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{Failure, Kind};
+use crate::cli::Failure;
+use crate::home::paths::replace_file;
 
 const KEYS_FILE: &str = "http_keys.json";
 
@@ -66,10 +66,8 @@ impl HttpKeys {
     }
 
     pub(crate) fn write(&self, dir: &Path) -> Result<(), Failure> {
-        let path = Self::path(dir);
         let json = serde_json::to_vec_pretty(self).map_err(Failure::internal)?;
-        whole_file::replace(&path, &json, Access::Owner)
-            .map_err(|e| Failure::file("write", &path, &e).of_kind(Kind::of_io(&e)))
+        replace_file(&Self::path(dir), &json)
     }
 
     /// The keys for a listener.

@@ -348,23 +348,18 @@ impl Home {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use hearthnet_bus::log::{Body, Policy};
-    use hearthnet_bus::{NodeKey, testing};
+    use hearthnet_bus::log::Body;
+    use hearthnet_bus::testing;
 
     use super::*;
 
     #[test]
     fn a_post_dated_chain_is_reported_on_every_node() {
-        let dir = tempfile::tempdir().unwrap();
-        let (root, own) = (NodeKey::generate().unwrap(), NodeKey::generate().unwrap());
-        let (node, now, policy) = (own.id(), now_ms(), Policy::default());
-        let log = EventLog::create(dir.path(), &root, node, "Elm", policy, now).unwrap();
-        let home = Home::new(dir.path().to_owned(), Arc::new(own), log);
+        let founded = testing::Home::founded(testing::key(1), true);
+        let (home, node) = (Home::for_test(&founded), testing::id(1));
         assert!(dated_ahead(&home, None).is_empty());
         let refused = |node: &NodeId| BTreeMap::from([(*node, 3_600_000)]);
-        let [line] = &dated_ahead(&home, Some(&refused(&root.id())))[..] else {
+        let [line] = &dated_ahead(&home, Some(&refused(&testing::id(2))))[..] else {
             panic!("one line");
         };
         assert!(
@@ -373,7 +368,7 @@ mod tests {
         );
         let name = "attic".to_owned();
         home.log
-            .append(&home.key, Body::Named { name }, now + 86_400_000)
+            .append(&home.key, Body::Named { name }, now_ms() + 86_400_000)
             .unwrap();
         let [line] = &dated_ahead(&home, Some(&refused(&node)))[..] else {
             panic!("one line");
@@ -388,11 +383,7 @@ mod tests {
         here.admit(other, Level::Trusted);
         let there = testing::Home::joining(testing::key(2));
         testing::hear(&there.log, &here.log);
-        let home = Home::new(
-            here.path().to_owned(),
-            Arc::clone(&here.key),
-            here.log.clone(),
-        );
+        let home = Home::for_test(&here);
         let line = || dated_back_line(&home.state(), &dated_back(&home));
         assert_eq!(line(), None);
         let named = |name: &str| Body::Named { name: name.into() };

@@ -141,12 +141,9 @@ fn unknown(text: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use hearthnet_bus::NodeKey;
+    use hearthnet_bus::testing::id;
 
-    fn id(seed: u8) -> NodeId {
-        NodeKey::from_secret(&[seed; 32]).id()
-    }
+    use super::*;
 
     fn find_in(text: &str) -> Result<NodeId, String> {
         let members = [(id(1), "attic"), (id(2), "kitchen"), (id(3), "kitchen")];

@@ -143,53 +143,45 @@ fn path(dir: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hearthnet_bus::NodeKey;
-    use hearthnet_bus::log::{Body, EventLog, Policy};
+    use hearthnet_bus::log::Body;
+    use hearthnet_bus::testing::{self, id, key};
 
     #[test]
     fn a_membership_file_round_trips_and_garbage_is_ignored() {
-        let dir = tempfile::tempdir().unwrap();
-        let (root, own) = (NodeKey::generate().unwrap(), NodeKey::generate().unwrap());
-        assert_eq!(Membership::read(dir.path()), None);
-        let policy = Policy::default();
-        let log = EventLog::create(dir.path(), &root, own.id(), "Elm", policy, now_ms()).unwrap();
-        Membership::note(dir.path(), &log.state(), &own.id());
-        let noted = Membership::read(dir.path()).unwrap();
+        let home = testing::Home::founded(key(1), true);
+        let (dir, log) = (home.path(), &home.log);
+        assert_eq!(Membership::read(dir), None);
+        Membership::note(dir, &log.state(), &id(1));
+        let noted = Membership::read(dir).unwrap();
         assert_eq!(noted.community, log.community());
         assert_eq!(
             (noted.name.as_str(), noted.level),
-            ("Elm", Some(Level::Anchor))
+            ("Elm Street", Some(Level::Anchor))
         );
         assert!(noted.peers().is_empty());
-        Membership::note_refusal(dir.path(), Some("attic".into()));
+        Membership::note_refusal(dir, Some("attic".into()));
         // An update from the log keeps an anchor's refusal.
-        Membership::note(dir.path(), &log.state(), &own.id());
-        let noted = Membership::read(dir.path()).unwrap();
+        Membership::note(dir, &log.state(), &id(1));
+        let noted = Membership::read(dir).unwrap();
         assert_eq!(noted.put_out_by.as_deref(), Some("attic"));
-        std::fs::write(path(dir.path()), b"{").unwrap();
-        assert_eq!(Membership::read(dir.path()), None);
+        std::fs::write(path(dir), b"{").unwrap();
+        assert_eq!(Membership::read(dir), None);
     }
 
     #[test]
     fn the_last_address_of_a_silent_member_is_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        let (root, own) = (NodeKey::generate().unwrap(), NodeKey::generate().unwrap());
-        let policy = Policy::default();
-        let log = EventLog::create(dir.path(), &root, own.id(), "Elm", policy, now_ms()).unwrap();
-        let endpoints = vec!["192.0.2.1:7600".to_owned()];
-        let seen = Body::NodeSeen {
-            endpoints,
+        let home = testing::Home::founded(key(1), true);
+        home.append(Body::NodeSeen {
+            endpoints: vec!["192.0.2.1:7600".to_owned()],
             name: "a".into(),
             software: "s".into(),
-        };
-        log.append(&own, seen, now_ms()).unwrap();
+        });
         // State as another member sees it.
-        let other = NodeKey::generate().unwrap().id();
-        let first = Membership::of(&log.state(), &other, None);
-        assert_eq!(first.peers(), [format!("192.0.2.1:7600#{}", own.id())]);
-        let quiet = EventLog::prepare(&dir.path().join("b"), log.community()).unwrap();
-        let durable = log.missing(&quiet.heads(), 1, 1 << 16).unwrap().events;
-        quiet.receive(&durable, other, now_ms()).unwrap();
+        let other = id(2);
+        let first = Membership::of(&home.log.state(), &other, None);
+        assert_eq!(first.peers(), [format!("192.0.2.1:7600#{}", id(1))]);
+        let dir = tempfile::tempdir().unwrap();
+        let quiet = testing::durable_copy(dir.path(), &home.log);
         let later = Membership::of(&quiet.state(), &other, Some(&first));
         assert_eq!(later.members, first.members);
     }

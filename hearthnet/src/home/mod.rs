@@ -38,6 +38,8 @@ pub(crate) use self::key_status::KeyStatus;
 pub(crate) use self::lock::Lock;
 pub(crate) use self::membership::Membership;
 pub(crate) use self::online::Online;
-pub(crate) use self::paths::{close_folder, first_free, refuse_open_to_others, remove_file};
+pub(crate) use self::paths::{
+    NODE_KEY, close_folder, first_free, refuse_open_to_others, remove_file,
+};
 pub(crate) use self::pause::{Paused, next_time};
 pub(crate) use self::quiet_hours::OwnHours;

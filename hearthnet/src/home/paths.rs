@@ -5,10 +5,14 @@ use std::path::{Path, PathBuf};
 
 use hearthnet_bus::{KeyFileError, NodeKey};
 use hearthnet_platform::files;
+use hearthnet_platform::whole_file::{self, Access};
 
 use crate::cli::args::Global;
 use crate::cli::{Failure, Kind, failure};
 use crate::config::xdg;
+
+/// Name of the node's key file, in the data directory and in a backup.
+pub(crate) const NODE_KEY: &str = "node.key";
 
 /// Failure for a key file.
 pub(crate) fn key_failure(error: &KeyFileError) -> Failure {
@@ -49,6 +53,12 @@ pub(crate) fn first_free(path: impl Fn(u32) -> PathBuf) -> Result<PathBuf, Failu
     free.ok_or_else(|| Failure::internal("every name for the old data is taken"))
 }
 
+/// Replaces a file of the data directory.
+pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    whole_file::replace(path, bytes, Access::Owner)
+        .map_err(|e| Failure::file("write", path, &e).of_kind(Kind::of_io(&e)))
+}
+
 /// Removes a file, if it exists.
 pub(crate) fn remove_file(path: &Path) -> Result<(), Failure> {
     match std::fs::remove_file(path) {
@@ -75,6 +85,6 @@ impl Global {
 
     /// This node's key; created on first use.
     pub(crate) fn node_key(&self) -> Result<NodeKey, Failure> {
-        NodeKey::load_or_create(&self.dir()?.join("node.key")).map_err(|e| key_failure(&e))
+        NodeKey::load_or_create(&self.dir()?.join(NODE_KEY)).map_err(|e| key_failure(&e))
     }
 }

@@ -7,13 +7,12 @@ use std::path::Path;
 
 use hearthnet_platform::machine::{LocalTime, local_time};
 use hearthnet_platform::regular_file;
-use hearthnet_platform::whole_file::{self, Access};
 use serde::{Deserialize, Serialize};
 
+use crate::cli::Failure;
 use crate::cli::args::TimeOfDay;
-use crate::cli::{Failure, Kind};
 use crate::home::community::now_ms;
-use crate::home::paths::remove_file;
+use crate::home::paths::{remove_file, replace_file};
 
 const PAUSE_FILE: &str = "paused.json";
 
@@ -53,8 +52,7 @@ impl Paused {
             return remove_file(&path);
         };
         let json = serde_json::to_vec(&paused).map_err(Failure::internal)?;
-        whole_file::replace(&path, &json, Access::Owner)
-            .map_err(|e| Failure::file("write", &path, &e).of_kind(Kind::of_io(&e)))
+        replace_file(&path, &json)
     }
 }
 

@@ -6,11 +6,10 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use hearthnet_platform::regular_file;
-use hearthnet_platform::whole_file::{self, Access};
 
-use crate::cli::{Failure, Kind, note};
+use crate::cli::{Failure, note};
 use crate::config::{QuietHours, parse_quiet_hours};
-use crate::home::paths::remove_file;
+use crate::home::paths::{remove_file, replace_file};
 
 const HOURS_FILE: &str = "quiet_hours.txt";
 
@@ -46,11 +45,10 @@ impl OwnHours {
     /// Writes or, with `None`, removes the file.
     pub(crate) fn write(own: Option<Self>, dir: &Path) -> Result<(), Failure> {
         let path = dir.join(HOURS_FILE);
-        let Some(own) = own else {
-            return remove_file(&path);
-        };
-        whole_file::replace(&path, own.to_string().as_bytes(), Access::Owner)
-            .map_err(|e| Failure::file("write", &path, &e).of_kind(Kind::of_io(&e)))
+        match own {
+            Some(own) => replace_file(&path, own.to_string().as_bytes()),
+            None => remove_file(&path),
+        }
     }
 }
 

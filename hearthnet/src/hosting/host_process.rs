@@ -122,15 +122,18 @@ impl HostProcesses {
     }
 }
 
-/// Error if the hosts' answer differs from this machine's.
-pub(crate) fn different_answers(command: &str) -> Failure {
-    Failure::new(
-        Kind::Internal,
-        "the hosts and this machine alone gave different answers, which must never happen",
+/// Error if the hosts' answers differ from this machine's.
+pub(crate) fn require_same_answers(are_same: bool, command: &str) -> Result<(), Failure> {
+    if are_same {
+        return Ok(());
+    }
+    Err(failure!(
+        Internal,
+        "the hosts and this machine alone gave different answers, which must never happen"
     )
     .hint(format!(
         "please report this with the output of `{command} --json`"
-    ))
+    )))
 }
 
 /// Assigns a core to each host, if hosts have one thread and there are enough cores.

@@ -36,6 +36,26 @@ pub(crate) fn identity(model: &Adoption) -> Identity {
     }
 }
 
+/// Adoption of a file with this identity.
+pub(crate) fn adoption(
+    name: String,
+    layers: u32,
+    identity: &Identity,
+    sources: Vec<String>,
+) -> Adoption {
+    Adoption {
+        name,
+        weights: identity.weights.0,
+        layers,
+        file_bytes: identity.file_bytes,
+        head_bytes: identity.head_bytes,
+        head: identity.head.0,
+        manifest_bytes: identity.manifest_bytes,
+        pieces: identity.pieces.0,
+        sources,
+    }
+}
+
 /// Folder of the part of an adopted model, if there is one.
 pub(crate) fn part_folder(model: &Adoption) -> Option<PathBuf> {
     let folder = Part::folder_in(&parts_dir().ok()?, &WeightsId(model.weights));
@@ -236,6 +256,22 @@ fn ranges(layers: u32, is_held: impl Fn(u32) -> bool) -> Vec<(u32, u32)> {
     missing(layers, &lacking)
 }
 
+/// Adopted model with this name and weights id.
+#[cfg(test)]
+pub(crate) fn adoption_for_test(name: &str, weights: u8) -> Adoption {
+    Adoption {
+        name: name.to_owned(),
+        weights: [weights; 32],
+        layers: 32,
+        file_bytes: 4_000_000_000,
+        head_bytes: 6_000_000,
+        head: [1; 32],
+        manifest_bytes: 30_000,
+        pieces: [2; 32],
+        sources: Vec::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use hearthnet_files::ModelFile;
@@ -252,17 +288,7 @@ mod tests {
         let (known, pieces) = identity_of(&file, &manifest, &mut |_, _| {}).unwrap();
         let encoded = manifest.encode();
         let part = Part::of_linked_file(dir.path(), &known, &file, &encoded, &pieces).unwrap();
-        let model = Adoption {
-            head: known.head.0,
-            name: "tiny".to_owned(),
-            layers: file.spec().layers,
-            pieces: known.pieces.0,
-            sources: Vec::new(),
-            weights: known.weights.0,
-            file_bytes: known.file_bytes,
-            head_bytes: known.head_bytes,
-            manifest_bytes: known.manifest_bytes,
-        };
+        let model = adoption("tiny".to_owned(), file.spec().layers, &known, Vec::new());
         check_part(part.folder(), &model).unwrap();
         let other = Adoption {
             head: [9; 32],

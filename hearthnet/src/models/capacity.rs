@@ -282,11 +282,10 @@ mod tests {
         }
         let measure = |seed: u8, memory_bytes: u64| {
             let measured = Measured {
-                links: Vec::new(),
-                models: Vec::new(),
                 running_s: 60,
                 memory_bytes,
                 online_permille: 1000,
+                ..Measured::default()
             };
             let body = Body::NodeMeasured(measured);
             home.log.append(&key(seed), body, now_ms()).unwrap();

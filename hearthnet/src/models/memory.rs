@@ -69,7 +69,6 @@ pub(crate) fn disk_budget(limit: Option<u64>, folder: &Path, taken: u64) -> std:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Loaded;
 
     #[test]
     fn a_model_needs_more_than_its_file() {
@@ -77,28 +76,22 @@ mod tests {
         assert_eq!(needed_bytes(u64::MAX), u64::MAX);
     }
 
-    fn config(sets: &[&str]) -> Config {
-        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-        let loaded = Loaded::load(Some("/dev/null".as_ref()), &sets);
-        loaded.unwrap().config
-    }
-
     #[test]
     fn a_budget_in_mib_overrides_the_share_of_memory() {
         let key = "research.distributed_inference.host.memory_budget_mb=3";
-        assert_eq!(weights_budget(&config(&[key]), 1 << 30), 3 << 20);
-        assert!(weights_budget(&config(&[]), 0) > 0);
+        assert_eq!(weights_budget(&Config::for_test(&[key]), 1 << 30), 3 << 20);
+        assert!(weights_budget(&Config::for_test(&[]), 0) > 0);
     }
 
     #[test]
     fn held_memory_counts_as_given() {
         let set = "research.distributed_inference.host.";
-        let fixed = config(&[
+        let fixed = Config::for_test(&[
             &format!("{set}memory_budget_mb=3"),
             &format!("{set}kv_budget_mb=2"),
         ]);
         assert_eq!(given_bytes(&fixed, 1 << 30), 5 << 20);
-        let share = config(&[&format!("{set}kv_budget_mb=1")]);
+        let share = Config::for_test(&[&format!("{set}kv_budget_mb=1")]);
         assert!(given_bytes(&share, 1 << 50) > 1 << 48);
     }
 
@@ -112,8 +105,9 @@ mod tests {
     #[test]
     fn the_disk_budget_is_the_setting_or_half_of_the_free_disk() {
         let dir = tempfile::tempdir().unwrap();
-        let budget =
-            |set: &str, taken| disk_budget(disk_limit(&config(&[set])), dir.path(), taken).unwrap();
+        let budget = |set: &str, taken| {
+            disk_budget(disk_limit(&Config::for_test(&[set])), dir.path(), taken).unwrap()
+        };
         assert_eq!(budget("manners.disk_gb=7", 5), 7_000_000_000);
         assert!(budget("manners.disk_gb=0", 2 << 60) >= 1 << 60);
         let missing = dir.path().join("missing");

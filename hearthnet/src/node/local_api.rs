@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::cli::{Failure, failure, note};
+use crate::cli::{Failure, failure};
 use crate::home::Lock;
 
 /// Call that returns the status of the running node. Local only.
@@ -103,24 +103,7 @@ impl std::fmt::Display for Process {
     }
 }
 
-/// Calls a capability of the node that runs on `dir`. Returns `None` if no node runs, or if the
-/// call fails. Prints a warning if the node does not respond.
-pub(crate) async fn ask<T: DeserializeOwned>(
-    dir: &Path,
-    capability: &str,
-    params: &Value,
-) -> Option<T> {
-    let asking =
-        async { ask_over(&Client::connect_local(dir).await.ok()?, capability, params).await };
-    match tokio::time::timeout(CALL_TIMEOUT, asking).await {
-        Ok(answer) => answer,
-        Err(_) => {
-            note(format!("warning: {}", silent(dir)));
-            None
-        }
-    }
-}
-
+/// Calls a capability. Returns `None` if the call fails.
 pub(crate) async fn ask_over<T: DeserializeOwned>(
     client: &Client,
     capability: &str,

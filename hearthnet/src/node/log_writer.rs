@@ -22,7 +22,7 @@ use zeroize::Zeroize as _;
 
 use super::local_api::{self, Offer};
 use crate::cli::secret::MAX_BYTES;
-use crate::cli::{Failure, Kind, block_on};
+use crate::cli::{Failure, Kind, block_on, blocking};
 use crate::home::{Home, Lock, now_ms};
 
 /// Local API call that writes into the community's log.
@@ -80,14 +80,14 @@ pub(crate) enum Change {
 
 /// Request to write a change.
 #[derive(Serialize, Deserialize)]
-struct ChangeRequest {
+pub(super) struct ChangeRequest {
     /// Signs with the community's root key, which is stored in this home, instead of the node's
     /// key.
-    by_root: bool,
+    pub(super) by_root: bool,
     /// Passphrase of a sealed root key. The daemon wipes it after the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    passphrase: Option<String>,
-    change: Change,
+    pub(super) passphrase: Option<String>,
+    pub(super) change: Change,
 }
 
 impl Drop for ChangeRequest {
@@ -328,30 +328,15 @@ async fn written(
     Ok(json!({}))
 }
 
-/// Writes a change in the daemon itself, signed by the root key if `by_root`, else by the node's.
-pub(super) async fn write_in_daemon(
-    home: &Home,
-    caught_up: watch::Receiver<bool>,
-    (by_root, passphrase): (bool, Option<String>),
-    change: Change,
-) -> Result<(), Failure> {
-    let request = ChangeRequest {
-        by_root,
-        passphrase,
-        change,
-    };
-    store_when_synced(home.clone(), caught_up, request).await
-}
-
-async fn store_when_synced(
+/// Writes a change in the daemon itself, once its log has been synced.
+pub(super) async fn store_when_synced(
     home: Home,
     mut caught_up: watch::Receiver<bool>,
     request: ChangeRequest,
 ) -> Result<(), Failure> {
     // An error means that the node is ending.
     let _ = caught_up.wait_for(|it| *it).await;
-    let stored = tokio::task::spawn_blocking(move || store(&home, &request)).await;
-    stored.map_err(Failure::internal)?
+    blocking(move || store(&home, &request)).await
 }
 
 /// Reports once at the start, since earlier changes may have been missed, and then after every
@@ -368,13 +353,12 @@ async fn tell(home: Home, out: FrameSink) -> Result<Value, CallError> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use hearthnet_bus::NodeKey;
-    use hearthnet_bus::log::{EventLog, Record};
+    use hearthnet_bus::log::Record;
+    use hearthnet_bus::testing;
 
     use super::*;
     use crate::home::community::ROOT_KEY;
+    use crate::models::adopted::adoption_for_test;
 
     #[test]
     fn a_refusal_of_the_daemon_ends_the_command_as_the_log_itself_would() {
@@ -404,25 +388,19 @@ mod tests {
 
     #[test]
     fn events_written_before_a_revocation_still_count() {
-        let dir = tempfile::tempdir().unwrap();
-        let (root, own) = (NodeKey::generate().unwrap(), NodeKey::generate().unwrap());
-        let node = own.id();
-        root.write_new(&dir.path().join(ROOT_KEY)).unwrap();
-        let policy = Policy::default();
-        let log = EventLog::create(dir.path(), &root, node, "Elm", policy, now_ms()).unwrap();
-        let home = Home::new(dir.path().to_owned(), Arc::new(own), log);
-        let change = Change::Revoke { node };
+        let founded = testing::Home::founded(testing::key(1), true);
+        let (home, node) = (Home::for_test(&founded), testing::id(1));
+        let root = testing::key(testing::ROOT);
+        root.write_new(&home.dir.join(ROOT_KEY)).unwrap();
         // Ordered before the change by Lamport time, but written after it.
         for name in ["attic", "cellar"] {
             let name = name.to_owned();
             home.append(&home.key, Body::Named { name }).unwrap();
         }
-        let by_root = true;
-        let passphrase = None;
         let request = ChangeRequest {
-            by_root,
-            passphrase,
-            change,
+            by_root: true,
+            passphrase: None,
+            change: Change::Revoke { node },
         };
         store(&home, &request).unwrap();
         let mut last = None;
@@ -436,7 +414,7 @@ mod tests {
 
     #[test]
     fn every_change_passes_the_local_api_unchanged() {
-        let node = NodeKey::generate().unwrap().id();
+        let node = testing::id(1);
         let level = Level::Trusted;
         for change in [
             Change::Policy(Policy::default()),
@@ -450,15 +428,8 @@ mod tests {
             Change::Level { node, level },
             Change::Revoke { node },
             Change::Adopt(Adoption {
-                head: [1; 32],
-                name: "tiny".to_owned(),
-                layers: 32,
-                pieces: [2; 32],
                 sources: vec!["hf:owner/repository/tiny.gguf".to_owned()],
-                weights: [3; 32],
-                file_bytes: 4_000_000_000,
-                head_bytes: 6_000_000,
-                manifest_bytes: 30_000,
+                ..adoption_for_test("tiny", 3)
             }),
             Change::DropModel { weights: [3; 32] },
             Change::Resume {},

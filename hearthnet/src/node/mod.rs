@@ -29,7 +29,6 @@ pub(crate) mod sync;
 pub(crate) mod transient;
 
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
 use hearthnet_bus::calls::{LocalApi, Registry};
@@ -39,7 +38,6 @@ use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::log::{Adoption, Body};
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
 use hearthnet_bus::{CommunityId, NodeId};
-use hearthnet_http::NamedKeys;
 use hearthnet_orchestrator::health::SharedHealth;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -48,6 +46,7 @@ use tokio::task::JoinSet;
 use self::addresses::reachable;
 use self::link_rates::LinkRates;
 use self::local_api::offer_record;
+use self::log_writer::ChangeRequest;
 use crate::cli::{Failure, Kind};
 use crate::config::Config;
 use crate::home::{Home, Lock, Membership, display_name};
@@ -59,9 +58,7 @@ pub(crate) use self::invite::NewInvite;
 pub(crate) use self::local_api::{NODE_FLIGHT, NODE_STATUS, Process};
 pub(crate) use self::log_writer::Change;
 pub(crate) use self::restore_log::{find_home, no_community, open_home};
-pub(crate) use self::status::{
-    Download, Running, SharedStatus, ShownDownload, ShownKey, ShownWait, SoFar,
-};
+pub(crate) use self::status::{Download, Running, SharedStatus, ShownDownload, ShownWait, SoFar};
 pub(crate) use self::sync::{wait_for_neighbours, wait_until_synced};
 pub(crate) use self::transient::{
     TransientNode, in_sync, sync_log, sync_or_note, with_synced_node,
@@ -122,7 +119,7 @@ pub(crate) struct DaemonNode {
     /// Bandwidth of links, as measured by its transfers.
     pub(crate) link_rates: LinkRates,
     /// State that `node.status` reports.
-    told: Arc<SharedStatus>,
+    pub(crate) told: Arc<SharedStatus>,
     /// True once the log has been synced, so that this node may write.
     caught_up: watch::Receiver<bool>,
     local_api: Mutex<Option<LocalApi>>,
@@ -214,21 +211,21 @@ impl DaemonNode {
         self.told.running_now(&self.node, &self.health)
     }
 
-    /// Writes a change, signed by this node's key, once the log has been synced.
-    pub(crate) async fn write(&self, home: &Home, change: Change) -> Result<(), Failure> {
-        let signer = (false, None);
-        log_writer::write_in_daemon(home, self.caught_up.clone(), signer, change).await
-    }
-
-    /// As [`Self::write`], signed by the root key of this home. A sealed one needs its passphrase.
-    pub(crate) async fn write_as_root(
+    /// Writes a change once the log has been synced, signed by this node's key, or with `by_root` by
+    /// the root key of this home. A sealed root key needs its passphrase.
+    pub(crate) async fn write(
         &self,
         home: &Home,
+        by_root: bool,
         passphrase: Option<String>,
         change: Change,
     ) -> Result<(), Failure> {
-        let signer = (true, passphrase);
-        log_writer::write_in_daemon(home, self.caught_up.clone(), signer, change).await
+        let request = ChangeRequest {
+            by_root,
+            passphrase,
+            change,
+        };
+        log_writer::store_when_synced(home.clone(), self.caught_up.clone(), request).await
     }
 
     /// Appends a durable event of this node's own, once the log has been synced.
@@ -267,16 +264,6 @@ impl DaemonNode {
             told: Arc::clone(&self.told),
             model: model.to_owned(),
         }
-    }
-
-    /// Shows the HTTP interface in `node.status`: its URL, the file with its key, and its named keys.
-    pub(crate) fn show_http(
-        &self,
-        url: Option<String>,
-        key_file: Option<&Path>,
-        keys: Option<&NamedKeys>,
-    ) {
-        self.told.show_http(url, key_file, keys);
     }
 
     /// Shows what this node has given up to this moment in `node.status`.

@@ -6,20 +6,20 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use hearthnet_bus::calls::{CallError, Code, Kind as ParamKind, Params, Registry};
+use hearthnet_bus::calls::{CallError, Client, Code, Kind as ParamKind, Params, Registry};
 use hearthnet_bus::discovery::{MdnsHealth, Source};
 use hearthnet_bus::node::{Node, WeakNode};
 use hearthnet_bus::{Capability, NodeId};
-use hearthnet_http::{KeyLimits, KeyUse, NamedKeys};
+use hearthnet_http::{KeyUse, NamedKeys};
 use hearthnet_orchestrator::health::{ShardHealth, SharedHealth};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::holdings::{self, Holdings, LayersIn};
-use super::local_api::{self, NODE_STATUS, Offer};
+use super::local_api::{CALL_TIMEOUT, NODE_STATUS, Offer, answer, ask_over, silent};
 use super::sync::wait_until_synced;
-use crate::cli::Failure;
+use crate::cli::{Failure, note};
 use crate::home::now_ms;
 
 /// Status shared between the daemon and its capability.
@@ -67,7 +67,7 @@ pub(crate) struct Running {
     /// File with the key that clients of `url` must send.
     pub(crate) key_file: Option<String>,
     /// Use of the named keys of `url` since the node started.
-    pub(crate) keys: Vec<ShownKey>,
+    pub(crate) keys: Vec<KeyUse>,
     /// Whether each host that advertises layers, and each member with measurements, responds, by node
     /// id.
     pub(crate) hosts: BTreeMap<NodeId, bool>,
@@ -93,57 +93,6 @@ pub(crate) struct Download {
     pub(crate) name: String,
     pub(crate) done: u64,
     pub(crate) total: u64,
-}
-
-/// Use of a named key of the HTTP interface.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ShownKey {
-    pub(crate) name: String,
-    #[serde(default)]
-    pub(crate) limits: ShownLimits,
-    /// Requests in progress.
-    pub(crate) running: u32,
-    pub(crate) requests: u64,
-    /// Tokens of prompts and answers.
-    pub(crate) tokens: u64,
-    /// Requests beyond a limit of the key.
-    pub(crate) refused: u64,
-}
-
-/// Limits of a named key; `None` is no limit.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ShownLimits {
-    /// Requests at a time.
-    pub(crate) requests: Option<u32>,
-    pub(crate) tokens_per_minute: Option<u64>,
-    pub(crate) tokens_per_day: Option<u64>,
-}
-
-impl ShownKey {
-    /// A key that was not used.
-    pub(crate) fn unused(name: String, limits: KeyLimits) -> Self {
-        Self {
-            name,
-            limits: ShownLimits {
-                requests: limits.requests,
-                tokens_per_minute: limits.tokens_per_minute,
-                tokens_per_day: limits.tokens_per_day,
-            },
-            ..Self::default()
-        }
-    }
-}
-
-impl From<KeyUse> for ShownKey {
-    fn from(used: KeyUse) -> Self {
-        Self {
-            running: used.running,
-            requests: used.requests,
-            tokens: used.tokens,
-            refused: used.refused,
-            ..Self::unused(used.name, used.limits)
-        }
-    }
 }
 
 /// A download that `node.status` shows until this is dropped.
@@ -226,6 +175,24 @@ pub(super) fn offer(
     Ok(told)
 }
 
+impl Running {
+    /// Asks the node that runs on `dir`. Returns `None` if no node runs, or if the call fails. Prints a
+    /// warning if the node does not respond.
+    pub(crate) async fn ask(dir: &Path, params: &Value) -> Option<Self> {
+        let asking = async {
+            let client = Client::connect_local(dir).await.ok()?;
+            ask_over(&client, NODE_STATUS, params).await
+        };
+        match tokio::time::timeout(CALL_TIMEOUT, asking).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                note(format!("warning: {}", silent(dir)));
+                None
+            }
+        }
+    }
+}
+
 impl SharedStatus {
     /// Shows the HTTP interface: its URL, the file with its key, and its named keys. A process opens
     /// one listener.
@@ -246,14 +213,9 @@ impl SharedStatus {
     /// Status of a process without a node.
     pub(crate) fn without_node(&self) -> Running {
         Running {
-            keys: self.key_uses(),
+            keys: self.keys.get().map(NamedKeys::uses).unwrap_or_default(),
             ..self.running.lock().clone()
         }
-    }
-
-    fn key_uses(&self) -> Vec<ShownKey> {
-        let uses = self.keys.get().map(NamedKeys::uses).unwrap_or_default();
-        uses.into_iter().map(ShownKey::from).collect()
     }
 
     /// State of the node now, without asking hosts and without reading the log's file.
@@ -292,7 +254,7 @@ async fn status(
     {
         running.holdings = Some(holdings::of_members(&node, layers_in).await);
     }
-    local_api::answer(&running)
+    answer(&running)
 }
 
 /// Time after which a host is called unreachable: many times the response time of a busy host on a

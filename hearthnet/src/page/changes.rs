@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::node::{MayChange, Page, PageNode, Pause};
-use crate::cli::Failure;
 use crate::cli::qr::Qr;
+use crate::cli::{Failure, blocking};
 use crate::config::parse_quiet_hours;
 use crate::home::rights::{authority, is_anchor};
 use crate::home::{OwnHours, Paused, now_ms};
@@ -97,7 +97,7 @@ pub(super) async fn invite(
     let new = NewInvite::generate(&it.home, &it.config, level, uses, INVITE_TIME)?;
     let code = new.code.to_string();
     let expires_ms = new.code.expires().saturating_mul(1000);
-    it.node.write(&it.home, new.change).await?;
+    it.node.write(&it.home, false, None, new.change).await?;
     let qr = Qr::of(&code).ok_or_else(|| Failure::internal("the code fits no QR code"))?;
     answer(&json!({
         "code": code, "level": level, "uses": uses, "expires_ms": expires_ms,
@@ -186,12 +186,12 @@ struct Signer {
 /// Key that signs a change of a member of this level, as for `hearthnet community`.
 async fn signer(it: &PageNode, level: Level, what: &'static str) -> Result<Signer, Failure> {
     let home = it.home.clone();
-    let found = tokio::task::spawn_blocking(move || -> Result<Signer, Failure> {
+    blocking(move || {
         let is_root = authority(&home, level, what)?;
         let is_sealed = is_root && home.root_key()?.is_some_and(|key| key.is_sealed());
         Ok(Signer { is_root, is_sealed })
-    });
-    found.await.map_err(Failure::internal).flatten()
+    })
+    .await
 }
 
 async fn change_member(
@@ -200,14 +200,14 @@ async fn change_member(
     passphrase: Option<String>,
     change: Change,
 ) -> Result<(), ApiError> {
-    if !signer.is_root {
-        return Ok(it.node.write(&it.home, change).await?);
-    }
     if signer.is_sealed && passphrase.is_none() {
         let text = "the root key changes anchors, and it is sealed: send its `passphrase` as well";
         return Err(forbidden("wrong_passphrase", text).about("passphrase"));
     }
-    let written = it.node.write_as_root(&it.home, passphrase, change).await;
+    let written = it
+        .node
+        .write(&it.home, signer.is_root, passphrase, change)
+        .await;
     written.map_err(|why| match why.has_code("wrong_passphrase") {
         true => forbidden("wrong_passphrase", why.with_hint()).about("passphrase"),
         false => why.into(),
@@ -313,9 +313,7 @@ async fn set<T: Serialize + Send + 'static>(
     change: impl FnOnce(&dyn Pause) -> Result<T, Failure> + Send + 'static,
 ) -> Answer {
     let pause = Arc::clone(&it.pause);
-    let set = tokio::task::spawn_blocking(move || change(&*pause));
-    let state = set.await.map_err(Failure::internal).flatten()?;
-    answer(&state)
+    answer(&blocking(move || change(&*pause)).await?)
 }
 
 /// Reads a body of JSON. An HTML form, which needs no CORS preflight, cannot send this type.

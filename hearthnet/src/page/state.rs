@@ -188,21 +188,11 @@ fn model(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::adopted::adoption_for_test;
 
     #[test]
     fn an_adopted_model_is_shown_once_whether_or_not_it_is_served() {
-        let adoption = |name: &str, id: u8| Adoption {
-            name: name.to_owned(),
-            weights: [id; 32],
-            layers: 30,
-            file_bytes: 1,
-            head_bytes: 1,
-            head: [0; 32],
-            manifest_bytes: 1,
-            pieces: [0; 32],
-            sources: Vec::new(),
-        };
-        let (served, new) = (adoption("served", 1), adoption("new", 2));
+        let (served, new) = (adoption_for_test("served", 1), adoption_for_test("new", 2));
         let other = json!({"name": "other", "weights_sha256": "ff", "adopted": false});
         let weights = WeightsId(served.weights).to_string();
         let first = json!({"name": "served", "weights_sha256": weights, "adopted": false});
@@ -215,7 +205,7 @@ mod tests {
         for ((name, adopted), shown) in expected.into_iter().zip(shown) {
             assert_eq!(shown, (&json!(name), &json!(adopted)));
         }
-        assert_eq!(models[2]["missing"], json!([[0, 29]]));
+        assert_eq!(models[2]["missing"], json!([[0, 31]]));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_bus::NodeId;
+pub(super) use hearthnet_bus::testing::id as node;
 use hearthnet_files::WeightsId;
 use hearthnet_orchestrator::placement::plan::{Community, Link, Machine, Model};
 
@@ -10,10 +11,6 @@ use super::report::{Asked, NoPlan, Report};
 use crate::cli::args::PlanFor;
 
 pub(super) const MIB: u64 = 1 << 20;
-
-pub(super) fn node(n: u8) -> NodeId {
-    NodeKey::from_secret(&[n; 32]).id()
-}
 
 pub(super) fn name(id: &NodeId) -> String {
     let n = (1..=3).find(|n| node(*n) == *id).unwrap();

@@ -31,38 +31,32 @@ use hearthnet_platform::cores::cores;
 use serde::Serialize;
 use tokio::sync::Notify;
 
-use super::setup::{self, Questions, Setup, per_second, rate};
+use super::setup::{self, Questions, per_second, rate};
 use crate::answering::chat_backends::pooled_hosts;
 use crate::answering::chat_setup::{hosted_model, local_model};
 use crate::cli::args::MeshArgs;
-use crate::cli::{Failure, output, print_result, table};
+use crate::cli::{Failure, counted, output, print_result, table};
 use crate::config::{Config, Context};
-use crate::hosting::host_process::different_answers;
+use crate::hosting::host_process::require_same_answers;
 
 pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
-    let Setup {
-        runtime,
-        cancel,
-        config,
-        model,
-        assigned,
-        mut hosts,
-    } = setup::start(args, cx)?;
-    let config = &config;
+    let mut setup = setup::start(args, cx)?;
+    let (config, model) = (&setup.config, &setup.model);
 
-    let handle = runtime.handle().clone();
-    let pool = pooled_hosts(&handle, &hosts.addresses(), &hosts.key, &model, config);
-    let over_hosts = hosted_model(&model, config, false, &handle, pool)?;
+    let handle = setup.runtime.handle().clone();
+    let (addresses, key) = (setup.hosts.addresses(), &setup.hosts.key);
+    let pool = pooled_hosts(&handle, &addresses, key, model, config);
+    let over_hosts = hosted_model(model, config, false, &handle, pool)?;
     let mut one_thread = config.clone();
     one_thread.engine.threads.0 = 1;
-    let alone = local_model(&model, &one_thread)?;
-    let beside = local_model(&model, &one_thread)?;
+    let alone = local_model(model, &one_thread)?;
+    let beside = local_model(model, &one_thread)?;
     let service = setup::uncached(config);
     let [mesh, local, second] = [over_hosts, alone, beside]
         .map(|served| Service::new(handle.clone(), vec![served], service.clone()));
     let bench = Bench {
-        questions: Questions::new(&model, &mesh, args),
-        threads: assigned.iter().map(|host| host.threads).collect(),
+        questions: Questions::new(model, &mesh, args),
+        threads: setup.assigned.iter().map(|host| host.threads).collect(),
         args,
         mesh,
         local,
@@ -70,14 +64,11 @@ pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
         config,
     };
     let services = [&bench.mesh, &bench.local, &bench.second];
-    let samples = setup::run((&runtime, &cancel), &services, bench.measure())?;
-    hosts.stop();
-    let report = Report::new(&bench, hosts.pinned, cores().len(), &samples);
+    let samples = setup.run(&services, bench.measure())?;
+    setup.hosts.stop();
+    let report = Report::new(&bench, setup.hosts.pinned, cores().len(), &samples);
     print_result(args.json, &report, || report.table())?;
-    if !report.same_answers {
-        return Err(different_answers("hearthnet bench mesh"));
-    }
-    Ok(())
+    require_same_answers(report.same_answers, "hearthnet bench mesh")
 }
 
 struct Bench<'a> {
@@ -395,7 +386,6 @@ impl Report {
                 format!("{:.3} ms", hop.overhead_ms_p95),
             ]
         });
-        let n = self.threads.len();
         let threads = match self.threads.iter().all(|&threads| threads == 1) {
             true => "one thread each".to_owned(),
             false => {
@@ -405,14 +395,14 @@ impl Report {
         };
         let (least, most) = self.two_cores.range();
         format!(
-            "{}: {n} host{}, {}{}; their caller has {}\n\
+            "{}: {}, {}{}; their caller has {}\n\
              {} cores{}; medians of {}\n\n{}\n  \
              two prompts at once on two threads of this machine: {:.2} times one ({least:.2} to {most:.2}, of the best {:.2})\n\n{}\n  \
              here, per token: {:.2} ms for embedding, output matrix and sampling{}\n  \
              construct {:.2} ms, first token {:.1} ms (of {} chats at once, the last: {:.0} ms)\n  \
              answers: {}\n",
             self.model,
-            if n == 1 { "" } else { "s" },
+            counted(self.threads.len(), "host"),
             threads,
             if self.pinned {
                 ", on a core of its own"

@@ -21,13 +21,13 @@ use serde::Serialize;
 
 use super::interval::Ratios;
 use super::mesh::median;
-use super::setup::{self, Questions, Setup};
+use super::setup::{self, Questions};
 use crate::answering::chat_backends::pooled_hosts;
 use crate::answering::chat_setup::hosted_model;
 use crate::cli::args::{HostLayers, MeshArgs};
-use crate::cli::{Failure, failure, print_result, table};
+use crate::cli::{Failure, blocking, failure, print_result, table};
 use crate::config::{Config, Context};
-use crate::hosting::host_process::different_answers;
+use crate::hosting::host_process::require_same_answers;
 use crate::hosting::layer_times::{benchmark, duration_us, sample, swept_beside};
 use crate::models::OpenModel;
 
@@ -39,46 +39,36 @@ const DELAY_CHATS: usize = 4;
 const AVOIDED_US: u64 = 1_000_000;
 
 pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
-    let Setup {
-        runtime,
-        cancel,
-        config,
-        model,
-        assigned,
-        mut hosts,
-    } = setup::start(args, cx)?;
-    let config = &config;
+    let mut setup = setup::start(args, cx)?;
+    let (config, model) = (&setup.config, &setup.model);
 
-    let handle = runtime.handle().clone();
-    let addresses = hosts.addresses();
+    let handle = setup.runtime.handle().clone();
+    let addresses = setup.hosts.addresses();
     let nodes: Vec<NodeId> = addresses.iter().map(|address| address.node).collect();
-    let pool = pooled_hosts(&handle, &addresses, &hosts.key, &model, config);
+    let pool = pooled_hosts(&handle, &addresses, &setup.hosts.key, model, config);
     let choice = pool.choice.clone();
     let current = Arc::new(Mutex::new(choice.clone()));
     let source = Switched {
         pool,
         current: Arc::clone(&current),
     };
-    let served = hosted_model(&model, config, false, &handle, source)?;
+    let served = hosted_model(model, config, false, &handle, source)?;
     let service = Service::new(handle, vec![served], setup::uncached(config));
     let bench = Bench {
-        questions: Questions::new(&model, &service, args),
-        hosts: assigned.into_iter().zip(nodes).collect(),
+        questions: Questions::new(model, &service, args),
+        hosts: setup.assigned.iter().copied().zip(nodes).collect(),
         args,
         config,
-        model: &model,
+        model,
         service,
         choice,
         current,
     };
     let services = [&bench.service];
-    let report = setup::run((&runtime, &cancel), &services, bench.measure())?;
-    hosts.stop();
+    let report = setup.run(&services, bench.measure())?;
+    setup.hosts.stop();
     print_result(args.json, &report, || report.table())?;
-    if !report.same_answers {
-        return Err(different_answers("hearthnet bench mesh --policy"));
-    }
-    Ok(())
+    require_same_answers(report.same_answers, "hearthnet bench mesh --policy")
 }
 
 /// Hosts whose choice the bench sets before each chat.
@@ -295,10 +285,8 @@ impl Bench<'_> {
         let served = self.service.model(&self.model.id);
         let served = served.ok_or_else(|| Failure::internal("the bench has no model"))?;
         let swept = swept_beside(&served.file, served.file.head_bytes(), u64::MAX);
-        let measured = tokio::task::spawn_blocking(move || served.text.head.measure(swept));
-        let took = measured.await.map_err(Failure::internal)?;
-        let took = took.map_err(Failure::internal)?;
-        Ok(duration_us(took))
+        let measure = move || served.text.head.measure(swept).map_err(Failure::internal);
+        Ok(duration_us(blocking(measure).await?))
     }
 }
 

@@ -19,13 +19,13 @@ use serde::Serialize;
 
 use super::interval::Ratios;
 use super::mesh::median;
-use super::setup::{self, Questions, Setup};
+use super::setup::{self, Questions};
 use crate::answering::chat_backends::choice;
 use crate::answering::chat_setup::hosted_model;
 use crate::cli::args::MeshArgs;
 use crate::cli::{Failure, print_result, table};
 use crate::config::Context;
-use crate::hosting::host_process::different_answers;
+use crate::hosting::host_process::require_same_answers;
 
 /// Calls of which the mean is taken.
 const CALLS: u32 = 200;
@@ -33,31 +33,24 @@ const CALLS: u32 = 200;
 const MEANS: usize = 21;
 
 pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
-    let Setup {
-        runtime,
-        cancel,
-        config,
-        model,
-        assigned,
-        mut hosts,
-    } = setup::start(args, cx)?;
-    let config = &config;
+    let mut setup = setup::start(args, cx)?;
+    let (config, model) = (&setup.config, &setup.model);
     let spec = model.file.spec();
     let row_bytes = spec.width as usize * spec.boundary.bytes_per_value();
     let costs = Costs::measure(row_bytes, config.transport().receipts)?;
 
-    let handle = runtime.handle().clone();
+    let handle = setup.runtime.handle().clone();
     let (mut services, mut records) = (Vec::new(), Vec::new());
     for receipts in [config.transport().receipts, 0] {
         let transport = Transport {
             receipts,
             ..config.transport()
         };
-        let choice = choice(&model, hosts.key.id(), config);
+        let choice = choice(model, setup.hosts.key.id(), config);
         records.push(choice.health.clone());
-        let (key, addresses) = (Arc::clone(&hosts.key), hosts.addresses());
+        let (key, addresses) = (Arc::clone(&setup.hosts.key), setup.hosts.addresses());
         let pool = HostPool::new(handle.clone(), key, transport, addresses, choice);
-        let served = hosted_model(&model, config, false, &handle, pool)?;
+        let served = hosted_model(model, config, false, &handle, pool)?;
         let service = Service::new(handle.clone(), vec![served], setup::uncached(config));
         services.push(service);
     }
@@ -65,24 +58,21 @@ pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
         return Err(Failure::internal("two services were made"));
     };
     let bench = Bench {
-        questions: Questions::new(&model, with, args),
+        questions: Questions::new(model, with, args),
         args,
         with,
         without,
     };
-    let samples = setup::run((&runtime, &cancel), &[with, without], bench.measure())?;
-    hosts.stop();
+    let samples = setup.run(&[with, without], bench.measure())?;
+    setup.hosts.stop();
     let signed: Vec<u64> = records.iter().map(signed).collect();
     if !matches!(signed[..], [1..=u64::MAX, 0]) {
         let what = "the hosts signed other answers than they were asked to";
         return Err(Failure::internal(what));
     }
-    let report = Report::new(&bench, assigned.len(), costs, &samples);
+    let report = Report::new(&bench, setup.assigned.len(), costs, &samples);
     print_result(args.json, &report, || report.table())?;
-    if !report.same_answers {
-        return Err(different_answers("hearthnet bench mesh --receipts"));
-    }
-    Ok(())
+    require_same_answers(report.same_answers, "hearthnet bench mesh --receipts")
 }
 
 /// Answers that receipts cover.

@@ -39,14 +39,15 @@ const MAX_HOSTS: usize = 64;
 /// Time limit for the chats to end after the measurement.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Model, running hosts of its layers, and the runtime of their caller.
+/// Running hosts of a model's layers, the model, and the runtime of their caller.
 pub(super) struct Setup {
-    pub(super) runtime: Runtime,
-    pub(super) cancel: Cancel,
-    pub(super) config: Config,
-    pub(super) model: OpenModel,
-    pub(super) assigned: Vec<HostLayers>,
+    /// The first field: the hosts end before the runtime does.
     pub(super) hosts: HostProcesses,
+    pub(super) assigned: Vec<HostLayers>,
+    pub(super) model: OpenModel,
+    pub(super) config: Config,
+    cancel: Cancel,
+    pub(super) runtime: Runtime,
 }
 
 /// Checks the arguments, opens the model and starts the hosts.
@@ -66,12 +67,12 @@ pub(super) fn start(args: &MeshArgs, cx: &Context) -> Result<Setup, Failure> {
     };
     let hosts = HostProcesses::start(&plan, &assigned, &cancel)?;
     Ok(Setup {
-        runtime,
-        cancel,
-        config: cx.config,
-        model,
-        assigned,
         hosts,
+        assigned,
+        model,
+        config: cx.config,
+        cancel,
+        runtime,
     })
 }
 
@@ -132,22 +133,24 @@ pub(super) fn uncached(config: &Config) -> ServiceSettings {
     }
 }
 
-/// Runs a measurement until its end or an interrupt, and then ends the chats of `services`.
-pub(super) fn run<T>(
-    (runtime, cancel): (&Runtime, &Cancel),
-    services: &[&Service],
-    measure: impl Future<Output = Result<T, Failure>>,
-) -> Result<T, Failure> {
-    runtime.block_on(async {
-        let measured = tokio::select! {
-            measured = measure => measured,
-            () = cancel.cancelled() => Err(ChatError::Cancelled.into()),
-        };
-        for service in services {
-            service.drain(DRAIN_DEADLINE).await;
-        }
-        measured
-    })
+impl Setup {
+    /// Runs a measurement until its end or an interrupt, and then ends the chats of `services`.
+    pub(super) fn run<T>(
+        &self,
+        services: &[&Service],
+        measure: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        self.runtime.block_on(async {
+            let measured = tokio::select! {
+                measured = measure => measured,
+                () = self.cancel.cancelled() => Err(ChatError::Cancelled.into()),
+            };
+            for service in services {
+                service.drain(DRAIN_DEADLINE).await;
+            }
+            measured
+        })
+    }
 }
 
 /// Tells the user what happens, unless the output is JSON.

@@ -13,7 +13,7 @@ use super::command::{HELP, Line, read, set};
 use super::editor::{CUT, Input, Lines, unreadable, was_cut};
 use super::saved::{load, save};
 use crate::answering::timing_report::explain;
-use crate::cli::{Failure, Kind, note};
+use crate::cli::{Failure, Kind, counted, note};
 
 impl Chat<'_> {
     /// A conversation on a terminal, until Ctrl-D.
@@ -143,12 +143,15 @@ impl Chat<'_> {
             }
             Line::Save(file) => {
                 save(&file, self.name(), &transcript.messages)?;
-                let (count, file) = (count(&transcript.messages), file.display());
-                say(&format!("{count} written to {file}"));
+                let written = counted(transcript.messages.len(), "message");
+                say(&format!("{written} written to {}", file.display()));
             }
             Line::Load(file) => {
                 *transcript = Transcript::new(load(&file)?);
-                say(&format!("{} read", count(&transcript.messages)));
+                say(&format!(
+                    "{} read",
+                    counted(transcript.messages.len(), "message")
+                ));
             }
             Line::Model(None) => say(self.name()),
             Line::Model(Some(name)) => {
@@ -247,12 +250,5 @@ impl Transcript {
     fn system(&self) -> Option<&str> {
         let mut system = self.messages.iter().filter(|m| m.role == Role::System);
         system.next().map(|message| message.content.as_str())
-    }
-}
-
-fn count(messages: &[ChatMessage]) -> String {
-    match messages.len() {
-        1 => "1 message".to_owned(),
-        n => format!("{n} messages"),
     }
 }

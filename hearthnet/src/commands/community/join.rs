@@ -27,7 +27,7 @@ use super::change::in_community;
 use crate::cli::args::JoinArgs;
 use crate::cli::{Failure, Kind, Styled, block_on, failure, note, print, print_json, secret, when};
 use crate::config::{Config, Context, Loaded, default_path};
-use crate::home::{Home, Membership, OnDisk, discard_unborn, display_name, now_ms};
+use crate::home::{Home, Membership, NODE_KEY, OnDisk, discard_unborn, display_name, now_ms};
 use crate::node::{discovery_settings, transient, with_synced_node};
 
 /// Delay before an address is tried again after a failure.
@@ -433,7 +433,7 @@ impl Refusal {
                 .code("revoked")
                 .hint(format!(
                     "a revoked key cannot rejoin: move {} away, and join again with a new code, which makes a new key",
-                    dir.join("node.key").display()
+                    dir.join(NODE_KEY).display()
                 )),
             ),
             Failed(_) => (

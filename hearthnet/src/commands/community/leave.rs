@@ -15,10 +15,11 @@ use serde_json::json;
 use super::change::{keeps_an_anchor, sent, told};
 use crate::cli::args::LeaveArgs;
 use crate::cli::{self, Failure, Kind, block_on, confirm, first_digits, note, print, print_json};
-use crate::commands::backup::NODE_KEY;
 use crate::config::{Config, Context};
 use crate::home::key_status::{CLOCK_FILE, KeyStatus};
-use crate::home::{Home, LOG_FILE, Lock, OnDisk, ROOT_KEY, first_free, membership, now_ms};
+use crate::home::{
+    Home, LOG_FILE, Lock, NODE_KEY, OnDisk, ROOT_KEY, first_free, membership, now_ms,
+};
 use crate::models::adopted::{
     UsedPart, leave_parts, name_in_parts, node_in_parts, parts_dir, used_parts,
 };
@@ -242,11 +243,11 @@ fn put_aside(dir: &Path, community: CommunityId, keep_key: bool) -> Result<PathB
                 || name.starts_with(&damaged)
                 // The root key of a revoked node can make it an anchor again, so it stays.
                 || (keep_key && name == ROOT_KEY)
-                || (!keep_key && name == "node.key")
+                || (!keep_key && name == NODE_KEY)
         })
         .collect();
     // Moves the membership file last: until it is gone, an interrupted attempt is recognised.
-    names.sort_by_key(|name| (name == membership::FILE, name == "node.key"));
+    names.sort_by_key(|name| (name == membership::FILE, name == NODE_KEY));
     for name in names {
         let from = dir.join(&name);
         fs::rename(&from, aside.join(&name)).map_err(|e| fail(&from, e))?;

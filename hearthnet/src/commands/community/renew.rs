@@ -14,9 +14,8 @@ use serde_json::json;
 use super::change::bring_as_root;
 use crate::cli::args::RenewArgs;
 use crate::cli::{Failure, block_on, confirm, note, print, print_json};
-use crate::commands::backup::NODE_KEY;
 use crate::config::{Config, Context};
-use crate::home::{Home, KeyStatus, Lock, Membership, display_name, first_free, now_ms};
+use crate::home::{Home, KeyStatus, Lock, Membership, NODE_KEY, display_name, first_free, now_ms};
 use crate::models::adopted::{name_in_parts, node_in_parts, rename_in_parts};
 use crate::node::{open_home, with_synced_node};
 

@@ -34,7 +34,7 @@ use crate::config::{Config, Context};
 use crate::home::{Home, now_ms};
 use crate::hosting::cards;
 use crate::models::text_disagreement;
-use crate::node::{NODE_FLIGHT, NODE_STATUS, Running, find_home, local_api, with_synced_node};
+use crate::node::{NODE_FLIGHT, Running, find_home, local_api, with_synced_node};
 
 /// Time limit for one node, from the connection to its last page.
 const PER_NODE: Duration = Duration::from_secs(15);
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
     let age_ms = u64::try_from(args.since.as_millis()).unwrap_or(u64::MAX);
     let (nodes, isolation) = block_on(async {
         let mut nodes = here(&dir, &cx.global, age_ms).await?;
-        let running: Option<Running> = local_api::ask(&dir, NODE_STATUS, &json!({})).await;
+        let running = Running::ask(&dir, &json!({})).await;
         let named = args.shard.iter();
         let named = named.map(|host| (host.node, vec![host.endpoint.clone()]));
         let mut others: Vec<Target> = named.collect();
@@ -176,7 +176,7 @@ async fn members(home: &Home, config: &Config) -> Result<Vec<Target>, Failure> {
     home.level()?;
     // A node that runs here keeps the log in sync and knows the members' addresses.
     with_synced_node(home, config, async |guest| {
-        let running: Option<Running> = local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
+        let running = Running::ask(&home.dir, &json!({})).await;
         let own = home.key.id();
         let state = home.state();
         let others = state.members().map(|(node, _)| *node);

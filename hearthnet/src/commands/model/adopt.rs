@@ -18,7 +18,7 @@ use crate::commands::community::change::change;
 use crate::config::Context;
 use crate::home::Home;
 use crate::home::rights::{is_anchor, signs_as_root};
-use crate::models::adopted::{find, name_in_parts, parts_dir};
+use crate::models::adopted::{adoption, find, name_in_parts, parts_dir};
 use crate::models::catalogue::{catalogue, pin};
 use crate::models::find::resolve_or_pull;
 use crate::models::open_file::{changed, model_failure, open_file, with_cache};
@@ -79,17 +79,8 @@ pub(crate) fn adopt(
         identity_of(&file, &manifest, set)
     });
     let (identity, pieces) = hashed.map_err(unusable)?;
-    let adoption = Adoption {
-        name: name(&resolved.id),
-        weights: identity.weights.0,
-        layers: file.spec().layers,
-        file_bytes: identity.file_bytes,
-        head_bytes: identity.head_bytes,
-        head: identity.head.0,
-        manifest_bytes: identity.manifest_bytes,
-        pieces: identity.pieces.0,
-        sources: sources(model, entry),
-    };
+    let (name, sources) = (name(&resolved.id), sources(model, entry));
+    let adoption = adoption(name, file.spec().layers, &identity, sources);
     check_name(&adoption, &home.state())?;
     let parts = parts_dir()?;
     match Part::of_file(&parts, &identity, &file, &manifest.encode(), &pieces) {

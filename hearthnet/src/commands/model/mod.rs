@@ -33,7 +33,7 @@ use crate::models::capacity::community;
 use crate::models::catalogue::catalogue;
 use crate::models::open_file::{open_file, require_whole};
 use crate::models::{Capacity, import, pull_model, resolve, weight_type};
-use crate::node::{Holdings, Running, local_api, open_home};
+use crate::node::{Holdings, Running, open_home};
 
 /// Runs a command. For a command that only reads, `adopted` is the adopted model that it names: its
 /// sandbox denies the log, which has the names.
@@ -123,7 +123,7 @@ pub(crate) fn run(
 /// runs.
 async fn holdings(home: &Home) -> Result<Option<Holdings>, Failure> {
     let asked = json!({ "holdings": true });
-    let running: Option<Running> = local_api::ask(&home.dir, local_api::NODE_STATUS, &asked).await;
+    let running = Running::ask(&home.dir, &asked).await;
     Ok(running.and_then(|running| running.holdings))
 }
 

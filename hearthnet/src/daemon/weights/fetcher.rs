@@ -49,19 +49,19 @@ const SHORTEST: Duration = Duration::from_millis(500);
 /// Fetches pieces of one model. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Fetcher {
-    home: Home,
-    node: Node,
+    pub(super) home: Home,
+    pub(super) node: Node,
     /// Daemon that shows the download and waits for sources. `None` in a command, which fails
     /// without them.
-    daemon: Option<Arc<DaemonNode>>,
-    parts: Arc<Parts>,
+    pub(super) daemon: Option<Arc<DaemonNode>>,
+    pub(super) parts: Arc<Parts>,
     /// Bytes on the disk that parts may take; `None`: half of what is free or taken by them.
-    disk_limit: Option<u64>,
+    pub(super) disk_limit: Option<u64>,
     pub(crate) model: Arc<Adoption>,
     /// Addresses of the whole file, as the community states them at present.
-    addresses: watch::Receiver<Vec<String>>,
+    pub(super) addresses: watch::Receiver<Vec<String>>,
     /// Path of `--from`. It is opened again with each attempt, because it may be a drive.
-    from: Option<Arc<LocalSource>>,
+    pub(super) from: Option<Arc<LocalSource>>,
 }
 
 /// The path of `--from` as a source of a model.
@@ -102,28 +102,6 @@ impl Drop for StopOnDrop {
 }
 
 impl Fetcher {
-    /// Fetcher of a daemon, whose open parts are `parts`.
-    pub(super) fn of_daemon(
-        home: &Home,
-        node: &Arc<DaemonNode>,
-        parts: &Arc<Parts>,
-        config: &Config,
-        model: &Arc<Adoption>,
-        addresses: watch::Receiver<Vec<String>>,
-        from: Option<Arc<LocalSource>>,
-    ) -> Self {
-        Self {
-            home: home.clone(),
-            node: node.node.clone(),
-            daemon: Some(Arc::clone(node)),
-            parts: Arc::clone(parts),
-            disk_limit: disk_limit(config),
-            model: Arc::clone(model),
-            addresses,
-            from,
-        }
-    }
-
     /// Fetcher of a command.
     pub(crate) fn of_command(
         home: &Home,

@@ -32,7 +32,7 @@ use super::{Fetcher, Parts};
 use crate::answering::chat_setup::most_chats;
 use crate::answering::private_layers;
 use crate::cli::args::PrivateArgs;
-use crate::cli::{Failure, Stop, failure, note};
+use crate::cli::{Failure, Stop, blocking, failure, note};
 use crate::config::Context;
 use crate::daemon::chats::shared_model;
 use crate::daemon::layer_events::EventSink;
@@ -40,7 +40,7 @@ use crate::daemon::layer_host::{ANSWERED, LayerHost};
 use crate::daemon::layer_request::LayerRequest;
 use crate::home::Home;
 use crate::hosting::host_engine::HostEngine;
-use crate::models::{OpenModel, open_part};
+use crate::models::{OpenModel, disk_limit, open_part};
 use crate::node::DaemonNode;
 
 /// Time for ended engines to return their memory to the system, before it is divided anew.
@@ -305,15 +305,16 @@ impl Follower {
     }
 
     fn fetcher(&self, it: &Followed) -> Fetcher {
-        Fetcher::of_daemon(
-            &self.home,
-            &self.node,
-            &self.parts,
-            &self.cx.config,
-            &it.model,
-            it.addresses.subscribe(),
-            it.from.clone(),
-        )
+        Fetcher {
+            home: self.home.clone(),
+            node: self.node.node.clone(),
+            daemon: Some(Arc::clone(&self.node)),
+            parts: Arc::clone(&self.parts),
+            disk_limit: disk_limit(&self.cx.config),
+            model: Arc::clone(&it.model),
+            addresses: it.addresses.subscribe(),
+            from: it.from.clone(),
+        }
     }
 
     /// Fetches and loads what chats with the model need here: the head, and the private layers.
@@ -326,9 +327,9 @@ impl Follower {
         let part = fetcher.part().await?;
         let opened = {
             let (cx, part, name) = (cx.clone(), Arc::clone(&part), fetcher.model.name.clone());
-            tokio::task::spawn_blocking(move || open_part(&cx, &name, &part)).await
+            blocking(move || open_part(&cx, &name, &part))
         };
-        let model = opened.map_err(Failure::internal).flatten()?;
+        let model = opened.await?;
         let table = part.table();
         let mut wanted = table.of_head();
         for (lo, hi) in private_layers::wanted(&model, args, &cx.config)? {
@@ -338,17 +339,17 @@ impl Follower {
         let load = || {
             let (mut model, cx) = (model.clone(), cx.clone());
             let (home, node) = (home.clone(), Arc::clone(&node));
-            tokio::task::spawn_blocking(move || {
+            blocking(move || {
                 private_layers::load(&mut model, args, most_chats(&cx.config), &cx.config)?;
                 let chats = shared_model(&node, &home, &model, &cx.config)?;
-                Ok::<_, Failure>((model, chats))
+                Ok((model, chats))
             })
         };
-        let mut loaded = load().await.map_err(Failure::internal).flatten();
+        let mut loaded = load().await;
         // A damaged piece ends the load.
         if loaded.is_err() && fetcher.finds_damage(&part, &wanted).await? {
             fetcher.fetch_for_chats(&part, wanted).await?;
-            loaded = load().await.map_err(Failure::internal).flatten();
+            loaded = load().await;
         }
         let (model, chats) = loaded?;
         let usable = Usable {
@@ -554,19 +555,13 @@ async fn ended(hosted: &mut BTreeMap<[u8; 32], Hosted>) -> ([u8; 32], Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::adopted::adoption_for_test;
 
     #[test]
     fn new_sources_are_taken_and_another_file_is_another_model() {
         let model = Adoption {
-            head: [1; 32],
-            name: "tiny".to_owned(),
-            layers: 2,
-            pieces: [2; 32],
             sources: vec!["hf:a/b/c.gguf".to_owned()],
-            weights: [3; 32],
-            file_bytes: 4096,
-            head_bytes: 1024,
-            manifest_bytes: 512,
+            ..adoption_for_test("tiny", 3)
         };
         let corrected = Adoption {
             sources: vec!["hf:a/d/c.gguf".to_owned()],

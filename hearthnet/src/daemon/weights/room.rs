@@ -309,12 +309,11 @@ impl Full {
 mod tests {
     use std::path::Path;
 
-    use hearthnet_bus::NodeKey;
-    use hearthnet_bus::log::{EventLog, Policy};
+    use hearthnet_bus::testing;
     use hearthnet_testkit::{Adopted, TinyLlama, assert_matches};
 
     use super::*;
-    use crate::home::now_ms;
+    use crate::models::adopted::adoption_for_test;
 
     fn stored(n: u8, taken: u64, awaited: u64, idle: u64, last_use_ms: u64) -> Stored {
         Stored {
@@ -429,28 +428,15 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_told_with_what_other_parts_keep_and_what_helps() {
-        let dir = tempfile::tempdir().unwrap();
-        let [root, own] = [(); 2].map(|()| NodeKey::generate().unwrap());
-        let policy = Policy::default();
-        let log = EventLog::create(dir.path(), &root, own.id(), "Elm", policy, now_ms()).unwrap();
-        let model = Adoption {
-            head: [1; 32],
-            name: "tiny".to_owned(),
-            layers: 2,
-            pieces: [2; 32],
-            sources: Vec::new(),
-            weights: [3; 32],
-            file_bytes: 4096,
-            head_bytes: 1024,
-            manifest_bytes: 512,
-        };
+        let home = testing::Home::founded(testing::key(1), true);
+        let model = adoption_for_test("tiny", 3);
         let full = Full {
             needed: 30 << 20,
             budget: 20 << 20,
             over: 15 << 20,
             kept: vec![(WeightsId([7; 32]), 5 << 20)],
         };
-        let said = full.failure(&model, &log.state());
+        let said = full.failure(&model, &home.log.state());
         assert!(said.has_code("disk_budget"), "{said}");
         let text = said.to_string();
         for part in [

@@ -118,14 +118,9 @@ impl HostEngine {
         config: &Config,
         held: u64,
     ) -> Result<u64, Failure> {
+        let host = &config.research.distributed_inference.host;
         if let Self::Torch(torch) = self
-            && config
-                .research
-                .distributed_inference
-                .host
-                .memory_budget_mb
-                .0
-                == 0
+            && host.memory_budget_mb.0 == 0
             && torch.is_on_card(file)?
         {
             return Err(Failure::new(
@@ -288,14 +283,6 @@ fn asks_for_a_card(args: &HostEngineArgs, config: &Config) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Loaded;
-
-    fn config(sets: &[&str]) -> Config {
-        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-        Loaded::load(Some("/dev/null".as_ref()), &sets)
-            .unwrap()
-            .config
-    }
 
     fn args(backend: Option<EngineKind>, device: Option<&str>) -> HostEngineArgs {
         HostEngineArgs {
@@ -311,7 +298,7 @@ mod tests {
 
     #[test]
     fn the_command_line_overrules_the_configuration() {
-        let (plain, torch) = (config(&[]), config(&[TORCH]));
+        let (plain, torch) = (Config::for_test(&[]), Config::for_test(&[TORCH]));
         let none = args(None, None);
         assert!(matches!(
             HostEngine::of(&none, &plain),
@@ -343,7 +330,8 @@ mod tests {
 
     #[test]
     fn a_device_of_libtorch_is_refused_for_the_exact_engine() {
-        let failure = HostEngine::of(&args(None, Some("cuda")), &config(&[])).unwrap_err();
+        let failure =
+            HostEngine::of(&args(None, Some("cuda")), &Config::for_test(&[])).unwrap_err();
         assert_eq!(failure.kind, Kind::Config);
         assert!(failure.hint_text().unwrap().contains("--backend torch"));
     }
@@ -352,7 +340,7 @@ mod tests {
     fn the_device_of_the_exact_engine_comes_from_the_command_line_or_the_configuration() {
         let on = |device: Option<&str>, sets: &[&str]| match HostEngine::of(
             &args(None, device),
-            &config(sets),
+            &Config::for_test(sets),
         ) {
             Ok(HostEngine::Exact(device)) => Ok(device),
             Ok(other) => panic!("{other:?}"),
@@ -374,8 +362,8 @@ mod tests {
     #[cfg(not(feature = "torch"))]
     fn a_program_without_libtorch_says_how_to_build_one_with_it() {
         for (args, config) in [
-            (args(Some(EngineKind::Torch), None), config(&[])),
-            (args(None, None), config(&[TORCH])),
+            (args(Some(EngineKind::Torch), None), Config::for_test(&[])),
+            (args(None, None), Config::for_test(&[TORCH])),
         ] {
             let failure = HostEngine::of(&args, &config).unwrap_err();
             assert!(failure.has_code("backend_not_built"), "{failure}");
@@ -386,15 +374,16 @@ mod tests {
 
     #[test]
     fn only_libtorch_on_a_card_may_access_cards() {
-        let torch = config(&[TORCH]);
+        let torch = Config::for_test(&[TORCH]);
         assert!(asks_for_a_card(&args(None, None), &torch));
         assert_eq!(
             may_use_cards(&args(None, None), &torch),
             cfg!(feature = "torch")
         );
         assert!(!asks_for_a_card(&args(None, Some("cpu")), &torch));
-        assert!(!asks_for_a_card(&args(None, None), &config(&[])));
-        let on_processor = config(&[TORCH, "research.distributed_inference.host.device=cpu"]);
+        assert!(!asks_for_a_card(&args(None, None), &Config::for_test(&[])));
+        let on_processor =
+            Config::for_test(&[TORCH, "research.distributed_inference.host.device=cpu"]);
         assert!(!asks_for_a_card(&args(None, None), &on_processor));
         assert!(asks_for_a_card(&args(None, Some("cuda:1")), &on_processor));
     }
