@@ -27,7 +27,7 @@ use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::router::{PolicyName, Speeds};
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend, recompute};
 use hearthnet_orchestrator::{Cancel, ChatError};
-use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
+use hearthnet_shard::{RunningHost, ServeConfig, ShardHost};
 use hearthnet_testkit::{Tamper, TamperedSource, TinyLlama, one_thread};
 use hearthnet_tokens::Tokenizer;
 use hearthnet_transport::{Code, Config};
@@ -471,26 +471,10 @@ pub(crate) async fn tampered_host(
     key: &NodeKey,
     tamper: Tamper,
 ) -> Result<RunningHost> {
-    let spec = file.spec();
-    let served = Served {
-        model_id: model_id.to_owned(),
-        weights: weights.0,
-        lo: 0,
-        hi: spec.layers - 1,
-        total_layers: spec.layers,
-        rows: spec.row_shape(),
-        boundary: spec.boundary,
-        context: spec.context,
-        arithmetic: "canonical-1".into(),
-    };
+    let source = TamperedSource::new(file, 0..file.spec().layers, tamper);
+    let served = source.served(model_id, weights);
     let mut config = ServeConfig::new("127.0.0.1:0");
     config.admitted = vec![caller];
-    let source = TamperedSource {
-        file: Arc::clone(file),
-        layers: 0..spec.layers,
-        options: one_thread(),
-        tamper: Some(tamper),
-    };
     Ok(ShardHost::start_on(config, key, served, source, &mut |_| {}).await?)
 }
 

@@ -13,18 +13,22 @@ use crate::TinyLlama;
 /// If `file` is not a GGUF file, or `add` sets an existing key.
 pub fn with_metadata(file: &[u8], without: &[&str], add: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let gguf = Gguf::from_bytes(file.to_vec()).expect("a GGUF file");
-    let mut writer = Writer::new();
-    for (key, value) in gguf.metadata() {
-        if !without.contains(&key) {
-            writer.set(key, value).expect("a key of the file");
-        }
-    }
+    let mut writer = metadata_of(&gguf, |key| !without.contains(&key));
     add(&mut writer);
     for info in gguf.tensors() {
         let added = writer.tensor(&info.name, &info.dims, info.dtype);
         added.expect("a tensor of the file");
     }
     written(writer, |index| gguf.data(&gguf.tensors()[index]))
+}
+
+/// Writer with some of the metadata of a file.
+fn metadata_of(gguf: &Gguf, is_kept: impl Fn(&str) -> bool) -> Writer {
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata().filter(|(key, _)| is_kept(key)) {
+        writer.set(key, value).expect("a key of the file");
+    }
+    writer
 }
 
 /// Copy of the file with other tensors, and with the keys of `metadata`. `change` gets the values
@@ -37,12 +41,8 @@ pub fn rewritten(
     metadata: &[(&str, Value<'_>)],
     mut change: impl FnMut(&mut TensorInfo, Vec<f32>) -> (TensorType, Vec<u8>),
 ) -> Vec<u8> {
-    let mut writer = Writer::new();
-    for (key, value) in gguf.metadata() {
-        if !metadata.iter().any(|(changed, _)| *changed == key) {
-            writer.set(key, value).expect("a key of the file");
-        }
-    }
+    let is_kept = |key: &str| !metadata.iter().any(|(changed, _)| *changed == key);
+    let mut writer = metadata_of(gguf, is_kept);
     for (key, value) in metadata {
         writer.set(key, *value).expect("a key of its own");
     }
