@@ -46,6 +46,11 @@ pub(crate) const TOKENS: u32 = 12;
 pub(crate) const AUDIT_TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// Leaves the rows of a host as they are.
+pub(crate) fn unchanged() -> Tamper {
+    Box::new(|_| {})
+}
+
 /// Result of a question.
 pub(crate) struct Asked {
     pub(crate) done: Done,
@@ -300,9 +305,14 @@ impl Fleet {
     /// Asks one question over hosts that tamper in these ways, each serving all layers. The caller
     /// computes the first `private` layers itself.
     pub(crate) fn ask(&self, private: u32, tampers: Vec<Tamper>) -> Result<Asked> {
+        self.ask_over(&self.new_hosts(tampers)?, private, TOKENS)
+    }
+
+    /// Hosts that tamper in these ways, each serving all layers, for a new caller.
+    pub(crate) fn new_hosts(&self, tampers: Vec<Tamper>) -> Result<Hosts> {
         let with_key = |tamper| Ok((NodeKey::generate()?, tamper));
         let hosts: Result<Vec<_>> = tampers.into_iter().map(with_key).collect();
-        self.ask_over(&self.hosts(NodeKey::generate()?, hosts?)?, private, TOKENS)
+        self.hosts(NodeKey::generate()?, hosts?)
     }
 
     /// Hosts with these keys and ways to tamper, each serving all layers, for one caller.
