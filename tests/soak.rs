@@ -83,11 +83,10 @@ impl Mesh {
             // The prefix cache is off, because cached conversations look like a leak.
             "research.distributed_inference.kept_conversations=0".to_owned(),
         ];
-        let mut args: Vec<&str> = settings.iter().flat_map(|s| ["--set", s]).collect();
-        args.extend(["serve", "--json", "--lifeline", "--no-fallback"]);
-        args.extend(["--http", "127.0.0.1:0", "--model", path]);
-        args.extend(shards(hosts.iter().map(|host| &host.address)));
-        let service = Server::start(&home, &args);
+        let settings: Vec<&str> = settings.iter().flat_map(|s| ["--set", s]).collect();
+        let over = shards(hosts.iter().map(|host| &host.address));
+        let how = [&["--no-fallback"][..], &over].concat();
+        let service = Server::api(&home, &settings, path, &how);
         let answers = PROMPTS.map(|prompt| alone(&home, path, prompt)).into();
         let address = http::address(&service);
         let mut processes: Vec<Process> = hosts
