@@ -196,32 +196,26 @@ fn a_kv_budget_of_less_than_a_page_is_refused_with_a_hint() {
 
 #[test]
 fn a_key_file_that_others_can_read_is_refused() {
-    use std::os::unix::fs::PermissionsExt;
     let home = Home::new();
     home.node_id();
     let key = home.path().join("data/node.key");
-    let mode = std::fs::metadata(&key)
-        .expect("the key")
-        .permissions()
-        .mode();
-    assert_eq!(mode & 0o777, 0o600);
-    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).expect("chmod");
+    assert_eq!(mode(&key), 0o600);
+    chmod(&key, 0o644);
     assert_fails(&home.run(&["id", "--json"]), 13, "host_refused");
 }
 
 #[test]
 fn a_data_directory_writable_by_others_is_refused_with_a_hint() {
-    use std::os::unix::fs::PermissionsExt;
     let home = Home::new();
     home.node_id();
     let data = home.path().join("data");
-    std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o777)).expect("chmod");
+    chmod(&data, 0o777);
     let refused = home.run(&["id", "--json"]);
     assert_fails(&refused, 13, "host_refused");
     assert_complains(&refused, "chmod go-w");
     let serve = home.run(&["serve", "--local", "--json", "--model", model()]);
     assert_complains(&serve, "chmod go-w");
-    std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o700)).expect("chmod");
+    chmod(&data, 0o700);
     home.node_id();
 }
 
@@ -411,8 +405,7 @@ fn a_host_killed_in_mid_answer_ends_the_chat_with_its_name_and_no_orphan() {
     let alone = home.ask("hi", &[&first], &["--no-fallback", "--max-tokens", "1"]);
     assert_fails(&alone, 4, "shard_unavailable");
     assert!(text(&alone.stderr).contains("layer 15"));
-    first.signal(Signal::TERM);
-    assert_eq!(first.process.child.wait().expect("an end").code(), Some(0));
+    assert_eq!(first.process.end(Signal::TERM).code(), Some(0));
 }
 
 #[test]

@@ -121,11 +121,9 @@ impl Mesh {
         let places = format!("{d}.max_concurrent_pipelines={PLACES}");
         // The prefix cache is off, because cached conversations look like a leak.
         let kept = format!("{d}.kept_conversations=0");
-        let mut args = vec!["--set", ENABLE, "--set", &places, "--set", &kept];
-        args.extend(["serve", "--json", "--lifeline", "--no-fallback"]);
-        args.extend(["--http", "127.0.0.1:0", "--model", self.model]);
-        args.extend(self.shards());
-        let server = Server::start(&self.home, &args);
+        let settings = ["--set", ENABLE, "--set", &places, "--set", &kept];
+        let how = [&["--no-fallback"][..], &self.shards()].concat();
+        let server = Server::api(&self.home, &settings, self.model, &how);
         let dir = self.home.path().join("data/service");
         let bus = self.runtime.block_on(Client::connect_local(&dir));
         Service {

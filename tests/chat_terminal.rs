@@ -111,6 +111,18 @@ impl Terminal {
         self.press("\r");
     }
 
+    /// Presses keys, and waits until this text appears.
+    fn press_for(&mut self, keys: &str, what: &str) {
+        self.press(keys);
+        self.wait_for(what);
+    }
+
+    /// Enters a line, and waits until this text appears.
+    fn enter_for(&mut self, line: &str, what: &str) {
+        self.enter(line);
+        self.wait_for(what);
+    }
+
     /// Enters a question, and waits for its answer.
     fn ask(&mut self, line: &str) {
         self.enter(line);
@@ -208,8 +220,7 @@ fn save_by(
 ) -> Vec<(String, String)> {
     let file = home.path().join("talk.json");
     terminal.press(&format!("/save {}", file.display()));
-    terminal.press(enter);
-    terminal.wait_for(&format!("{count} messages written"));
+    terminal.press_for(enter, &format!("{count} messages written"));
     terminal.wait_for("> ");
     saved(home)
 }
@@ -249,15 +260,11 @@ fn up_asks_three_questions_keeps_the_answers_and_then_asks_no_more() {
     };
     let mut terminal = start(&["--model", file]);
     terminal.wait_for("type a name to found a new one. [Home] ");
-    terminal.enter("Elm Street");
+    terminal.enter_for("Elm Street", "memory may it use? [50 %] ");
+    terminal.enter_for("all", "a number from 1 to 100");
     terminal.wait_for("memory may it use? [50 %] ");
-    terminal.enter("all");
-    terminal.wait_for("a number from 1 to 100");
-    terminal.wait_for("memory may it use? [50 %] ");
-    terminal.enter("30");
-    terminal.wait_for("the others call this machine? [");
-    terminal.enter("Kim");
-    terminal.wait_for("founded \"Elm Street\" with this machine, \"Kim\"");
+    terminal.enter_for("30", "the others call this machine? [");
+    terminal.enter_for("Kim", "founded \"Elm Street\" with this machine, \"Kim\"");
     terminal.wait_for("hearth1");
     end(terminal);
     let config = household
@@ -276,8 +283,10 @@ fn input_typed_during_an_answer_is_not_echoed_and_waits_for_the_prompt() {
     let home = Home::new();
     let args = [&GREEDY[..], &["--max-tokens", "64"]].concat();
     let mut terminal = Terminal::chat(&home, &args);
-    terminal.enter("Write a very long story about a whale and the sea.");
-    terminal.wait_for("Once upon");
+    terminal.enter_for(
+        "Write a very long story about a whale and the sea.",
+        "Once upon",
+    );
     // Ctrl-U deletes the text typed before it, and nothing else.
     terminal.press("xyzzy\u{15}plugh");
     let answer = terminal.wait_for("[stopped at the limit");
@@ -292,21 +301,19 @@ fn input_typed_during_an_answer_is_not_echoed_and_waits_for_the_prompt() {
 fn ctrl_c_stops_only_the_answer_and_keeps_its_text() {
     let home = Home::new();
     let mut terminal = Terminal::chat(&home, &GREEDY);
-    terminal.enter("Write a very long story about a whale and the sea.");
-    terminal.wait_for("Once upon");
+    terminal.enter_for(
+        "Write a very long story about a whale and the sea.",
+        "Once upon",
+    );
     terminal.press("\u{3}");
     // A surplus Ctrl-C has no effect, also not at the prompt.
-    terminal.press("\u{3}");
-    terminal.wait_for("[stopped]");
+    terminal.press_for("\u{3}", "[stopped]");
     terminal.wait_for("> ");
-    terminal.press("\u{3}");
-    terminal.wait_for("Ctrl-D leaves");
+    terminal.press_for("\u{3}", "Ctrl-D leaves");
     let messages = save(&home, &mut terminal, 2);
     terminal.enter("/set max_tokens 5");
-    terminal.enter("And what is the sea?");
-    terminal.wait_for("[stopped at the limit of 5 tokens");
-    terminal.enter("/explain");
-    terminal.wait_for("seed");
+    terminal.enter_for("And what is the sea?", "[stopped at the limit of 5 tokens");
+    terminal.enter_for("/explain", "seed");
     terminal.wait_for("> ");
     let (status, all) = terminal.leave();
     assert_eq!(status, Some(0), "{all}");
@@ -352,8 +359,7 @@ fn lines_of_a_burst_are_one_message_and_drawn_once() {
         terminal.wait_for_answer();
     }
     // Each command of a burst is one line.
-    terminal.press("/seed 7\r/seed\r");
-    terminal.wait_for("seed 7\n");
+    terminal.press_for("/seed 7\r/seed\r", "seed 7\n");
     terminal.wait_for("> ");
     let expected = ["line one\n\n\tline two\nline three", "one\ntwo", "Hello."];
     assert_eq!(asked(&save(&home, &mut terminal, 6)), expected);
@@ -363,8 +369,7 @@ fn lines_of_a_burst_are_one_message_and_drawn_once() {
     ] {
         let before = terminal.screen.0.lock().len();
         terminal.press(&line);
-        terminal.press("\r");
-        terminal.wait_for("this model reads at most");
+        terminal.press_for("\r", "this model reads at most");
         let written = terminal.screen.0.lock().len() - before;
         assert!(written < 16 * line.len(), "{written} bytes");
         terminal.wait_for("> ");
@@ -382,8 +387,7 @@ fn a_terminal_that_does_not_say_where_its_cursor_is_gets_plain_lines() {
     let mut terminal = Terminal::start_with(&command, 80, "xterm-256color", false);
     terminal.wait_for("Ctrl-D leaves.\n");
     // Text typed before the terminal is given up is not lost.
-    terminal.press("Hel");
-    terminal.wait_for("warning: lines cannot be edited on this terminal");
+    terminal.press_for("Hel", "warning: lines cannot be edited on this terminal");
     terminal.wait_for("> Hel");
     terminal.press("lo.\n");
     terminal.wait_for_answer();
@@ -401,10 +405,8 @@ fn commands_are_completed_and_standard_output_gets_only_answers() {
     let home = Home::new();
     let mut terminal = Terminal::chat(&home, &["--max-tokens", "2"]);
     terminal.press("/he");
-    terminal.press("\t");
-    terminal.wait_for("/help");
-    terminal.press("\r");
-    terminal.wait_for("show this list");
+    terminal.press_for("\t", "/help");
+    terminal.press_for("\r", "show this list");
     terminal.wait_for("> ");
     assert_eq!(terminal.leave().0, Some(0));
     let answers = home.path().join("answers");
@@ -439,27 +441,18 @@ fn a_message_that_is_too_long_is_left_out_and_the_chat_goes_on() {
 fn slash_commands_change_the_system_prompt_and_the_sampling() {
     let home = Home::new();
     let mut terminal = Terminal::chat(&home, &["--max-tokens", "6"]);
-    terminal.enter("/help");
-    terminal.wait_for("/system");
-    terminal.enter("/nonsense");
-    terminal.wait_for("there is no command /nonsense");
-    terminal.enter("/set top_p 2");
-    terminal.wait_for("it must be from 0 to 1");
+    terminal.enter_for("/help", "/system");
+    terminal.enter_for("/nonsense", "there is no command /nonsense");
+    terminal.enter_for("/set top_p 2", "it must be from 0 to 1");
     terminal.enter("/seed 7");
-    terminal.enter("/system Be brief.");
-    terminal.wait_for("set");
+    terminal.enter_for("/system Be brief.", "set");
     terminal.ask("Hello.");
-    terminal.enter("/explain");
-    terminal.wait_for("seed 7");
+    terminal.enter_for("/explain", "seed 7");
     let file = home.path().join("talk.json");
-    terminal.enter(&format!("/save {}", file.display()));
-    terminal.wait_for("3 messages written");
-    terminal.enter("/reset");
-    terminal.wait_for("conversation cleared");
-    terminal.enter(&format!("/load {}", file.display()));
-    terminal.wait_for("3 messages read");
-    terminal.enter("/model /nowhere/else.gguf");
-    terminal.wait_for("error:");
+    terminal.enter_for(&format!("/save {}", file.display()), "3 messages written");
+    terminal.enter_for("/reset", "conversation cleared");
+    terminal.enter_for(&format!("/load {}", file.display()), "3 messages read");
+    terminal.enter_for("/model /nowhere/else.gguf", "error:");
     // The earlier conversation still answers.
     terminal.ask("Hello again.");
     terminal.enter("/exit");
@@ -472,7 +465,6 @@ fn slash_commands_change_the_system_prompt_and_the_sampling() {
 
 #[test]
 fn history_is_stored_only_on_request_and_only_for_its_owner() {
-    use std::os::unix::fs::PermissionsExt as _;
     let home = Home::new();
     home.node_id();
     let args = ["--set", "chat.history=true", "--max-tokens", "2"];
@@ -480,16 +472,10 @@ fn history_is_stored_only_on_request_and_only_for_its_owner() {
     terminal.ask("Remember the harbour.");
     assert_eq!(terminal.leave().0, Some(0));
     let file = home.path().join("data/chat_history");
-    let mode = std::fs::metadata(&file)
-        .expect("a history")
-        .permissions()
-        .mode();
-    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(mode(&file), 0o600);
     let mut terminal = Terminal::chat(&home, &args);
-    terminal.press("\u{1b}[A");
-    terminal.wait_for("Remember the harbour.");
-    terminal.press("\u{3}");
-    terminal.wait_for("Ctrl-D leaves");
+    terminal.press_for("\u{1b}[A", "Remember the harbour.");
+    terminal.press_for("\u{3}", "Ctrl-D leaves");
     terminal.wait_for("> ");
     assert_eq!(terminal.leave().0, Some(0));
 }
@@ -545,8 +531,7 @@ fn a_line_cut_by_the_terminal_is_reported_and_not_sent() {
     terminal.wait_for_answer();
     terminal.press("\"\"\"\n");
     terminal.press(&format!("{}\n", "b".repeat(5000)));
-    terminal.press("\"\"\"\n");
-    terminal.wait_for("this line was not sent");
+    terminal.press_for("\"\"\"\n", "this line was not sent");
     terminal.wait_for("> ");
     let messages = save_by(&home, &mut terminal, 2, "\n");
     assert_eq!(terminal.leave().0, Some(0));
@@ -661,7 +646,7 @@ fn standard_input_is_one_message_and_belongs_to_the_question() {
             Some(input) => home.run_with(&args, input),
             None => home.run(&args),
         };
-        let mut value: Value = serde_json::from_str(&succeeded(&output)).expect("one object");
+        let mut value = json_output(&output);
         value["usage"]["prompt_tokens"].take()
     };
     let file = home.path().join("letter.txt");

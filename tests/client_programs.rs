@@ -1,8 +1,6 @@
 //! Programs of other authors against a node, and the example programs. Real model, real processes.
 
-use serde_json::Value;
-
-use crate::openai_http::{over_hosts, start};
+use crate::openai_http::{alone, over_hosts};
 use crate::support::*;
 
 /// The clients that are small enough for every run. `tests/run clients` runs all of them.
@@ -46,7 +44,7 @@ fn the_example_prints_json_by_its_schema_over_two_hosts() {
         .arg("Ada Lovelace, born in 1815, lived in London. Alan Turing was born in 1912.")
         .output()
         .expect("Python starts");
-    let said: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
+    let said = json_output(&output);
     let people = said["people"].as_array().expect("a list");
     assert!((1..=3).contains(&people.len()), "{said}");
     for person in people {
@@ -63,9 +61,7 @@ fn the_example_prints_json_by_its_schema_over_two_hosts() {
 
 #[test]
 fn the_example_evaluation_has_the_same_scores_over_two_hosts() {
-    let (split, home) = (over_hosts(&[]), Home::new());
-    let alone = start(&home, &[], &["--local"], Vec::new());
-    let [split, alone] = [split, alone].map(|service| {
+    let [split, alone] = [over_hosts(&[]), alone()].map(|service| {
         let questions = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/evaluation.jsonl");
         let output = python("../examples/evaluation.py")
             .args(["--url", &service.url, questions])

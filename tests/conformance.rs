@@ -10,7 +10,7 @@ use hearthnet_transport::{
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use super::support::{Home, host};
+use super::support::{Home, assert_complains, host};
 
 /// Verdict of each check by its name.
 fn verdicts(report: &Value) -> BTreeMap<&str, &str> {
@@ -56,11 +56,8 @@ fn a_host_outside_of_reach_is_named_with_what_helps() {
     let host = host(&Home::new(), "2-9", &[]);
     let refused = home.run(&["conformance", &host.address, "--quick"]);
     assert_eq!(refused.status.code(), Some(4));
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(
-        said.contains("unauthorized") && said.contains("--peer-key"),
-        "{said}"
-    );
+    assert_complains(&refused, "unauthorized");
+    assert_complains(&refused, "--peer-key");
 }
 
 /// Admits every key, every token and every purpose.

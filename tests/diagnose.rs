@@ -253,9 +253,8 @@ fn a_chat_over_standalone_hosts_can_be_traced_only_by_its_caller() {
     let ids = addresses
         .each_ref()
         .map(|address| address.split_once('#').expect("a node id").1);
-    let serve = ["serve", "--model", model(), "--json", "--lifeline"];
-    let serve = [&ENABLE[..], &TOGETHER, &serve, &["--http", "127.0.0.1:0"]].concat();
-    let _service = Server::start(&caller, &[&serve[..], &shards(&addresses)].concat());
+    let settings = [ENABLE, TOGETHER].concat();
+    let _service = Server::api(&caller, &settings, model(), &shards(&addresses));
 
     let mut victim = None;
     chat(&caller, |frames| {

@@ -111,8 +111,7 @@ fn an_encoder_makes_vectors_and_is_refused_elsewhere_with_what_it_is_for() {
         assert_complains(&refused, "hearthnet embed");
     }
     // The HTTP interface gives the same vectors, and says what the model is for.
-    let serve = words("serve --local --json --lifeline --http 127.0.0.1:0 --model");
-    let service = Server::start(&home, &[&serve[..], &[BERT]].concat());
+    let service = Server::api(&home, &[], BERT, &["--local"]);
     let (address, id) = (http::address(&service), service.ready["models"][0].clone());
     let body = json!({"model": id, "input": ["the cat", "the donkey"]});
     let (status, answer) = http::post_json(&address, "/v1/embeddings", &body);
@@ -143,9 +142,6 @@ fn an_encoder_makes_vectors_and_is_refused_elsewhere_with_what_it_is_for() {
     assert_eq!(shown["capabilities"], json!(["embedding"]));
     let inspected = home.run(&["model", "inspect", BERT]);
     let shown = succeeded(&inspected);
-    assert!(
-        shown.contains("vectors of whole texts, mean-hidden-1"),
-        "{shown}"
-    );
+    assert_contains(&shown, &["vectors of whole texts, mean-hidden-1"]);
     assert!(shown.contains("hearthnet embed"), "{shown}");
 }

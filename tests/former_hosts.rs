@@ -178,7 +178,7 @@ impl Street {
     /// its replacement works, and the answer must be the same.
     fn ends_mid_answer(&self, act: impl Fn(), code: &str) {
         let alone = self.chat(&["--local", "--json"]).output().expect("it runs");
-        let alone: Value = serde_json::from_slice(&alone.stdout).expect("JSON");
+        let alone = json_output(&alone);
         let mut chat = self.chat_over_the_host();
         act();
         let (mut left, mut done) = (None, None);
@@ -205,8 +205,7 @@ impl Street {
         assert_eq!(done["token_ids"], alone["token_ids"]);
         // Another question does not use the host, although it is still advertised.
         let again = self.chat(&["--no-fallback", "--no-service", "--json"]);
-        let again = { again }.output().expect("it runs");
-        let again: Value = serde_json::from_slice(&again.stdout).expect("JSON");
+        let again = json_output(&{ again }.output().expect("it runs"));
         assert_eq!(again["text"], alone["text"]);
         assert_eq!(self.stubborn.steps(), left);
     }

@@ -61,9 +61,7 @@ fn a_host_on_a_card_among_hosts_on_processors_gives_the_same_answer() {
         );
         assert!(!software(&hosts[0]).contains(" card/"));
         let all: Vec<&Host> = hosts.iter().collect();
-        let output = home.ask(PROMPT, &all, &words(SAMPLING));
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let answer = json_output(&home.ask(PROMPT, &all, &words(SAMPLING)));
         assert_eq!(answer["text"], local["text"], "{ranges:?}");
         assert_eq!(answer["token_ids"], local["token_ids"], "{ranges:?}");
         assert_eq!(answer["arithmetic"], json!(["canonical-1"]));
@@ -89,9 +87,7 @@ fn an_answer_keeps_its_bytes_when_the_process_of_the_card_ends_in_the_middle() {
     let done = told(&frames, "done")[0];
     assert_eq!(done["text"], expected["text"]);
     // The host itself goes on, on its processor.
-    let again = home.ask(PROMPT, &[&first, &second], &words(SAMPLING));
-    assert!(again.status.success(), "{}", text(&again.stderr));
-    let again: Value = serde_json::from_slice(&again.stdout).expect("JSON");
+    let again = json_output(&home.ask(PROMPT, &[&first, &second], &words(SAMPLING)));
     assert_eq!(again["text"], expected["text"]);
 }
 

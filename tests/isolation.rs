@@ -1,7 +1,7 @@
 //! Sandbox of the daemon: its user has private files in the home directory, and no request can make
 //! the daemon read them. Real processes.
 
-use crate::support::community::found;
+use crate::support::community::founder;
 use crate::support::*;
 
 fn line<'a>(status: &'a str, name: &str) -> &'a str {
@@ -11,8 +11,7 @@ fn line<'a>(status: &'a str, name: &str) -> &'a str {
 
 #[test]
 fn a_daemon_has_no_new_privileges_and_reports_its_isolation() {
-    let home = Home::new();
-    found(&home);
+    let home = founder();
     let node = serve(&home, "none");
     let status = std::fs::read_to_string(format!("/proc/{}/status", node.child.id()));
     let status = status.expect("it runs");
@@ -27,8 +26,7 @@ fn a_daemon_has_no_new_privileges_and_reports_its_isolation() {
 
 #[test]
 fn a_daemon_cannot_be_made_to_read_a_private_file_of_its_user() {
-    let home = Home::new();
-    found(&home);
+    let home = founder();
     let letter = home.path().join("home/letter.gguf");
     let node = serve(&home, "none");
     std::fs::write(&letter, "Dear Ana").expect("a file");

@@ -15,14 +15,9 @@ use crate::support::*;
 /// Tokens of an answer.
 const TOKENS: usize = 512;
 
-/// Output of a command without multicast, which prints JSON.
-fn json_of(home: &Home, command: &[&str]) -> Value {
-    home.json(&[&QUIET[..], command, &["--json"]].concat())
-}
-
 /// State of a home's running node.
 fn running(home: &Home) -> Value {
-    json_of(home, &["status"])["node"]["running"].clone()
+    community::json(home, &[], &["status"])["node"]["running"].clone()
 }
 
 /// Waits until a home serves no layers, for a reason with these words.
@@ -61,7 +56,7 @@ fn a_pause_during_an_answer_costs_no_token_and_resume_brings_the_layers_back() {
     let mut paused = None;
     let frames = chat(&founder, TOKENS, &[], |frames| {
         let at = serving(frames, &ids, SECOND);
-        let said = json_of(&members[at], &["pause", "--for", "2h"]);
+        let said = community::json(&members[at], &[], &["pause", "--for", "2h"]);
         assert!(said["until_ms"].is_u64(), "{said:#}");
         paused = Some(at);
     });
@@ -77,7 +72,7 @@ fn a_pause_during_an_answer_costs_no_token_and_resume_brings_the_layers_back() {
     assert_eq!(told(&next, "token_delta"), told(&alone, "token_delta"));
     assert!(told(&next, "shard_failover").is_empty());
 
-    json_of(&members[at], &["resume"]);
+    community::json(&members[at], &[], &["resume"]);
     until_serving(&members[at]);
 }
 
@@ -153,7 +148,7 @@ fn a_daemon_that_changes_its_layers_during_an_answer_costs_no_token_and_counts_w
     let at = changed.expect("a daemon changed its layers");
     assert_moved(&frames, &alone, &ids[at], &ids[3 - at]);
     // Before the day ends, its own status shows what it has given so far, and the log has nothing.
-    let status = json_of(&members[at], &["status"]);
+    let status = community::json(&members[at], &[], &["status"]);
     let tokens = status["node"]["running"]["gave"]["tokens"].as_u64();
     assert!(tokens > Some(0), "{status:#}");
     let mut all = status["members"].as_array().expect("a list").iter();
@@ -188,7 +183,7 @@ fn a_pause_survives_a_restart_and_chats_of_the_home_go_on() {
     assert_eq!(classes(&daemon), ["idle"; 2]);
     let alone = chat(&founder, TOKENS, &["--local"], |_| {});
 
-    json_of(&founder, &["pause"]);
+    community::json(&founder, &[], &["pause"]);
     until_suspended(&founder, "paused by you");
     let own = chat(&founder, TOKENS, &[], |_| {});
     assert_eq!(told(&own, "token_delta"), told(&alone, "token_delta"));
@@ -197,7 +192,7 @@ fn a_pause_survives_a_restart_and_chats_of_the_home_go_on() {
     let settings = [&settings[..], &["--set", "manners.idle_io=false"]].concat();
     let daemon = community::serve(&founder, &settings);
     until_suspended(&founder, "paused by you");
-    json_of(&founder, &["resume"]);
+    community::json(&founder, &[], &["resume"]);
     until_serving(&founder);
     let usual = disk_class(std::process::id());
     assert_eq!(classes(&daemon), [usual.clone(), usual]);
@@ -205,13 +200,12 @@ fn a_pause_survives_a_restart_and_chats_of_the_home_go_on() {
 
 #[test]
 fn a_pause_without_a_daemon_counts_from_the_next_start_on() {
-    let founder = Home::new();
-    community::found(&founder);
-    let paused = |home: &Home| json_of(home, &["status"])["node"]["paused"].clone();
+    let founder = community::founder();
+    let paused = |home: &Home| community::json(home, &[], &["status"])["node"]["paused"].clone();
     assert_eq!(paused(&founder), Value::Null);
-    json_of(&founder, &["pause", "--until", "22:00"]);
+    community::json(&founder, &[], &["pause", "--until", "22:00"]);
     assert!(paused(&founder)["until_ms"].is_u64());
-    json_of(&founder, &["resume"]);
+    community::json(&founder, &[], &["resume"]);
     assert_eq!(paused(&founder), Value::Null);
 
     let wrong = founder.run(&words("pause --until 25:00"));
@@ -262,9 +256,9 @@ fn a_memory_hog_gets_the_memory_of_layers_and_the_answer_goes_on() {
         children_of(host)
             .into_iter()
             .for_each(|starter| group.take(starter));
-        json_of(&members[at], &["pause"]);
+        community::json(&members[at], &[], &["pause"]);
         until_suspended(&members[at], "paused by you");
-        json_of(&members[at], &["resume"]);
+        community::json(&members[at], &[], &["resume"]);
         until_serving(&members[at]);
     }
 

@@ -9,12 +9,6 @@ use serde_json::Value;
 
 use crate::support::*;
 
-fn client(script: &str, args: &[&str]) -> Value {
-    let mut client = python(&format!("../tests/clients/{script}"));
-    let output = client.args(args).output().expect("Python starts");
-    serde_json::from_str(&succeeded(&output)).expect("one JSON object")
-}
-
 /// Metrics at a URL.
 struct Numbers(Value);
 
@@ -92,9 +86,7 @@ fn a_host_and_its_caller_count_a_chat_and_refused_clients() {
     let endpoint = first.split('#').next().expect("an endpoint");
     let imposter = format!("{endpoint}#{}", stranger.node_id());
     let shards = ["--shard", first, "--shard", second, "--shard", &imposter];
-    let serve = ["serve", "--json", "--lifeline", "--model", model()];
-    let args = [&ENABLE[..], &serve, &["--http", "127.0.0.1:0"], &shards].concat();
-    let service = Server::start(&home, &args);
+    let service = Server::api(&home, &ENABLE, model(), &shards);
     let url = service.ready["url"].as_str().expect("a URL");
     let id = service.ready["models"][0].as_str().expect("a model");
     client("openai_http.py", &[url, id, "plain"]);

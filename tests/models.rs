@@ -83,7 +83,7 @@ impl Place {
 
     /// JSON output of a command that must succeed.
     fn json(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&succeeded(&self.run(args))).expect("JSON")
+        json_output(&self.run(args))
     }
 
     fn models(&self) -> PathBuf {
@@ -178,8 +178,10 @@ fn a_change_of_an_unpinned_file_is_refused_until_it_is_accepted() {
     let verify =
         |extra: &[&str]| place.run(&[&["model", "verify", name, "--json"], extra].concat());
     let compared = |output: Output| -> String {
-        let json: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
-        json["compared_with"].as_str().expect("text").to_owned()
+        json_output(&output)["compared_with"]
+            .as_str()
+            .expect("text")
+            .to_owned()
     };
     assert_eq!(compared(verify(&[])), "nothing");
     assert_eq!(compared(verify(&[])), "record");
@@ -292,8 +294,7 @@ fn a_model_is_fetched_from_the_hub_or_an_address_by_the_name_that_every_command_
         // A missing model: the error names the pull command.
         let chat = place.run(&["chat", "hi", "--local", "--json", "--model", name]);
         assert_fails(&chat, 8, "model_unavailable");
-        let said = text(&chat.stderr);
-        assert_contains(&said, &[&format!("hearthnet model pull {name}")]);
+        assert_complains(&chat, &format!("hearthnet model pull {name}"));
 
         let pulled = place.run_at(&address, &["model", "pull", name]);
         let path = succeeded(&pulled).trim().to_owned();
@@ -353,14 +354,9 @@ fn a_busy_hub_is_called_busy() {
     for name in ["tiny", "hf:o/r/tiny.gguf"] {
         let output = place.run_at(&address, &["model", "pull", name]);
         fails(&output, 8);
+        assert_complains(&output, "could not be fetched: the server is busy");
+        assert_complains(&output, "in 3600 s, as the server asks");
         let said = text(&output.stderr);
-        assert_contains(
-            &said,
-            &[
-                "could not be fetched: the server is busy",
-                "in 3600 s, as the server asks",
-            ],
-        );
         assert!(!said.contains("no source has it"), "{said}");
     }
 }
@@ -492,8 +488,10 @@ fn check_format(setting: &str) -> (Value, String) {
         caller.run(&[&ENABLE[..], how, &ask, &greedy, extra].concat())
     };
     let answer = |output: Output| -> String {
-        let done: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
-        done["text"].as_str().expect("text").to_owned()
+        json_output(&output)["text"]
+            .as_str()
+            .expect("text")
+            .to_owned()
     };
     let host = host(&caller, "0-29", &set);
     let address = &host.address;
@@ -516,8 +514,7 @@ fn a_host_shuts_down_when_its_terminal_closes_unless_run_by_nohup() {
     use rustix::process::Signal;
     let own = Home::new();
     let mut host = host(&own, "0-1", &[]);
-    host.signal(Signal::HUP);
-    let end = host.process.child.wait().expect("an end");
+    let end = host.process.end(Signal::HUP);
     assert!(end.success(), "{end:?}");
 
     // `nohup` ignores SIGHUP, so the host runs until it is asked to end.
@@ -529,8 +526,7 @@ fn a_host_shuts_down_when_its_terminal_closes_unless_run_by_nohup() {
     kept.signal(Signal::HUP);
     // It still answers.
     http::get(&http::address(&kept), "/healthz");
-    kept.signal(Signal::TERM);
-    assert!(kept.child.wait().expect("an end").success());
+    assert!(kept.end(Signal::TERM).success());
 }
 
 /// Tiny model directory in Hugging Face's format, and the file that llama.cpp's converter makes of
@@ -731,13 +727,11 @@ fn a_split_model_is_chatted_with_and_served_like_the_joined_file() {
     let hosts = ["0-0", "1-1"].map(start);
     let own = ["--model", parts, "--seed", seed, "--private-first", "0"];
     let extra = [&own[..], &words("--max-tokens 12 --temperature 0.9 --raw")].concat();
-    let output = home.ask("Vienna", &hosts.each_ref(), &extra);
-    let split: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
+    let split = json_output(&home.ask("Vienna", &hosts.each_ref(), &extra));
     assert_eq!(split["token_ids"], expected["token_ids"]);
 
     // The HTTP interface.
-    let serve = words("serve --local --json --lifeline --http 127.0.0.1:0 --model");
-    let service = Server::start(&home, &[&serve[..], &[parts]].concat());
+    let service = Server::api(&home, &[], parts, &["--local"]);
     let body = json!({
         "model": service.ready["models"][0], "prompt": "Vienna", "max_tokens": 12,
         "temperature": 0.9, "seed": seed.parse::<u64>().expect("a number"),

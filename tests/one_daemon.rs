@@ -42,8 +42,7 @@ fn founded(layers: &[&str]) -> (Home, Server) {
 }
 
 fn founded_with(settings: &[&str], layers: &[&str]) -> (Home, Server) {
-    let founder = Home::new();
-    community::found(&founder);
+    let founder = community::founder();
     let serve = [&["serve", "--model", model()], layers].concat();
     let daemon = daemon(&founder, settings, &serve);
     (founder, daemon)
@@ -70,7 +69,7 @@ fn greedy() -> [&'static str; 4] {
 }
 
 fn status(home: &Home) -> Value {
-    home.json(&[&QUIET[..], &["status", "--json"]].concat())
+    community::json(home, &[], &["status"])
 }
 
 /// Events of a kind in a home's own log, without asking other nodes.
@@ -206,8 +205,7 @@ fn status_calls_a_killed_host_unreachable_and_its_layers_missing() {
     let mut host = community::host(&member, &node, "0-29");
     let complete = || status(&founder)["models"][0]["complete"] == true;
     until("all layers are served", complete);
-    host.child.kill().expect("our own");
-    host.child.wait().expect("our own");
+    host.end(Signal::KILL);
     // Its advertisement is valid for some more minutes.
     let told = status(&founder);
     let model = &told["models"][0];
@@ -239,8 +237,7 @@ fn a_plan_leaves_out_a_killed_home_and_names_it() {
     };
     until("the plan counts the member", || counts(&told()));
     assert_eq!(told()["unreachable"], json!([]));
-    host.child.kill().expect("our own");
-    host.child.wait().expect("our own");
+    host.end(Signal::KILL);
     // Its measurements are valid for two minutes.
     let left = told();
     assert!(!counts(&left), "{left:#}");
@@ -278,8 +275,7 @@ fn a_restarted_host_is_shown_at_its_new_address() {
         });
         assert_eq!(status(&founder)["models"][0]["shards"][1], Value::Null);
         // A killed host cannot withdraw its advertisement.
-        host.child.kill().expect("our own");
-        host.child.wait().expect("our own");
+        host.end(Signal::KILL);
         before = address;
     }
 }
@@ -305,8 +301,7 @@ fn a_host_prints_the_missing_layers_and_when_the_model_is_complete() {
     says("\"Elm Street\" serves the whole model now");
     // Waiting would close its lifeline, which is a second request to stop: at once.
     let lifeline = host.child.stdin.take();
-    host.signal(Signal::TERM);
-    host.child.wait().expect("our own");
+    host.end(Signal::TERM);
     drop(lifeline);
     says("layers 15-29 are now missing");
 }
@@ -398,8 +393,7 @@ fn shard_serve_beside_a_daemon_makes_it_serve_the_layers_until_it_is_stopped() {
 
 #[test]
 fn a_daemon_without_the_model_file_still_runs_its_node() {
-    let founder = Home::new();
-    community::found(&founder);
+    let founder = community::founder();
     let on = "research.distributed_inference.host.serve_shards=true";
     let missing = founder.path().join("missing.gguf");
     let missing = missing.to_str().expect("a UTF-8 path");
@@ -418,8 +412,7 @@ fn a_daemon_without_the_model_file_still_runs_its_node() {
 
 #[test]
 fn a_daemon_that_fails_to_start_gives_the_reason_and_advertises_nothing() {
-    let home = Home::new();
-    community::found(&home);
+    let home = community::founder();
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let http = taken.local_addr().expect("an address").to_string();
     let serve = ["serve", "--model", model(), "--layers", "auto"];

@@ -21,16 +21,10 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
-use crate::support::community::{address, found, join_as, log_is_whole, serve_bare, static_peer};
+use crate::support::community::{address, founder, join_as, log_is_whole, serve_bare, static_peer};
 use crate::support::*;
 
 const INVITE: [&str; 3] = ["community", "invite", "--json"];
-
-fn founder() -> Home {
-    let founder = Home::new();
-    found(&founder);
-    founder
-}
 
 fn data(home: &Home) -> PathBuf {
     home.path().join("data")
@@ -245,8 +239,7 @@ fn if_the_daemon_is_killed_before_the_request_the_command_writes_itself() {
     node.signal(Signal::STOP);
     let command = invite(&founder);
     until("the command asks the daemon", || is_asked(&founder));
-    node.child.kill().expect("it runs");
-    node.child.wait().expect("its end");
+    node.end(Signal::KILL);
     succeeded(&invited(command));
     assert_eq!(invites(&founder), 1);
 }

@@ -20,13 +20,8 @@ pub(crate) struct Service {
 }
 
 /// Starts the service, with `before` in front of the command and `after` behind it.
-pub(crate) fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Service {
-    let model = model();
-    let mut args = before.to_vec();
-    args.extend(["serve", "--json", "--lifeline", "--http", "127.0.0.1:0"]);
-    args.extend(["--model", model]);
-    args.extend(after);
-    let process = Server::start(home, &args);
+fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Service {
+    let process = Server::api(home, before, model(), after);
     let ready = &process.ready;
     Service {
         url: ready["url"].as_str().expect("a URL").to_owned(),
@@ -34,6 +29,11 @@ pub(crate) fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Hos
         process,
         hosts,
     }
+}
+
+/// Service of one machine, with a home of its own.
+pub(crate) fn alone() -> Service {
+    start(&Home::new(), &[], &["--local"], Vec::new())
 }
 
 /// Service over two hosts with half of the layers each.
@@ -61,16 +61,18 @@ impl Service {
 
     /// Result of a script in `tests/clients`.
     fn run(&self, script: &str, args: &[&str]) -> Value {
-        let output = python(&format!("../tests/clients/{script}"))
-            .args([&self.url, &self.model])
-            .args(args)
-            .output()
-            .expect("Python starts");
-        serde_json::from_str(&succeeded(&output)).expect("JSON")
+        client(script, &[&[&*self.url, &self.model][..], args].concat())
     }
 
-    fn signal(&self, signal: Signal) {
-        self.process.signal(signal);
+    /// Starts a streamed answer.
+    fn stream(&self, body: &Value) -> Reply {
+        let reply = Reply::chat(&http::address(&self.process), body);
+        assert_eq!(reply.status, 200);
+        reply
+    }
+
+    fn kill_first_host(&mut self) {
+        self.hosts[0].process.end(Signal::KILL);
     }
 }
 
@@ -84,7 +86,7 @@ fn openais_package_is_answered_over_two_hosts() {
     assert_eq!(shards.as_array().map(Vec::len), Some(2), "{shards}");
 
     // Same text and same fingerprint as from this machine alone, and the same scores to the bit.
-    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let alone = alone();
     for what in ["plain", "choices", "scores"] {
         assert_eq!(service.client(what), alone.client(what), "{what}");
     }
@@ -97,15 +99,18 @@ fn stories(service: &Service) -> Reply {
         "stream": true,
         "messages": [{"role": "user", "content": "Tell me a story about a whale."}],
     });
-    let reply = Reply::chat(&http::address(&service.process), &body);
-    assert_eq!(reply.status, 200);
-    reply
+    service.stream(&body)
 }
 
-/// Adds the texts of `chunks` chunks, or of all that are left, to the stories.
-fn read_stories(reply: &mut Reply, chunks: usize, stories: &mut [String; 4]) {
-    for chunk in std::iter::from_fn(|| reply.event()).take(chunks) {
-        assert!(chunk.get("error").is_none(), "{chunk}");
+/// `count` chunks, or all that are left, none of which is an error.
+fn chunks(reply: &mut Reply, count: usize) -> impl Iterator<Item = Value> {
+    let chunks = std::iter::from_fn(|| reply.event()).take(count);
+    chunks.inspect(|chunk| assert!(chunk.get("error").is_none(), "{chunk}"))
+}
+
+/// Adds the texts of [`chunks`] to the stories.
+fn read_stories(reply: &mut Reply, count: usize, stories: &mut [String; 4]) {
+    for chunk in chunks(reply, count) {
         let choice = &chunk["choices"][0];
         let index = choice["index"].as_u64().expect("an index") as usize;
         stories[index] += choice["delta"]["content"].as_str().unwrap_or_default();
@@ -114,7 +119,7 @@ fn read_stories(reply: &mut Reply, chunks: usize, stories: &mut [String; 4]) {
 
 #[test]
 fn none_of_several_answers_loses_a_token_if_a_host_dies() {
-    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let alone = alone();
     let mut undisturbed = <[String; 4]>::default();
     read_stories(&mut stories(&alone), usize::MAX, &mut undisturbed);
     assert!(undisturbed.iter().all(|story| story.len() > 60));
@@ -123,9 +128,7 @@ fn none_of_several_answers_loses_a_token_if_a_host_dies() {
     let mut reply = stories(&service);
     let mut told = <[String; 4]>::default();
     read_stories(&mut reply, 24, &mut told);
-    let host = &mut service.hosts[0].process.child;
-    host.kill().expect("it runs");
-    host.wait().expect("its end");
+    service.kill_first_host();
     read_stories(&mut reply, usize::MAX, &mut told);
     assert_eq!(told, undisturbed);
 }
@@ -133,14 +136,14 @@ fn none_of_several_answers_loses_a_token_if_a_host_dies() {
 #[test]
 fn clients_of_every_api_get_the_same_texts_and_vectors_over_two_hosts() {
     let split = over_hosts(&[]).run("apis.py", &[]);
-    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let alone = alone();
     assert_eq!(split, alone.run("apis.py", &[]));
 }
 
 #[test]
 fn anthropics_package_runs_loops_of_tools_over_two_hosts() {
     let split = over_hosts(&[]).run("anthropic_tools.py", &[]);
-    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let alone = alone();
     assert_eq!(split, alone.run("anthropic_tools.py", &[]));
 }
 
@@ -155,7 +158,7 @@ fn vectors_are_the_same_if_a_host_dies_among_them() {
         assert_eq!(status, 200, "{answer}");
         answer
     };
-    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let alone = alone();
     let undisturbed = embed(&http::address(&alone.process), &alone.model);
     let vectors = undisturbed["data"].as_array().map(Vec::len);
     assert_eq!(vectors, Some(texts.len()));
@@ -170,9 +173,7 @@ fn vectors_are_the_same_if_a_host_dies_among_them() {
             let answers = Gauges::at(&address).value("hearthnet_answers_total{code=\"ok\"}");
             answers.is_some_and(|count| count >= 1.0)
         });
-        let host = &mut service.hosts[0].process.child;
-        host.kill().expect("it runs");
-        host.wait().expect("its end");
+        service.kill_first_host();
         asked.join().expect("an answer")
     });
     assert_eq!(answer, undisturbed);
@@ -182,7 +183,7 @@ fn vectors_are_the_same_if_a_host_dies_among_them() {
 
 #[test]
 fn every_path_of_the_description_is_served() {
-    let service = start(&Home::new(), &[], &["--local"], Vec::new());
+    let service = alone();
     let address = http::address(&service.process);
     let document = http::get_json(&address, "/openapi.json");
     let paths = document["paths"].as_object().expect("paths");
@@ -209,10 +210,15 @@ fn every_path_of_the_description_is_served() {
 
 #[test]
 fn answers_by_a_grammar_are_valid_and_the_same_for_every_cut() {
-    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
-    let here = alone.client("grammars");
+    is_the_same_for_every_cut("grammars");
+}
+
+/// Checks that a scenario has the same result on one machine and over hosts with a cut in the middle
+/// or near the start.
+fn is_the_same_for_every_cut(what: &str) {
+    let here = alone().client(what);
     for layers in [&["0-14", "15-29"][..], &["0-4", "5-29"]] {
-        assert_eq!(over_cut(layers, &[]).client("grammars"), here, "{layers:?}");
+        assert_eq!(over_cut(layers, &[]).client(what), here, "{layers:?}");
     }
 }
 
@@ -227,14 +233,12 @@ fn list(service: &Service) -> Reply {
         "messages": [{"role": "user", "content": "List twelve things to do on a rainy day, as JSON."}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "l", "schema": schema}},
     });
-    let reply = Reply::chat(&http::address(&service.process), &body);
-    assert_eq!(reply.status, 200);
-    reply
+    service.stream(&body)
 }
 
 #[test]
 fn an_answer_by_a_schema_survives_the_death_of_a_host() {
-    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let alone = alone();
     let undisturbed = read(&mut list(&alone), usize::MAX);
     let texts: Vec<String> = serde_json::from_str(&undisturbed).expect("a list of texts");
     assert_eq!(texts.len(), 12);
@@ -244,9 +248,7 @@ fn an_answer_by_a_schema_survives_the_death_of_a_host() {
     let mut service = over_hosts(&[]);
     let mut reply = list(&service);
     let mut told = read(&mut reply, 8);
-    let host = &mut service.hosts[0].process.child;
-    host.kill().expect("it runs");
-    host.wait().expect("its end");
+    service.kill_first_host();
     told += &read(&mut reply, usize::MAX);
     assert_eq!(told, undisturbed);
     let address = http::address(&service.process);
@@ -256,11 +258,7 @@ fn an_answer_by_a_schema_survives_the_death_of_a_host() {
 
 #[test]
 fn calls_of_tools_are_whole_and_the_same_for_every_cut() {
-    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
-    let here = alone.client("tools");
-    for layers in [&["0-14", "15-29"][..], &["0-4", "5-29"]] {
-        assert_eq!(over_cut(layers, &[]).client("tools"), here, "{layers:?}");
-    }
+    is_the_same_for_every_cut("tools");
 }
 
 /// Starts a streamed call of a tool with a list of twelve texts.
@@ -279,26 +277,22 @@ fn call(service: &Service) -> Reply {
         "tools": [{"type": "function", "function": {"name": "save", "parameters": schema}}],
         "tool_choice": "required", "parallel_tool_calls": false,
     });
-    let reply = Reply::chat(&http::address(&service.process), &body);
-    assert_eq!(reply.status, 200);
-    reply
+    service.stream(&body)
 }
 
-/// Arguments in the deltas of `chunks` chunks, or of all that are left.
-fn arguments(reply: &mut Reply, chunks: usize) -> String {
-    let chunks = std::iter::from_fn(|| reply.event()).take(chunks);
+/// Arguments in the deltas of [`chunks`].
+fn arguments(reply: &mut Reply, count: usize) -> String {
     let said = |chunk: Value| {
-        assert!(chunk.get("error").is_none(), "{chunk}");
         let call = &chunk["choices"][0]["delta"]["tool_calls"][0];
         let said = call["function"]["arguments"].as_str();
         said.unwrap_or_default().to_owned()
     };
-    chunks.map(said).collect()
+    chunks(reply, count).map(said).collect()
 }
 
 #[test]
 fn a_call_of_a_tool_survives_the_death_of_a_host() {
-    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let alone = alone();
     let undisturbed = arguments(&mut call(&alone), usize::MAX);
     let saved: Value = serde_json::from_str(&undisturbed).expect("an object");
     assert_eq!(saved["things"].as_array().map(Vec::len), Some(12));
@@ -306,9 +300,7 @@ fn a_call_of_a_tool_survives_the_death_of_a_host() {
     let mut service = over_hosts(&[]);
     let mut reply = call(&service);
     let mut told = arguments(&mut reply, 8);
-    let host = &mut service.hosts[0].process.child;
-    host.kill().expect("it runs");
-    host.wait().expect("its end");
+    service.kill_first_host();
     told += &arguments(&mut reply, usize::MAX);
     assert_eq!(told, undisturbed);
 }
@@ -319,15 +311,8 @@ fn chat_answers_by_the_schema_of_a_file() {
     let file = home.path().join("schema.json");
     std::fs::write(&file, r#"{"enum": ["red", "green"]}"#).expect("a file");
     let schema = file.to_str().expect("UTF-8");
-    let ask = [
-        "chat",
-        "--local",
-        "--model",
-        model(),
-        "--json-schema",
-        schema,
-        "A colour, as JSON:",
-    ];
+    let local = ["chat", "--local", "--model", model()];
+    let ask = [&local[..], &["--json-schema", schema, "A colour, as JSON:"]].concat();
     let said = home.says(&ask);
     assert!([r#""red""#, r#""green""#].contains(&said.trim()), "{said}");
     std::fs::write(&file, r#"{"not": {}}"#).expect("a file");
@@ -351,16 +336,14 @@ fn ten_concurrent_requests_get_equal_answers_or_retry_after() {
 
 #[test]
 fn a_single_machine_answers_a_crowd_a_conversation_and_curl_and_ends_at_an_interrupt() {
-    let mut service = start(&Home::new(), &[], &["--local"], Vec::new());
+    let mut service = alone();
     assert_eq!(service.client("crowd")["answered"], 10);
     service.client("turns");
     match Command::new("curl").arg("--version").output() {
         Ok(_) => curl_gets_an_answer_and_a_stream(&service),
         Err(_) => skipped("there is no curl on this machine"),
     }
-    service.signal(Signal::INT);
-    let status = service.process.child.wait().expect("its end");
-    assert_eq!(status.code(), Some(0));
+    assert_eq!(service.process.end(Signal::INT).code(), Some(0));
 }
 
 fn curl_gets_an_answer_and_a_stream(service: &Service) {
@@ -396,21 +379,16 @@ fn curl_gets_an_answer_and_a_stream(service: &Service) {
 
 #[test]
 fn a_key_file_guards_the_http_interface_and_must_be_its_owners_own() {
-    use std::os::unix::fs::PermissionsExt as _;
     let home = Home::new();
     let path = home.path().join("http.key");
     std::fs::write(&path, "a-key-of-sixteen-bytes-or-more\n").expect("a file");
-    let chmod = |mode| {
-        let mode = std::fs::Permissions::from_mode(mode);
-        std::fs::set_permissions(&path, mode).expect("permissions");
-    };
     let setting = format!("http.api_key_file={}", path.display());
     let before = ["--set", setting.as_str()];
-    chmod(0o644);
+    chmod(&path, 0o644);
     let mut args = before.to_vec();
     args.extend(["serve", "--local", "--json", "--http", "127.0.0.1:0"]);
     assert_fails(&home.run(&args), 2, "bad_config");
-    chmod(0o600);
+    chmod(&path, 0o600);
     let service = start(&home, &before, &["--local"], Vec::new());
     service.client("key");
 }
@@ -444,8 +422,7 @@ fn in_community(founder: &Home, fallback: bool) -> Service {
 
 #[test]
 fn a_community_answers_openais_package_and_a_dying_host_costs_no_token() {
-    let founder = Home::new();
-    community::found(&founder);
+    let founder = community::founder();
     // Without local fallback, so that only hosts answer.
     let service = in_community(&founder, false);
     let address = http::address(&service.process);
@@ -464,21 +441,19 @@ fn a_community_answers_openais_package_and_a_dying_host_costs_no_token() {
         service.client(what);
     }
     let split = service.client("plain");
-    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
+    let alone = alone();
     assert_eq!(split, alone.client("plain"));
-    let mut here = tell(&service, &http::address(&alone.process), STORY);
-    let undisturbed = read(&mut here, usize::MAX);
+    let undisturbed = read(&mut tell(&alone, STORY), usize::MAX);
 
     // A chat that starts now uses this host, whatever hosts come later: it holds the prefix.
-    let beginning = read(&mut tell(&service, &address, 4), usize::MAX);
+    let beginning = read(&mut tell(&service, 4), usize::MAX);
     assert!(undisturbed.starts_with(&beginning));
     let _spares = [(&first, "0-14"), (&second, "15-29")]
         .map(|(member, layers)| community::host(member, &service.process, layers));
     advertised(3);
-    let mut reply = tell(&service, &address, STORY);
+    let mut reply = tell(&service, STORY);
     let mut story = read(&mut reply, 8);
-    host.child.kill().expect("it runs");
-    host.child.wait().expect("its end");
+    host.end(Signal::KILL);
     story += &read(&mut reply, usize::MAX);
     assert_eq!(story, undisturbed);
     let failovers = Gauges::at(&address).count("distributed_inference_failovers_total");
@@ -489,25 +464,21 @@ fn a_community_answers_openais_package_and_a_dying_host_costs_no_token() {
 const STORY: usize = 160;
 
 /// Starts a streamed story.
-fn tell(service: &Service, address: &str, tokens: usize) -> Reply {
+fn tell(service: &Service, tokens: usize) -> Reply {
     let body = json!({
         "model": service.model, "max_tokens": tokens, "temperature": 0, "stream": true,
         "messages": [{"role": "user", "content": "Tell me a story about a whale."}],
     });
-    let reply = Reply::chat(address, &body);
-    assert_eq!(reply.status, 200);
-    reply
+    service.stream(&body)
 }
 
-/// Text of `chunks` chunks, or of all that are left.
-fn read(reply: &mut Reply, chunks: usize) -> String {
-    let chunks = std::iter::from_fn(|| reply.event()).take(chunks);
+/// Text of [`chunks`].
+fn read(reply: &mut Reply, count: usize) -> String {
     let said = |chunk: Value| {
-        assert!(chunk.get("error").is_none(), "{chunk}");
         let said = chunk["choices"][0]["delta"]["content"].as_str();
         said.unwrap_or_default().to_owned()
     };
-    chunks.map(said).collect()
+    chunks(reply, count).map(said).collect()
 }
 
 /// Peak memory of a process, in bytes.
@@ -517,23 +488,20 @@ fn peak(process: &Server) -> u64 {
 
 #[test]
 fn chats_of_a_community_without_hosts_continue_locally_on_one_engine() {
-    let founder = Home::new();
-    community::found(&founder);
+    let founder = community::founder();
     let service = in_community(&founder, true);
     let address = http::address(&service.process);
     let member = community::join(&founder, &service.process);
     let mut host = community::host(&member, &service.process, "0-29");
-    let mut replies = [(); 3].map(|()| tell(&service, &address, STORY));
+    let mut replies = [(); 3].map(|()| tell(&service, STORY));
     let mut stories = [0, 1, 2].map(|n| read(&mut replies[n], 8));
     let before = peak(&service.process);
-    host.child.kill().expect("it runs");
-    host.child.wait().expect("its end");
+    host.end(Signal::KILL);
     for (story, reply) in stories.iter_mut().zip(&mut replies) {
         *story += &read(reply, usize::MAX);
     }
-    let alone = start(&Home::new(), &[], &["--local"], Vec::new());
-    let mut told = tell(&service, &http::address(&alone.process), STORY);
-    let undisturbed = read(&mut told, usize::MAX);
+    let alone = alone();
+    let undisturbed = read(&mut tell(&alone, STORY), usize::MAX);
     for story in stories {
         assert_eq!(story, undisturbed);
     }
@@ -546,7 +514,7 @@ fn chats_of_a_community_without_hosts_continue_locally_on_one_engine() {
 
 #[test]
 fn a_stopping_service_refuses_new_requests_while_its_answers_end() {
-    let mut service = start(&Home::new(), &[], &["--local"], Vec::new());
+    let mut service = alone();
     let address = http::address(&service.process);
     let ask = |tokens: u32| {
         json!({
@@ -556,7 +524,7 @@ fn a_stopping_service_refuses_new_requests_while_its_answers_end() {
     };
     let mut story = Reply::chat(&address, &ask(400));
     assert!(story.event().is_some());
-    service.signal(Signal::TERM);
+    service.process.signal(Signal::TERM);
     // Requests that arrive before the signal are still answered.
     let mut told = loop {
         let reply = Reply::chat(&address, &ask(1));

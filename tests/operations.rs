@@ -1,29 +1,29 @@
 //! Operation of the HTTP interface: Unix socket, TLS, named keys, bursts. Real model, real processes,
 //! clients in Python.
 
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Output;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::support::*;
 
+/// Result of a scenario of the clients in Python.
 fn client(args: &[&str]) -> Value {
-    let mut client = python("../tests/clients/operations.py");
-    let output = client.args(args).output().expect("Python starts");
-    serde_json::from_str(&succeeded(&output)).expect("one JSON object")
+    crate::support::client("operations.py", args)
 }
 
-/// Arguments of a service on this machine alone.
-fn alone<'a>(args: &[&'a str]) -> Vec<&'a str> {
-    [&ends_itself(args)[..], &["--lifeline"]].concat()
+/// Service on this machine alone.
+fn alone(home: &Home, args: &[&str]) -> Server {
+    Server::api(home, &[], model(), &[&["--local"][..], args].concat())
 }
 
-/// As [`alone`], for a service that ends by itself.
-fn ends_itself<'a>(args: &[&'a str]) -> Vec<&'a str> {
+/// Runs such a service, which ends by itself.
+fn ended(home: &Home, args: &[&str]) -> Output {
     let serve = ["serve", "--json", "--local", "--model", model()];
-    [&serve[..], &["--http", "127.0.0.1:0"], args].concat()
+    home.run(&[&serve[..], &["--http", "127.0.0.1:0"], args].concat())
 }
 
 fn text_of(path: &Path) -> &str {
@@ -40,17 +40,13 @@ fn a_unix_socket_needs_no_key_is_private_and_is_never_taken_from_a_living_servic
     let folder = home.path().join("sockets");
     std::fs::create_dir(&folder).expect("a folder");
     let path = folder.join("http.socket");
-    let key = home.path().join("http.key");
-    std::fs::write(&key, "a-key+of/16=bytes").expect("a file");
-    let owner = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(&key, owner).expect("permissions");
-    let setting = format!("http.api_key_file={}", text_of(&key));
+    let setting = http::with_key(&home);
     let args = ["--http-socket", text_of(&path), "--set", &setting];
 
-    let mut first = Server::start(&home, &alone(&args));
+    let mut first = alone(&home, &args);
     let found = std::fs::symlink_metadata(&path).expect("a socket");
     assert!(found.file_type().is_socket());
-    assert_eq!(found.permissions().mode() & 0o777, 0o600);
+    assert_eq!(mode(&path), 0o600);
     let id = first.ready["models"][0].as_str().expect("a model");
     let id = id.to_owned();
     let ask = || client(&["socket", text_of(&path), &id]);
@@ -62,7 +58,7 @@ fn a_unix_socket_needs_no_key_is_private_and_is_never_taken_from_a_living_servic
 
     // Another service is refused by name, and the first one stays.
     let other = Home::new();
-    let refused = other.run(&ends_itself(&args));
+    let refused = ended(&other, &args);
     assert_fails(&refused, 9, "host_failed");
     let process = format!("process {} listens there", first.child.id());
     assert_complains(&refused, &process);
@@ -70,13 +66,11 @@ fn a_unix_socket_needs_no_key_is_private_and_is_never_taken_from_a_living_servic
     assert_eq!(ask()["answer"]["choices"], answer["answer"]["choices"]);
 
     // A killed service leaves its socket behind, which the next one replaces.
-    first.signal(Signal::KILL);
-    first.child.wait().expect("its end");
+    first.end(Signal::KILL);
     assert!(path.exists());
-    let mut next = Server::start(&home, &alone(&args));
+    let mut next = alone(&home, &args);
     assert_eq!(ask()["answer"]["choices"], answer["answer"]["choices"]);
-    next.signal(Signal::TERM);
-    assert!(next.child.wait().expect("its end").success());
+    assert!(next.end(Signal::TERM).success());
     assert!(!path.exists());
 }
 
@@ -104,8 +98,7 @@ fn refs(args: &[String]) -> Vec<&str> {
 
 #[test]
 fn the_users_certificate_is_served_and_a_renewed_one_without_a_restart() {
-    let home = Home::new();
-    community::found(&home);
+    let home = community::founder();
     let (settings, [certificate_file, _], serial) = certificate(&home, "hearth");
     // The daemon is sandboxed, so it also shows that it can read a renewed file.
     let node = community::serve(&home, &refs(&settings));
@@ -147,38 +140,28 @@ fn a_wrong_certificate_is_refused_with_what_would_help_and_an_open_key_is_warned
     let (settings, files, _) = certificate(&home, "a");
     let (_, others, _) = certificate(&home, "b");
     let mixed = tls_settings(&[files[0].clone(), others[1].clone()]);
-    let refused = home.run(&ends_itself(&refs(&mixed)));
+    let refused = ended(&home, &refs(&mixed));
     assert_fails(&refused, 2, "bad_config");
     assert_complains(&refused, "does not belong to the first certificate");
     assert_complains(&refused, "openssl x509");
-    let refused = home.run(&ends_itself(&refs(&settings[..2])));
+    let refused = ended(&home, &refs(&settings[..2]));
     assert_fails(&refused, 2, "bad_config");
     assert_complains(&refused, "http.tls_key_file is needed");
 
-    let open = std::fs::Permissions::from_mode(0o644);
-    std::fs::set_permissions(&files[1], open).expect("permissions");
-    let mut service = Server::start(&home, &alone(&refs(&settings)));
-    service.signal(Signal::TERM);
-    service.child.wait().expect("its end");
+    chmod(&files[1], 0o644);
+    let mut service = alone(&home, &refs(&settings));
+    service.end(Signal::TERM);
     let mut told = String::new();
     let stderr = service.child.stderr.as_mut().expect("a pipe");
     std::io::Read::read_to_string(stderr, &mut told).expect("UTF-8");
-    assert!(
-        told.contains("warning: other users may use the TLS key"),
-        "{told}"
-    );
-    assert!(told.contains("chmod 600"), "{told}");
+    let warning = "warning: other users may use the TLS key";
+    assert_contains(&told, &[warning, "chmod 600"]);
 }
 
 #[test]
 fn named_keys_have_limits_are_shown_in_status_and_come_and_go_without_a_restart() {
-    let home = Home::new();
-    community::found(&home);
-    let key = home.path().join("http.key");
-    std::fs::write(&key, "a-key+of/16=bytes").expect("a file");
-    let owner = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(&key, owner).expect("permissions");
-    let setting = format!("http.api_key_file={}", text_of(&key));
+    let home = community::founder();
+    let setting = http::with_key(&home);
     let node = community::serve(&home, &["--set", &setting]);
     let uses = || community::json(&home, &[], &["status"])["node"]["running"]["keys"].clone();
     assert_eq!(uses(), json!([]));
@@ -243,14 +226,9 @@ fn status_shows_named_keys_and_their_limits_without_a_community() {
     let home = Home::new();
     let status = || community::run(&home, &[], &["status", "--json"]);
     assert_fails(&status(), 10, "no_community");
-    let key = home.path().join("http.key");
-    std::fs::write(&key, "a-key+of/16=bytes").expect("a file");
-    let owner = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(&key, owner).expect("permissions");
-    let setting = format!("http.api_key_file={}", text_of(&key));
-    let mut service = Server::start(&home, &alone(&["--set", &setting]));
-    let add = "http-key add kitchen --requests 2 --tokens-per-day 50000";
-    let add: Vec<&str> = add.split(' ').collect();
+    let setting = http::with_key(&home);
+    let mut service = alone(&home, &["--set", &setting]);
+    let add = words("http-key add kitchen --requests 2 --tokens-per-day 50000");
     let made = community::json(&home, &[], &add);
     let asked = client(&["key", url(&service), made["key"].as_str().expect("a key")]);
     assert!(asked["openai"]["text"].is_string(), "{asked}");
@@ -268,8 +246,7 @@ fn status_shows_named_keys_and_their_limits_without_a_community() {
     let text = community::says(&home, &[], &["status"]);
     assert!(text.contains("kitchen") && text.contains("50000"), "{text}");
 
-    service.signal(Signal::TERM);
-    assert!(service.child.wait().expect("its end").success());
+    assert!(service.end(Signal::TERM).success());
     let idle = shown();
     assert_eq!(idle["node"]["running"], Value::Null);
     let unused = &idle["http_keys"][0];
@@ -279,7 +256,7 @@ fn status_shows_named_keys_and_their_limits_without_a_community() {
 #[test]
 fn a_burst_of_50_calls_is_answered_in_turn() {
     let home = Home::new();
-    let service = Server::start(&home, &alone(&[]));
+    let service = alone(&home, &[]);
     let id = service.ready["models"][0].as_str().expect("a model");
     let answers = client(&["burst", url(&service), id]);
     assert_eq!(answers["answers"], 50);

@@ -1,27 +1,18 @@
 //! The page: its calls, and in a real browser (`clients/page.mjs`) with a real model.
 
 use std::io::{BufRead as _, BufReader};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use crate::support::http::{KEY, with_key};
 use crate::support::*;
 
 /// `hearthnet serve` on this machine alone, with settings.
 fn alone(home: &Home, settings: &[&str]) -> Server {
-    let tail = [
-        "serve",
-        "--local",
-        "--json",
-        "--lifeline",
-        "--model",
-        model(),
-    ];
-    let http = ["--http", "127.0.0.1:0"];
-    Server::start(home, &[settings, &tail, &http].concat())
+    Server::api(home, settings, model(), &["--local"])
 }
 
 /// Starts a scenario of `clients/page.mjs`; `None` if this machine has no browser for it.
@@ -68,18 +59,8 @@ fn an_answer_on_a_phone_survives_the_death_of_a_host() {
 fn survives_the_death_of_a_host(scenario: &str) {
     let home = Home::new();
     let mut hosts = hosts(&home, &["0-14", "15-29"], &[]);
-    let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
-    let tail = [
-        "serve",
-        "--json",
-        "--lifeline",
-        "--model",
-        model(),
-        "--http",
-        "127.0.0.1:0",
-    ];
-    let args = [&ENABLE[..], &tail, &shards(&addresses)].concat();
-    let service = Server::start(&home, &args);
+    let over = shards(hosts.iter().map(|host| &host.address));
+    let service = Server::api(&home, &ENABLE, model(), &over);
     let Some(mut child) = browser(&service, scenario, "") else {
         return;
     };
@@ -102,17 +83,6 @@ fn assert_refused((got, error): (u16, Value), status: u16, code: &str) {
     );
 }
 
-const KEY: &str = "a-key+of/16=bytes";
-
-/// Setting that names a new file with [`KEY`].
-fn with_key(home: &Home) -> String {
-    let path = home.path().join("http.key");
-    std::fs::write(&path, KEY).expect("a file");
-    let owner = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(&path, owner).expect("permissions");
-    format!("http.api_key_file={}", path.display())
-}
-
 #[test]
 fn the_page_takes_its_key_from_the_link_and_keeps_it_out_of_the_address() {
     let home = Home::new();
@@ -122,8 +92,7 @@ fn the_page_takes_its_key_from_the_link_and_keeps_it_out_of_the_address() {
 
 #[test]
 fn the_page_command_prints_the_address_with_the_key_of_the_running_node() {
-    let founder = Home::new();
-    community::found(&founder);
+    let founder = community::founder();
     let page = ["page"];
     assert_complains(&founder.run(&page), "no node with a page runs here");
     let node = community::serve(&founder, &["--set", &with_key(&founder)]);
@@ -246,10 +215,7 @@ fn the_page_tells_the_plan_and_keeps_the_quiet_hours_that_it_sets() {
         words().contains("An answer here would come at")
     });
     let words = words();
-    assert!(
-        words.contains("This computer alone would be at least as fast"),
-        "{words}"
-    );
+    assert_contains(&words, &["This computer alone would be at least as fast"]);
 
     let set = |at: &str, body| http::post_json(at, "/hearthnet/v1/quiet-hours", &body);
     let shown = |hours: &str, is_own: bool| {
@@ -349,8 +315,7 @@ fn an_anchor_changes_and_removes_members_on_the_page_and_never_itself() {
 
 #[test]
 fn with_a_key_the_owner_on_this_machine_still_changes_members() {
-    let founder = Home::new();
-    community::found(&founder);
+    let founder = community::founder();
     let node = community::serve(&founder, &["--set", &with_key(&founder)]);
     let stranger = json!({"node": Home::new().node_id()});
     let revoke = |lines: &str| {

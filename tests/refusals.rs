@@ -5,7 +5,7 @@ use hearthnet_bus::log::{Body, EventLog, Level};
 use hearthnet_bus::testing::dispute;
 use hearthnet_bus::{NodeId, NodeKey, now_ms};
 
-use crate::support::community::found;
+use crate::support::community::founder;
 use crate::support::own_host::key_and_log;
 use crate::support::*;
 
@@ -27,8 +27,7 @@ fn there_is_no_record_to_diagnose_where_no_node_runs() {
 
 #[test]
 fn a_key_is_not_renewed_without_the_root_key() {
-    let founder = Home::new();
-    found(&founder);
+    let founder = founder();
     let id = founder.node_id();
     std::fs::remove_file(founder.path().join("data/root.key")).expect("it was there");
     let args = [&QUIET[..], &["community", "renew", "--json"]].concat();
@@ -55,8 +54,7 @@ fn admit(log: &EventLog, anchor: &NodeKey, node: NodeId, level: Level) {
 
 #[test]
 fn no_dispute_is_judged_without_its_evidence() {
-    let founder = Home::new();
-    found(&founder);
+    let founder = founder();
     let [accuser, host] = [2, 3].map(|seed| NodeKey::from_secret(&[seed; 32]));
     let (anchor, log) = key_and_log(&founder);
     admit(&log, &anchor, accuser.id(), Level::Member);

@@ -18,9 +18,7 @@ const TOKENS: [&str; 6] = ["--max-tokens", "24", "--seed", "7", "--temperature",
 
 /// Starts `hearthnet serve --local`.
 fn serve(home: &Home) -> Server {
-    let command = ["serve", "--local", "--json", "--lifeline"];
-    let how = ["--model", model(), "--http", "127.0.0.1:0"];
-    Server::start(home, &[&command[..], &how].concat())
+    Server::api(home, &[], model(), &["--local"])
 }
 
 fn chat(home: &Home, args: &[&str]) -> Output {
@@ -221,8 +219,7 @@ fn a_service_stopped_during_an_answer_is_reported_and_the_rest_runs_locally() {
 fn a_stale_endpoint_of_a_killed_service_is_not_used() {
     let home = Home::new();
     let mut service = serve(&home);
-    service.signal(Signal::KILL);
-    service.child.wait().expect("its end");
+    service.end(Signal::KILL);
     let endpoint = home.path().join("data/service/bus.endpoint");
     let endpoint = std::fs::read_to_string(endpoint).expect("its endpoint, still there");
     let address = endpoint.trim().trim_start_matches("ws://");
@@ -256,8 +253,7 @@ fn the_end_of_a_community_service_costs_no_token() {
     let mut stdout = child.stdout.take().expect("a pipe");
     let mut heard = vec![0; 600];
     stdout.read_exact(&mut heard).expect("the first words");
-    service.signal(Signal::KILL);
-    service.child.wait().expect("its end");
+    service.end(Signal::KILL);
     stdout.read_to_end(&mut heard).expect("the rest");
     let output = child.wait_with_output().expect("its end");
     succeeded(&output);
@@ -281,9 +277,7 @@ fn a_service_with_a_replaced_model_file_is_not_used_for_the_new_file() {
     let path = home.path().join("m.gguf");
     std::fs::write(&path, file(1).bytes()).expect("a file");
     let name = path.to_str().expect("UTF-8");
-    let command = ["serve", "--local", "--json", "--lifeline"];
-    let how = ["--model", name, "--http", "127.0.0.1:0"];
-    let _service = Server::start(&home, &[&command[..], &how].concat());
+    let _service = Server::api(&home, &[], name, &["--local"]);
     let ask = |args: &[&str]| home.run(&[&["chat", "hi"][..], &TOKENS, args].concat());
     let before = ask(&["--model", name]);
     assert!(asked_it(&before), "{}", text(&before.stderr));

@@ -13,9 +13,7 @@ fn answer(home: &Home, ranges: &[&str], extra: &[&str]) -> Value {
 }
 
 fn answer_over(home: &Home, hosts: &[Host], ranges: &[&str], extra: &[&str]) -> Value {
-    let output = home.ask(PROMPT, &hosts.iter().collect::<Vec<_>>(), extra);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let value = json_output(&home.ask(PROMPT, &hosts.iter().collect::<Vec<_>>(), extra));
     let route = value["route"].as_array().expect("a route");
     assert_eq!(route[0]["layers"], json!([0, 1]));
     assert!(route[0]["host"].is_null(), "the first layers are here");
@@ -83,6 +81,21 @@ fn of_model(home: &Home, model: &str, ranges: &[&str]) -> Vec<Host> {
     ranges.iter().map(start).collect()
 }
 
+/// First answer of this machine that has more than ten tokens, and its sampling flags. With random
+/// weights, any token may end an answer.
+fn long_answer(home: &Home, model: &str) -> (Value, String) {
+    let ask = |seed: u32| {
+        let sampling = format!("--max-tokens 40 --temperature 0.9 --seed {seed}");
+        let local = ["chat", PROMPT, "--local", "--json", "--model", model];
+        let answer = home.json(&[&local[..], &words(&sampling)].concat());
+        (answer, sampling)
+    };
+    let is_long = |answer: &Value| answer["token_ids"].as_array().expect("tokens").len() > 10;
+    let mut answers = (1..30).map(ask);
+    let long = answers.find(|(answer, _)| is_long(answer));
+    long.expect("a long answer")
+}
+
 #[test]
 fn any_split_of_recurrent_layers_gives_the_same_answer() {
     let home = Home::new();
@@ -94,18 +107,7 @@ fn any_split_of_recurrent_layers_gives_the_same_answer() {
     };
     let model = model.write(home.path());
     let model = model.to_str().expect("UTF-8");
-    let sampling = |seed: u32| format!("--max-tokens 40 --temperature 0.9 --seed {seed}");
-    let ask = |seed: u32| {
-        let local = ["chat", PROMPT, "--local", "--json", "--model", model];
-        home.json(&[&local[..], &words(&sampling(seed))].concat())
-    };
-    // With random weights, any token may end an answer.
-    let is_long = |answer: &Value| answer["token_ids"].as_array().expect("tokens").len() > 10;
-    let answers = (1..20).map(|seed| (seed, ask(seed)));
-    let (seed, local) = { answers }
-        .find(|(_, answer)| is_long(answer))
-        .expect("a long answer");
-    let sampling = sampling(seed);
+    let (local, sampling) = long_answer(&home, model);
     let extra = [&words(&sampling)[..], &["--model", model]].concat();
     for ranges in [
         &["0-5"][..],
@@ -125,17 +127,8 @@ fn any_split_of_a_model_with_layer_inputs_gives_the_same_answer() {
     let home = Home::new();
     let model = layer_inputs(home.path());
     let model = model.to_str().expect("UTF-8");
-    let ask = |seed: u32| {
-        let line = format!("--max-tokens 40 --temperature 0.9 --seed {seed}");
-        let local = ["chat", PROMPT, "--local", "--json", "--model", model];
-        (home.json(&[&local[..], &words(&line)].concat()), line)
-    };
-    let is_long = |answer: &Value| answer["token_ids"].as_array().expect("tokens").len() > 10;
-    let mut answers = (1..30).map(ask);
-    let (local, line) = answers
-        .find(|(answer, _)| is_long(answer))
-        .expect("a long answer");
-    let extra = [&words(&line)[..], &["--model", model]].concat();
+    let (local, sampling) = long_answer(&home, model);
+    let extra = [&words(&sampling)[..], &["--model", model]].concat();
     for (private, ranges) in [
         ("0", &["0-5"][..]),
         ("0", &["0-0", "1-1", "2-5"]),
@@ -148,7 +141,7 @@ fn any_split_of_a_model_with_layer_inputs_gives_the_same_answer() {
         let extra = [&extra[..], &["--private-first", private]].concat();
         let output = home.ask(PROMPT, &hosts.iter().collect::<Vec<_>>(), &extra);
         let said = text(&output.stderr);
-        let split: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
+        let split = json_output(&output);
         assert_eq!(
             split["token_ids"], local["token_ids"],
             "{private}, {ranges:?}"
@@ -174,19 +167,14 @@ fn a_model_with_layer_inputs_answers_and_makes_vectors_over_http_and_is_audited(
     let printed = home.json(&["embed", "--model", model, "--json", "a whale"]);
     let hosts = of_model(&home, model, &["1-1", "1-1", "2-5", "2-5"]);
     let over_hosts = shards(hosts.iter().map(|host| &host.address));
-    let begin = [
-        &ENABLE[..],
-        &words("--set research.distributed_inference.audit_share=1"),
-        &words("serve --json --lifeline --http 127.0.0.1:0 --model"),
-        &[model],
-    ];
-    let begin = begin.concat();
+    let audited = words("--set research.distributed_inference.audit_share=1");
+    let settings = [&ENABLE[..], &audited].concat();
     let answers = [&["--local"][..], &over_hosts].map(|how| {
         let how = match how {
             ["--local"] => how.to_vec(),
             hosts => [&["--private-first", "1", "--no-fallback"], hosts].concat(),
         };
-        let service = Server::start(&home, &[&begin[..], &how].concat());
+        let service = Server::api(&home, &settings, model, &how);
         let (address, id) = (http::address(&service), service.ready["models"][0].clone());
         let body = json!({
             "model": id, "prompt": PROMPT, "max_tokens": 24, "temperature": 0.9, "seed": 5,
@@ -244,13 +232,12 @@ fn however_many_first_and_last_layers_are_private_the_answer_is_the_same() {
             let extra = [&private[..], &greedy].concat();
             let output = home.ask(PROMPT, &hosts, &extra);
             let said = text(&output.stderr);
-            assert!(output.status.success(), "{said}");
+            let answer = json_output(&output);
             assert_eq!(
                 said.contains("exactly"),
                 first == "0",
                 "{private:?}: {said}"
             );
-            let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
             assert_eq!(
                 answer["token_ids"], local["token_ids"],
                 "{ranges:?} {private:?}"

@@ -11,7 +11,7 @@ use hearthnet_bus::log::{EventLog, Level};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::testing::{self, TruncatingMember, durable_copy, key};
 use hearthnet_bus::{NodeId, NodeKey};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::runtime::Runtime;
 
 use crate::support::*;
@@ -97,7 +97,7 @@ fn members(home: &Home) -> Vec<NodeId> {
 fn a_joiner_learns_of_a_withheld_revocation_and_reports_it_in_json() {
     let (home, community) = community(ACCOMPLICE);
     let joined = community.join(&home, &["--json"]);
-    let said: Value = serde_json::from_str(&succeeded(&joined)).expect("one JSON object");
+    let said = json_output(&joined);
     let [liar, honest, accomplice] = [LIAR, HONEST, ACCOMPLICE].map(|seed| key(seed).id());
     assert_eq!(said["asked"], json!([liar.to_string(), honest.to_string()]));
     assert_eq!(said["kept_back"], json!([accomplice.to_string()]));

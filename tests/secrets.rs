@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
 
-use crate::support::community::{code, found, founded, invites, join, members, static_peer};
+use crate::support::community::{code, founded, founder, invites, join, members, static_peer};
 use crate::support::*;
 
 const WORDS: &str = "correct horse battery staple";
@@ -79,8 +79,7 @@ fn a_sealed_root_key_signs_only_with_its_passphrase() {
 
 #[test]
 fn a_passphrase_can_be_set_changed_and_removed() {
-    let home = Home::new();
-    found(&home);
+    let home = founder();
     let passphrase = ["community", "passphrase"];
     let short = with_input(&home, &passphrase, "horse\n");
     assert_complains(&short, "at least 8 characters");

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use hearthnet_bus::Capability;
 use hearthnet_bus::calls::Client;
+use hearthnet_testkit::SplitMix64;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -82,11 +83,10 @@ impl Mesh {
             // The prefix cache is off, because cached conversations look like a leak.
             "research.distributed_inference.kept_conversations=0".to_owned(),
         ];
-        let mut args: Vec<&str> = settings.iter().flat_map(|s| ["--set", s]).collect();
-        args.extend(["serve", "--json", "--lifeline", "--no-fallback"]);
-        args.extend(["--http", "127.0.0.1:0", "--model", path]);
-        args.extend(shards(hosts.iter().map(|host| &host.address)));
-        let service = Server::start(&home, &args);
+        let settings: Vec<&str> = settings.iter().flat_map(|s| ["--set", s]).collect();
+        let over = shards(hosts.iter().map(|host| &host.address));
+        let how = [&["--no-fallback"][..], &over].concat();
+        let service = Server::api(&home, &settings, path, &how);
         let answers = PROMPTS.map(|prompt| alone(&home, path, prompt)).into();
         let address = http::address(&service);
         let mut processes: Vec<Process> = hosts
@@ -209,22 +209,10 @@ struct Chat {
     gives_up_after: usize,
 }
 
-/// Deterministic pseudo-random numbers: SplitMix64.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n as u64) as usize
-    }
-}
-
 /// Plan of `count` chats of every manner and length.
 fn plan(seed: u64, count: usize) -> Vec<Chat> {
-    let mut numbers = Numbers(seed);
+    let mut numbers = SplitMix64(seed);
+    let mut below = |n: usize| (numbers.next() % n as u64) as usize;
     let manners = [
         Manner::FullModel,
         Manner::Stream,
@@ -235,13 +223,13 @@ fn plan(seed: u64, count: usize) -> Vec<Chat> {
     ];
     (0..count)
         .map(|n| {
-            let tokens = 2 + numbers.below(LONGEST - 1);
+            let tokens = 2 + below(LONGEST - 1);
             Chat {
                 caller: n,
-                prompt: numbers.below(PROMPTS.len()),
+                prompt: below(PROMPTS.len()),
                 tokens,
                 manner: manners[n % manners.len()],
-                gives_up_after: 1 + numbers.below(tokens / 2 + 1),
+                gives_up_after: 1 + below(tokens / 2 + 1),
             }
         })
         .collect()

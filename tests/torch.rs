@@ -80,8 +80,7 @@ fn exact_hosts_are_preferred_and_can_be_required() {
     let args = [&ENABLE[..], &QUIET, &ask, &greedy, &named].concat();
     let refused = home.run(&[&args[..], &["--no-fallback"]].concat());
     assert_fails(&refused, 12, "arithmetic_mismatch");
-    let alone = home.run(&args);
-    let alone: Value = serde_json::from_slice(&alone.stdout).expect("JSON");
+    let alone = home.json(&args);
     assert_eq!(alone["arithmetic"], json!(["canonical-1"]));
     assert_eq!(alone["text"], exact["text"]);
 }
@@ -203,8 +202,7 @@ fn a_community_gets_libtorch_hosts_by_configuration_and_by_a_daemon_request() {
     let ask = ["chat", QUESTION, "--model", model(), "--json"];
     let greedy = ["--temperature", "0", "--max-tokens", "20", "--no-fallback"];
     let args = [&ENABLE[..], &QUIET, &ask, &greedy].concat();
-    let answer = until_answered(|| founder.run(&args));
-    let answer: Value = serde_json::from_slice(&answer.stdout).expect("JSON");
+    let answer = json_output(&until_answered(|| founder.run(&args)));
     assert!(
         answer["text"].as_str().expect("text").contains("plants"),
         "{answer}"

@@ -291,16 +291,13 @@ fn a_plan_for_a_model_of_the_catalogue_that_no_home_has_is_estimated_from_a_meas
 
 /// Folder with programs `names` that write their arguments to the file `calls` beside them.
 fn fake_programs(home: &Home, names: &[&str]) -> PathBuf {
-    use std::os::unix::fs::PermissionsExt as _;
-
     let dir = home.path().join("programs");
     std::fs::create_dir(&dir).expect("a folder");
     for name in names {
         let path = dir.join(name);
         let script = format!("#!/bin/sh\necho {name} \"$@\" >> {}/calls\n", dir.display());
         std::fs::write(&path, script).expect("a program");
-        let all = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&path, all).expect("a program");
+        chmod(&path, 0o755);
     }
     dir
 }

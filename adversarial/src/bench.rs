@@ -112,6 +112,19 @@ impl Bench {
         Gossip::open(self.target.addr, key, &community).await
     }
 
+    /// Pushes events as a member, in a gossip session of its own. The victim must store all of them.
+    pub(crate) async fn stores(
+        &mut self,
+        found: &mut Findings,
+        what: &str,
+        key: &NodeKey,
+        events: &[Vec<u8>],
+    ) -> Result<()> {
+        let pushed = self.gossip(key).await?.push(events).await;
+        found.taken(what, (events.len() as u64, 0), None, &pushed);
+        Ok(())
+    }
+
     /// Checks that new events still reach the victim and that its state matches the anchor's.
     pub(crate) async fn still_works(&mut self, found: &mut Findings) -> Result<()> {
         let test_community = self.test_community.as_ref().ok_or_else(in_no_community)?;
@@ -211,8 +224,7 @@ impl Bench {
     /// If the attacker does not get as far as HELLO.
     pub(crate) async fn show(&self, token: Vec<u8>) -> Result<Ending> {
         let mut peer = self.upgraded().await?;
-        peer.send(Hello::new("pipeline", token).frame()).await;
-        let answer = peer.receive().await;
+        let answer = peer.ask(Hello::new("pipeline", token).frame()).await;
         let opened = Ending {
             opened: true,
             ..Ending::default()
@@ -266,8 +278,7 @@ impl Bench {
     /// Session of the attacker with stream 1 open.
     pub(crate) async fn stream(&self) -> Result<Peer> {
         let mut peer = self.pipeline().await?;
-        peer.send(self.stream_open(1)).await;
-        let answer = peer.receive().await;
+        let answer = peer.ask(self.stream_open(1)).await;
         match answer.is(kind::STREAM_OPENED) {
             true => Ok(peer),
             false => Err(HarnessError::attacker(format!("no stream: {answer:?}"))),

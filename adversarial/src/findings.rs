@@ -163,6 +163,16 @@ impl Findings {
         self.push(what, format!("stream error {code}"), seen, held, raised);
     }
 
+    /// The host must have opened a stream.
+    pub(crate) fn opened(&mut self, what: impl Into<String>, answer: &Arrived) {
+        self.holds(what, "opened", answer.is(kind::STREAM_OPENED));
+    }
+
+    /// The host must have computed a step.
+    pub(crate) fn answered(&mut self, what: impl Into<String>, answer: &Arrived) {
+        self.holds(what, "answered", answer.is(kind::STEP_RESULT));
+    }
+
     /// The host must have refused the upgrade and counted it under this code. Before the upgrade
     /// the protocol has no way to send a reason.
     pub(crate) fn shut_out(&mut self, what: impl Into<String>, code: &str, answer: &str) {

@@ -27,7 +27,7 @@ use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::router::{PolicyName, Speeds};
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend, recompute};
 use hearthnet_orchestrator::{Cancel, ChatError};
-use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
+use hearthnet_shard::{RunningHost, ServeConfig, ShardHost};
 use hearthnet_testkit::{Tamper, TamperedSource, TinyLlama, one_thread};
 use hearthnet_tokens::Tokenizer;
 use hearthnet_transport::{Code, Config};
@@ -45,6 +45,11 @@ pub(crate) const TOKENS: u32 = 12;
 /// Longest wait for the result of an audit, and the interval between looks at it.
 pub(crate) const AUDIT_TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Leaves the rows of a host as they are.
+pub(crate) fn unchanged() -> Tamper {
+    Box::new(|_| {})
+}
 
 /// Result of a question.
 pub(crate) struct Asked {
@@ -300,9 +305,14 @@ impl Fleet {
     /// Asks one question over hosts that tamper in these ways, each serving all layers. The caller
     /// computes the first `private` layers itself.
     pub(crate) fn ask(&self, private: u32, tampers: Vec<Tamper>) -> Result<Asked> {
+        self.ask_over(&self.new_hosts(tampers)?, private, TOKENS)
+    }
+
+    /// Hosts that tamper in these ways, each serving all layers, for a new caller.
+    pub(crate) fn new_hosts(&self, tampers: Vec<Tamper>) -> Result<Hosts> {
         let with_key = |tamper| Ok((NodeKey::generate()?, tamper));
         let hosts: Result<Vec<_>> = tampers.into_iter().map(with_key).collect();
-        self.ask_over(&self.hosts(NodeKey::generate()?, hosts?)?, private, TOKENS)
+        self.hosts(NodeKey::generate()?, hosts?)
     }
 
     /// Hosts with these keys and ways to tamper, each serving all layers, for one caller.
@@ -471,26 +481,10 @@ pub(crate) async fn tampered_host(
     key: &NodeKey,
     tamper: Tamper,
 ) -> Result<RunningHost> {
-    let spec = file.spec();
-    let served = Served {
-        model_id: model_id.to_owned(),
-        weights: weights.0,
-        lo: 0,
-        hi: spec.layers - 1,
-        total_layers: spec.layers,
-        rows: spec.row_shape(),
-        boundary: spec.boundary,
-        context: spec.context,
-        arithmetic: "canonical-1".into(),
-    };
+    let source = TamperedSource::new(file, 0..file.spec().layers, tamper);
+    let served = source.served(model_id, weights);
     let mut config = ServeConfig::new("127.0.0.1:0");
     config.admitted = vec![caller];
-    let source = TamperedSource {
-        file: Arc::clone(file),
-        layers: 0..spec.layers,
-        options: one_thread(),
-        tamper: Some(tamper),
-    };
     Ok(ShardHost::start_on(config, key, served, source, &mut |_| {}).await?)
 }
 

@@ -31,6 +31,29 @@ use crate::{Findings, HarnessError, Result};
 /// Time limit for gossip.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Event that changes a member's level, by an author that has seen its events up to `last_seq`.
+pub(crate) fn level_change(node: NodeId, level: Level, last_seq: u64) -> Body {
+    let last_seq = Some(last_seq);
+    Body::LevelChanged {
+        node,
+        level,
+        last_seq,
+    }
+}
+
+/// New events of a log that a key signs.
+pub(crate) fn appended(
+    log: &EventLog,
+    by: &NodeKey,
+    bodies: impl IntoIterator<Item = Body>,
+) -> Result<Vec<Vec<u8>>> {
+    let before = log.heads();
+    for body in bodies {
+        log.append(by, body, now_ms())?;
+    }
+    Ok(log.missing(&before, 100, 1 << 20)?.events)
+}
+
 /// Community with a victim in it.
 pub(crate) struct TestCommunity {
     pub(crate) community: [u8; 32],
@@ -78,6 +101,11 @@ impl TestCommunity {
     /// Appends an event of the anchor.
     pub(crate) fn append(&self, body: Body) {
         self.anchor.append(body);
+    }
+
+    /// Revokes a node and all its events.
+    pub(crate) fn revoke(&self, node: NodeId) {
+        self.anchor.revoke(node);
     }
 
     /// Appends an event of the root key.

@@ -151,19 +151,9 @@ pub struct MemoryGrowth {
     pub budget: Budget,
 }
 
-/// Complete result of an attack.
+/// Result of an attack.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Number of the case.
-    pub case: u8,
-    /// Heading of the case.
-    pub group: &'static str,
-    /// Name of the attack.
-    pub name: &'static str,
-    /// Claim that must hold.
-    pub claim: String,
-    /// Code of the case.
-    pub code: &'static str,
     pub verdict: Verdict,
     /// All observations, including those that held.
     pub observations: Vec<Observation>,
@@ -245,11 +235,6 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome> {
     let counted = counted(&mut bench.victim, &mut found).await?;
     aftermath(bench, &mut found).await?;
     Ok(Outcome {
-        case: entry.case,
-        group: entry.group(),
-        name: entry.name,
-        claim: entry.claim(),
-        code: entry.code(),
         verdict: found.verdict(),
         detection: Detection::of(&found.observations),
         observations: found.observations,

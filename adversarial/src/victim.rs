@@ -13,7 +13,6 @@
 //! The input also ends when the harness dies, so a victim never outlives it.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -53,22 +52,15 @@ const ASK_EVERY: Duration = Duration::from_millis(5);
 const LOG_BYTES: u64 = 1 << 20;
 
 /// Deadlines after which the victim drops an inactive peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
 pub enum Pace {
     /// Default deadlines of a host.
+    #[strum(to_string = "the defaults of a host")]
     Shipped,
     /// Deadlines of one or two seconds, for tests. The limits are the same.
+    #[strum(to_string = "about one second each")]
     Brief,
-}
-
-impl fmt::Display for Pace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Shipped => "the defaults of a host",
-            Self::Brief => "about one second each",
-        })
-    }
 }
 
 impl Pace {
@@ -111,26 +103,19 @@ impl Scene {
 }
 
 /// Model that the victim serves in full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
 pub enum Model {
     /// SmolLM2-135M-Instruct, from this user's cache.
+    #[strum(to_string = "SmolLM2-135M-Instruct")]
     Real,
     /// Random weights: a home's share of that model, a third of its blocks. A step takes as long as
     /// in a home.
+    #[strum(to_string = "random weights, a third of the blocks of SmolLM2-135M")]
     Share,
     /// Random weights: two small blocks, whose steps take almost no time.
+    #[strum(to_string = "random weights, two small blocks")]
     Tiny,
-}
-
-impl fmt::Display for Model {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Real => "SmolLM2-135M-Instruct",
-            Self::Share => "random weights, a third of the blocks of SmolLM2-135M",
-            Self::Tiny => "random weights, two small blocks",
-        })
-    }
 }
 
 impl Model {

@@ -108,7 +108,6 @@ fn a_node_outlives_its_engine_and_has_its_memory_outside() {
     drop(serving);
     let mut serving = layers();
     let second = engine_of(daemon);
-    serving.signal(Signal::INT);
-    assert!(serving.child.wait().expect("its end").success());
+    assert!(serving.end(Signal::INT).success());
     wait_for_end(second);
 }

@@ -23,8 +23,8 @@ use hearthnet_bus::NodeKey;
 use hearthnet_files::ModelFile;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done};
 use hearthnet_orchestrator::sharded::PumpSettings;
-use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
-use hearthnet_testkit::{TamperedSource, one_thread};
+use hearthnet_shard::{RunningHost, ServeConfig, ShardHost};
+use hearthnet_testkit::{Tamper, TamperedSource};
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::support::caller::{Caller, Heard, TOKENS, request};
@@ -458,39 +458,24 @@ enum Lie {
 
 fn liar(caller: &Caller, lie: Lie, at: u32, layers: Range<u32>) -> (RunningHost, String) {
     let file = Arc::new(ModelFile::open(model().as_ref()).expect("the real model"));
-    let spec = file.spec().clone();
-    let served = Served {
-        model_id: caller.wire.model_id.clone(),
-        weights: caller.wire.weights.0,
-        lo: layers.start,
-        hi: layers.end - 1,
-        total_layers: spec.layers,
-        rows: spec.row_shape(),
-        boundary: spec.boundary,
-        context: spec.context,
-        arithmetic: "canonical-1".into(),
-    };
     let mut config = ServeConfig::new("127.0.0.1:0");
     config.admitted = vec![caller.key.id()];
     let key = NodeKey::generate().expect("a key");
-    let source = TamperedSource {
-        file,
-        layers,
-        options: one_thread(),
-        tamper: Some(Box::new(move |passing| {
-            if let Lie::Slow(pause) = lie {
-                // Occupies the compute thread, as slow work does.
-                std::thread::sleep(pause);
+    let tamper: Tamper = Box::new(move |passing| {
+        if let Lie::Slow(pause) = lie {
+            // Occupies the compute thread, as slow work does.
+            std::thread::sleep(pause);
+        }
+        if passing.spans.iter().any(|span| span.position == at) {
+            match lie {
+                Lie::Nan => passing.rows[0] = f32::NAN,
+                Lie::Input => passing.rows.copy_from_slice(passing.sent),
+                Lie::Slow(_) => {}
             }
-            if passing.spans.iter().any(|span| span.position == at) {
-                match lie {
-                    Lie::Nan => passing.rows[0] = f32::NAN,
-                    Lie::Input => passing.rows.copy_from_slice(passing.sent),
-                    Lie::Slow(_) => {}
-                }
-            }
-        })),
-    };
+        }
+    });
+    let source = TamperedSource::new(&file, layers, tamper);
+    let served = source.served(&caller.wire.model_id, caller.wire.weights);
     let mut progress = |_| {};
     let start = ShardHost::start_on(config, &key, served, source, &mut progress);
     let host = caller.runtime.block_on(start).expect("a host");

@@ -114,9 +114,7 @@ fn read(path: &Path) -> Value {
 /// Answer of hosts alone.
 fn answer(home: &Home, hosts: &[&Host]) -> Value {
     let extra = [&words(SAMPLING)[..], &["--no-fallback"]].concat();
-    let output = home.ask(PROMPT, hosts, &extra);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    json_output(&home.ask(PROMPT, hosts, &extra))
 }
 
 /// Asks hosts of all layers, and lets the card fail after some tokens. Its host ends the stream with
@@ -204,10 +202,7 @@ fn of_two_cards_one_disappears_in_an_answer_and_its_bytes_stay() {
     assert_eq!(again["token_ids"], expected["token_ids"]);
     // A host that starts now finds one card.
     let why = driver.refusal(&home, "gpu:1", true);
-    assert!(
-        why.contains("there is no graphics card 1 on this machine"),
-        "{why}"
-    );
+    assert_contains(&why, &["there is no graphics card 1 on this machine"]);
     let left = driver.host(&home, "10-19", "gpu:0", true);
     assert!(software(&left).contains(" card/") && !is_failing(&left));
 }

@@ -45,10 +45,16 @@ pub(crate) fn found(founder: &Home) {
     founder.json(&[&create[..], &["--json"]].concat());
 }
 
-/// Founder and its running node, with extra settings.
-pub(crate) fn founded(settings: &[&str]) -> (Home, Server) {
+/// New home that has founded one.
+pub(crate) fn founder() -> Home {
     let founder = Home::new();
     found(&founder);
+    founder
+}
+
+/// Founder and its running node, with extra settings.
+pub(crate) fn founded(settings: &[&str]) -> (Home, Server) {
+    let founder = founder();
     let node = serve(&founder, settings);
     (founder, node)
 }
@@ -69,8 +75,7 @@ pub(crate) fn serve_bare(home: &Home, settings: &[&str]) -> Server {
 
 /// Founder with such a daemon.
 pub(crate) fn founded_bare() -> (Home, Server) {
-    let founder = Home::new();
-    found(&founder);
+    let founder = founder();
     let node = serve_bare(&founder, &[]);
     (founder, node)
 }

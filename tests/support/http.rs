@@ -6,7 +6,18 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{Server, TIMEOUT};
+use super::{Home, Server, TIMEOUT, chmod};
+
+/// Key of a service, in a file.
+pub(crate) const KEY: &str = "a-key+of/16=bytes";
+
+/// Setting that names a new file with [`KEY`].
+pub(crate) fn with_key(home: &Home) -> String {
+    let path = home.path().join("http.key");
+    std::fs::write(&path, KEY).expect("a file");
+    chmod(&path, 0o600);
+    format!("http.api_key_file={}", path.display())
+}
 
 /// HTTP address of a service.
 pub(crate) fn address(server: &Server) -> String {

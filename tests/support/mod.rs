@@ -9,10 +9,11 @@ pub(crate) mod memory_group;
 pub(crate) mod own_host;
 pub(crate) mod up;
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Lines, Read, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::{LazyLock, mpsc};
 use std::time::{Duration, Instant};
 
@@ -140,7 +141,7 @@ impl Home {
     /// JSON output of a command that must succeed.
     #[track_caller]
     pub(crate) fn json(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&self.says(args)).expect("one JSON object on standard output")
+        json_output(&self.run(args))
     }
 
     /// Starts a command whose outputs the test reads itself.
@@ -270,8 +271,21 @@ impl Server {
         Self { child, ready }
     }
 
+    /// Starts `hearthnet serve` of a model as a user, with its HTTP interface at a free port, with
+    /// `before` in front of the command and `after` behind it.
+    pub(crate) fn api(home: &Home, before: &[&str], model: &str, after: &[&str]) -> Self {
+        let serve = ["serve", "--json", "--lifeline", "--http", "127.0.0.1:0"];
+        Self::start(home, &[before, &serve, &["--model", model], after].concat())
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(pid(self.child.id()), signal).expect("it runs");
+    }
+
+    /// Exit status after a signal.
+    pub(crate) fn end(&mut self, signal: Signal) -> ExitStatus {
+        self.signal(signal);
+        self.child.wait().expect("its end")
     }
 }
 
@@ -517,6 +531,23 @@ pub(crate) fn chat_app(home: &Home, args: &[&str]) -> Output {
         .expect("Python starts")
 }
 
+/// JSON output of a script in `tests/clients`.
+pub(crate) fn client(script: &str, args: &[&str]) -> Value {
+    let mut client = python(&format!("../tests/clients/{script}"));
+    json_output(&client.args(args).output().expect("Python starts"))
+}
+
+/// Sets the permissions of a file.
+pub(crate) fn chmod(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, Permissions::from_mode(mode)).expect("permissions");
+}
+
+/// Permissions of a file.
+pub(crate) fn mode(path: &Path) -> u32 {
+    let about = std::fs::metadata(path).expect("a file");
+    about.permissions().mode() & 0o777
+}
+
 /// Script of the repository, by its path from this crate, in the Python that has the third-party
 /// packages of the tests.
 pub(crate) fn python(script: &str) -> Command {
@@ -535,6 +566,12 @@ pub(crate) fn python(script: &str) -> Command {
 pub(crate) fn succeeded(output: &Output) -> String {
     assert!(output.status.success(), "{}", text(&output.stderr));
     text(&output.stdout)
+}
+
+/// JSON output of a program that must have succeeded.
+#[track_caller]
+pub(crate) fn json_output(output: &Output) -> Value {
+    serde_json::from_str(&succeeded(output)).expect("one JSON object on standard output")
 }
 
 /// Asserts that a program's standard error contains these words.

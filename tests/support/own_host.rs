@@ -10,7 +10,7 @@ use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::now_ms;
 use hearthnet_files::ModelFile;
 use hearthnet_shard::{RunningHost, ServeConfig, ShardHost};
-use hearthnet_testkit::{Tamper, TamperedSource, one_thread};
+use hearthnet_testkit::{Tamper, TamperedSource};
 use tokio::runtime::Runtime;
 
 use super::community::address;
@@ -113,24 +113,8 @@ impl OwnHost {
     ) -> Self {
         let file = Arc::new(ModelFile::open(model().as_ref()).expect("the real model"));
         let weights = file.manifest(&mut |_, _| {}).weights_id();
-        let spec = file.spec();
-        let served = hearthnet_shard::Served {
-            model_id: model_id(),
-            weights: weights.0,
-            lo,
-            hi,
-            total_layers: spec.layers,
-            rows: spec.row_shape(),
-            boundary: spec.boundary,
-            context: spec.context,
-            arithmetic: "canonical-1".into(),
-        };
-        let source = TamperedSource {
-            file: Arc::clone(&file),
-            layers: lo..hi + 1,
-            options: one_thread(),
-            tamper: Some(tamper),
-        };
+        let source = TamperedSource::new(&file, lo..hi + 1, tamper);
+        let served = source.served(&model_id(), weights);
         let listen = free_address();
         OwnNode::start(home, founder, (&listen, &listen)).host(async |node: &Node| {
             let config = ServeConfig::new(&listen);

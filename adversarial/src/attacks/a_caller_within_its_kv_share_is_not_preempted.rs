@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use ciborium::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
@@ -222,16 +221,7 @@ fn step(stream: u32, held: &Held, width: u32) -> Frame {
 }
 
 fn open(stream: u32, epoch: u32, target: &Target) -> Frame {
-    let (lo, hi) = target.layers;
-    let body = cbor(&[
-        ("stream", stream.into()),
-        ("epoch", epoch.into()),
-        ("weights", Value::Bytes(target.weights.to_vec())),
-        ("lo", lo.into()),
-        ("hi", hi.into()),
-        ("max_positions", (SHARE * PAGE).into()),
-    ]);
-    Frame::new(kind::STREAM_OPEN, body)
+    stream_open_in(epoch, stream, &target.weights, target.layers, SHARE * PAGE)
 }
 
 /// Stream and epoch of a frame.

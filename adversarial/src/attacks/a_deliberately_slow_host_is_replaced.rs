@@ -103,7 +103,7 @@ fn slow(
     };
     let each = vec![(new_key()?, host(0)), (new_key()?, host(1))];
     let hosts: Hosts = fleet.hosts(new_key()?, each)?;
-    let honest = fleet.ask(0, vec![Box::new(|_| {})])?;
+    let honest = fleet.ask(0, vec![unchanged()])?;
     for _ in 0..before {
         fleet.ask_over(&hosts, 0, TOKENS)?;
     }

@@ -12,38 +12,30 @@ const HOUR_MS: u64 = 3_600_000;
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let (attacker_id, root) = (attacker.id(), bench.community()?.id().root());
-    let level = |level, last_seq| Body::LevelChanged {
-        node: attacker_id,
-        level,
-        last_seq: Some(last_seq),
-    };
 
     // The attacker is an anchor, and the host has seen it act as one.
     let before = bench.community()?.events_of(&root);
-    bench.community()?.append_as_root(level(Level::Anchor, 0))?;
+    let promoted = level_change(attacker_id, Level::Anchor, 0);
+    bench.community()?.append_as_root(promoted)?;
     let heard = |gauges: &Gauges| gauges.events_of(&root) > before;
     let what = "the host has the promotion";
     bench.wait_until(found, what, "it does", heard).await?;
     let test_community = bench.community()?;
-    let mut note = test_community.attacker.draft("notes.written", vec![1]);
-    note.lamport = now_ms() / 2;
-    let note = test_community.attacker.go_on(&note);
-    let mut later = test_community.guest.draft("notes.written", vec![2]);
-    later.lamport = now_ms() / 2 + ROOM;
-    let later = test_community.guest.go_on(&later);
-    let pushed = bench.gossip(&attacker).await?.push(&[note]).await;
-    found.taken("an event written as an anchor", (1, 0), None, &pushed);
-    let pushed = bench.gossip(&guest).await?.push(&[later]).await;
-    found.taken("a later event of another member", (1, 0), None, &pushed);
+    let lamport = now_ms() / 2;
+    let at = |event: &mut Event| event.lamport = lamport;
+    let note = test_community.attacker.write("notes.written", vec![1], at);
+    let at = |event: &mut Event| event.lamport = lamport + ROOM;
+    let later = test_community.guest.write("notes.written", vec![2], at);
+    bench.stores(found, "an event written as an anchor", &attacker, &[note]).await?;
+    bench.stores(found, "a later event of another member", &guest, &[later]).await?;
     for author in [&attacker_id, &guest.id()] {
         bench.passed_on(found, author, 1).await?;
     }
 
     // The attacker is demoted and at once back-dates events.
     let seen = bench.community()?.events_of(&attacker_id);
-    bench
-        .community()?
-        .append_as_root(level(Level::Member, seen))?;
+    let demoted = level_change(attacker_id, Level::Member, seen);
+    bench.community()?.append_as_root(demoted)?;
     bench.wait_for_agreement(found).await?;
     let state = bench.community()?.state();
     let community = bench.community()?.id();
@@ -68,14 +60,9 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let test_community = bench.community()?;
     let events: Vec<Vec<u8>> = backdated
         .into_iter()
-        .map(|(kind, body)| {
-            let event: Event = test_community.attacker.draft(kind, body);
-            test_community.attacker.go_on(&event)
-        })
+        .map(|(kind, body)| test_community.attacker.write(kind, body, |_| {}))
         .collect();
-    let count = events.len() as u64;
-    let pushed = bench.gossip(&attacker).await?.push(&events).await;
-    found.taken("its back-dated events", (count, 0), None, &pushed);
+    bench.stores(found, "its back-dated events", &attacker, &events).await?;
     let after = bench.victim.gauges().await?;
     found.same("the community state of the host", state, after.state());
     for (who, key, may) in [

@@ -15,9 +15,7 @@ const TOKENS: u32 = 32;
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let mut peer = bench.pipeline().await?;
     for stream in 1..=STREAMS {
-        peer.send(bench.stream_open(stream)).await;
-        let opened = peer.receive().await.is(kind::STREAM_OPENED);
-        found.holds(format!("stream {stream}"), "opened", opened);
+        found.opened(format!("stream {stream}"), &peer.ask(bench.stream_open(stream)).await);
     }
     let steps = (1..=STREAMS).map(|stream| bench.zeros(stream, ROWS).frame());
     let (stop, stopped) = watch::channel(false);

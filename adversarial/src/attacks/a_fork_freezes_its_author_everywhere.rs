@@ -21,8 +21,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let note = test_community.guest.note(10, 6);
 
     let mut gossip = bench.gossip(&attacker).await?;
-    let pushed = gossip.push(&[first, one]).await;
-    found.taken("a first history", (2, 0), None, &pushed);
+    found.taken("a first history", (2, 0), None, &gossip.push(&[first, one]).await);
     // The session closes as soon as the log has the fork, perhaps before the acknowledgement.
     let pushed = gossip.push(&[other]).await;
     let held = matches!(
@@ -40,15 +39,12 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
 
     // Others may pass its events on, but no further event of it is accepted.
     let mut gossip = bench.gossip(&guest).await?;
-    let pushed = gossip.push(&[third, later]).await;
     let what = "further events of the author, through another peer";
-    found.taken(what, (0, 2), Some("log_fork"), &pushed);
-    let pushed = gossip.push(&[note]).await;
-    found.taken("that peer's own event", (1, 0), None, &pushed);
+    found.taken(what, (0, 2), Some("log_fork"), &gossip.push(&[third, later]).await);
+    found.taken("that peer's own event", (1, 0), None, &gossip.push(&[note]).await);
     for path in ["/sync/v1", "/bus/v1", "/tensor/v1"] {
         let open = bench.admits(&attacker, path).await?;
         found.holds(format!("the author at {path}"), "no connection", !open);
     }
-    bench.still_works(found).await?;
-    Ok(())
+    bench.still_works(found).await
 }

@@ -5,23 +5,9 @@ use hearthnet_bus::log::Policy;
 
 use super::prelude::*;
 
-/// Events that the root signs in one place.
-fn signed(log: &EventLog, bodies: Vec<Body>) -> Result<Vec<Vec<u8>>> {
-    let before = log.heads();
-    for body in bodies {
-        log.append(&key(ROOT), body, now_ms())?;
-    }
-    let batch = log.missing(&before, 100, 1 << 20);
-    Ok(batch?.events)
-}
-
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
-    let level = |node, level| Body::LevelChanged {
-        node,
-        level,
-        last_seq: Some(0),
-    };
+    let level = |node, level| level_change(node, level, 0);
     let here = bench.community()?.copy("here")?;
     let there = bench.community()?.copy("there")?;
     let one = vec![
@@ -37,7 +23,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
         Body::PolicyChanged(policy),
     ];
     for (who, log, bodies) in [(&guest, &here, one), (&attacker, &there, other)] {
-        let events = signed(log, bodies)?;
+        let events = appended(log, &key(ROOT), bodies)?;
         let pushed = bench.gossip(who).await?.push(&events).await;
         let what = "events that the root signed in one place";
         found.taken(what, (2, 0), None, &pushed);

@@ -7,7 +7,7 @@ use super::prelude::*;
 
 /// Events signed by `by` that replace an old key by a new one.
 fn successor(log: &EventLog, by: &NodeKey, old: &NodeKey, new: &NodeKey) -> Result<Vec<Vec<u8>>> {
-    let (before, level) = (log.heads(), Level::Trusted);
+    let level = Level::Trusted;
     let expires_ms = now_ms() + 60_000;
     let invite = Invite::generate(log.community(), expires_ms / 1000, Vec::new())?;
     let request = invite.request(new.id(), "attic")?;
@@ -21,11 +21,7 @@ fn successor(log: &EventLog, by: &NodeKey, old: &NodeKey, new: &NodeKey) -> Resu
         node: old.id(),
         last_seq: 1,
     };
-    for body in [invited, Body::Admitted { request, level }, revoked] {
-        log.append(by, body, now_ms())?;
-    }
-    let batch = log.missing(&before, 100, 1 << 20);
-    Ok(batch?.events)
+    appended(log, by, [invited, Body::Admitted { request, level }, revoked])
 }
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
@@ -53,8 +49,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let other = Gossip::open(bench.target.addr, &mine, &community).await;
     found.same("another key is refused as the root", true, other.is_err());
     let mut gossip = Gossip::open(bench.target.addr, &key(ROOT), &community).await?;
-    let pushed = gossip.push(&word).await;
-    found.taken("events of the root key", (3, 0), None, &pushed);
+    found.taken("events of the root key", (3, 0), None, &gossip.push(&word).await);
     for (who, key_of, may) in [
         ("the new key", &new, true),
         ("the old key", &attacker, false),

@@ -49,10 +49,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let folder = bench._files.path();
     let kept = durable_copy(&folder.join("kept"), &others);
     let log = EventLog::prepare(&folder.join("joined"), invite.community())?;
-    bench.community()?.append(Body::Revoked {
-        node: accomplice,
-        last_seq: 0,
-    });
+    bench.community()?.revoke(accomplice);
     let is_out = |gauges: &Gauges| gauges.has_revoked(&accomplice);
     let expected = "has the revocation";
     bench

@@ -13,13 +13,12 @@ const SLACK_MS: u64 = 1_000;
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, _] = bench.members();
     let attacker_id = attacker.id();
-    let mut leap = bench.community()?.attacker.draft("notes.written", vec![1]);
-    leap.time = now_ms() + LEAP_MS;
-    leap.lamport = leap.time;
-    let leap = bench.community()?.attacker.go_on(&leap);
-    let pushed = bench.gossip(&attacker).await?.push(&[leap]).await;
-    let what = "an event ten minutes ahead, all but five seconds";
-    found.taken(what, (1, 0), None, &pushed);
+    let author = &mut bench.community()?.attacker;
+    let leap = author.write("notes.written", vec![1], |leap| {
+        leap.time = now_ms() + LEAP_MS;
+        leap.lamport = leap.time;
+    });
+    bench.stores(found, "an event ten minutes ahead, all but five seconds", &attacker, &[leap]).await?;
     bench.passed_on(found, &attacker_id, 1).await?;
 
     // The anchor and the host write after it, including their addresses.

@@ -60,12 +60,10 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
         .map(|(n, at)| seen(&test_community.attacker, now_ms() + n, at))
         .collect();
     let mut gossip = bench.gossip(&guest).await?;
-    let pushed = gossip.push(&[elsewhere]).await;
-    found.taken("the guest's address", (1, 0), None, &pushed);
+    found.taken("the guest's address", (1, 0), None, &gossip.push(&[elsewhere]).await);
     for event in events {
-        let pushed = gossip.push(&[event]).await;
         let what = "services of the host's own machine, announced as the attacker's";
-        found.taken(what, (1, 0), None, &pushed);
+        found.taken(what, (1, 0), None, &gossip.push(&[event]).await);
     }
     tokio::time::sleep(WATCHED).await;
     found.same("connections to them", 0, knocks.load(Ordering::Relaxed));

@@ -29,9 +29,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
         return Err(HarnessError::attacker("no session"));
     };
     for stream in 1..=STREAMS {
-        peer.send(bench.stream_open(stream)).await;
-        let opened = peer.receive().await.is(kind::STREAM_OPENED);
-        found.check(format!("stream {stream}"), "opened", opened, opened);
+        found.opened(format!("stream {stream}"), &peer.ask(bench.stream_open(stream)).await);
     }
     // The attacker keeps all of its streams busy, so that none counts as idle.
     let (begin, mut asks) = (Instant::now(), interval(Duration::from_millis(250)));

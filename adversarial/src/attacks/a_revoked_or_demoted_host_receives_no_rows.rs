@@ -10,11 +10,7 @@ use super::prelude::*;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let revoked = |node| Body::Revoked { node, last_seq: 1 };
-    let demoted = |node| Body::LevelChanged {
-        node,
-        level: Level::Member,
-        last_seq: Some(1),
-    };
+    let demoted = |node| level_change(node, Level::Member, 1);
     lose(bench, found, "revoked", revoked).await?;
     lose(bench, found, "demoted", demoted).await
 }

@@ -57,8 +57,7 @@ impl Trial {
         let [caller, liar, honest] = [new_key()?, new_key()?, new_key()?];
         let own = NodeKey::from_secret(&caller.secret());
         let ids = [caller.id(), liar.id(), honest.id()];
-        let unchanged: Tamper = Box::new(|_| {});
-        let all = vec![(liar, file, lie), (honest, fleet.shared_file(), unchanged)];
+        let all = vec![(liar, file, lie), (honest, fleet.shared_file(), unchanged())];
         let hosts = fleet.hosts_of(caller, all)?;
         let evidence: Receiver<Evidence> = hosts.evidence();
         let begin = Instant::now();
@@ -86,7 +85,7 @@ impl Trial {
             (liar, Level::Trusted),
             (honest, Level::Trusted),
         ] {
-            admit(&home, node, level)?;
+            home.admit(node, level);
         }
         Ok(Self {
             home,
@@ -154,13 +153,6 @@ impl Trial {
         found.holds("the accuser told the truth", "yes", !accuses);
         Ok(())
     }
-}
-
-/// Admits a node by an invite of the founder.
-pub(super) fn admit(home: &Home, node: NodeId, level: Level) -> Result<()> {
-    let request = home.invite(level, 1).request(node, "node")?;
-    home.append(Body::Admitted { request, level });
-    Ok(())
 }
 
 /// Finding of a judge who opens sealed evidence, as `hearthnet audit check` does.

@@ -56,10 +56,9 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
                 before += span.rows;
             }
         });
-        let unchanged: Tamper = Box::new(|_| {});
         let mut hosts = fleet.hosts(
             caller,
-            vec![(honest, watch), (liar, lie), (other, unchanged)],
+            vec![(honest, watch), (liar, lie), (other, unchanged())],
         )?;
         let [honest, liar, other] = ids;
         hosts.order = ids.to_vec();

@@ -12,17 +12,12 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     for round in 1..=4 {
         let mut peer = bench.pipeline().await?;
         for stream in 1..STREAMS {
-            peer.send(bench.stream_open(stream)).await;
-            let opened = peer.receive().await.is(kind::STREAM_OPENED);
             let what = format!("stream {stream} in round {round}");
-            found.holds(what, "opened", opened);
-            peer.send(step(bench, stream)).await;
-            let answered = peer.receive().await.is(kind::STEP_RESULT);
+            found.opened(what, &peer.ask(bench.stream_open(stream)).await);
             let what = format!("a step of stream {stream} in round {round}");
-            found.holds(what, "answered", answered);
+            found.answered(what, &peer.ask(step(bench, stream)).await);
         }
-        peer.send(bench.stream_open(STREAMS)).await;
-        found.refused("one more", "stream_limit", &peer.receive().await);
+        found.refused("one more", "stream_limit", &peer.ask(bench.stream_open(STREAMS)).await);
         // The maximum of work in progress, whose results no client will receive.
         for stream in 1..STREAMS {
             peer.send(step(bench, stream)).await;

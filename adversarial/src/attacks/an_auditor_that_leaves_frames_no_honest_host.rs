@@ -57,7 +57,6 @@ fn audit(fleet: &Fleet, what: &str, end: End, found: &mut Findings) -> Result<()
             std::thread::sleep(SLOW);
         }
     });
-    let unchanged = || -> Tamper { Box::new(|_| {}) };
     let all = vec![(honest, unchanged()), (liar, tamper), (other, unchanged())];
     let mut hosts = fleet.hosts(caller, all)?;
     let [honest, liar, other] = ids;

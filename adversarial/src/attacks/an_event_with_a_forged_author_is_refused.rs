@@ -59,10 +59,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
 
     // Proves that the signature was the reason: the event with its correct signature is accepted
     // from the same peer.
-    let pushed = bench.gossip(&attacker).await?.push(&[good]).await;
-    let what = "the same event, as its author signed it";
-    found.taken(what, (1, 0), None, &pushed);
+    bench.stores(found, "the same event, as its author signed it", &attacker, &[good]).await?;
     bench.passed_on(found, &anchor, is + 1).await?;
-    bench.still_works(found).await?;
-    Ok(())
+    bench.still_works(found).await
 }

@@ -39,7 +39,6 @@ fn quiet() -> ChatRequest {
     let tokens = (3..3 + PROMPT).filter(|token| *token != LOUD);
     ChatRequest {
         prompt: Prompt::Tokens(tokens.collect()),
-        max_tokens: Some(TOKENS),
         ..question(PROMPT, TOKENS)
     }
 }
@@ -56,14 +55,12 @@ fn blamed(hosts: &Hosts) -> Vec<(Standing, Vec<FailureKind>)> {
 fn chats(runtime: &Handle, found: &mut Findings) -> Result<()> {
     let fleet_of = |tampers: Vec<Tamper>| {
         let fleet = fleet(runtime, None)?;
-        let with_key = |tamper| Ok((new_key()?, tamper));
-        let hosts: Result<Vec<_>> = tampers.into_iter().map(with_key).collect();
-        let hosts = fleet.hosts(new_key()?, hosts?)?;
+        let hosts = fleet.new_hosts(tampers)?;
         Ok::<_, HarnessError>((fleet, hosts))
     };
     let (loud, quiet) = (question(PROMPT, TOKENS), quiet());
 
-    let (fleet_16, hosts) = fleet_of(vec![Box::new(|_| {}), Box::new(|_| {})])?;
+    let (fleet_16, hosts) = fleet_of(vec![unchanged(), unchanged()])?;
     let (before, _) = fleet_16.ask_for(&hosts, 0, &quiet)?;
     let before = before?.token_ids;
     let (refused, left) = fleet_16.ask_for(&hosts, 0, &loud)?;
@@ -88,7 +85,7 @@ fn chats(runtime: &Handle, found: &mut Findings) -> Result<()> {
     found.same(claim, "", left);
 
     let fleet_32 = fleet(runtime, Some("f32"))?;
-    let wide = fleet_32.ask(0, vec![Box::new(|_| {})])?;
+    let wide = fleet_32.ask(0, vec![unchanged()])?;
     let tokens = wide.done.token_ids.len();
     found.same(
         "the same text in fp32: tokens of the answer",

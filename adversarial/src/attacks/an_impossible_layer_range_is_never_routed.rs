@@ -204,10 +204,8 @@ async fn as_answers(found: &mut Findings) -> Result<()> {
     let addrs: Vec<HostAddr> = puppets.iter().map(|puppet| puppet.addr.clone()).collect();
     let asked = tokio::task::spawn_blocking(move || -> Result<_> {
         let (runtime, key) = (Handle::current(), new_key()?);
-        let hosts = fleet.hosts(
-            NodeKey::from_secret(&caller.secret()),
-            vec![(key, Box::new(|_| {}))],
-        )?;
+        let own = NodeKey::from_secret(&caller.secret());
+        let hosts = fleet.hosts(own, vec![(key, unchanged())])?;
         let honest = hosts.addrs();
         let (choice, config) = (fleet.choice(caller.id()), Config::default());
         let all = addrs.into_iter().chain(honest.clone());

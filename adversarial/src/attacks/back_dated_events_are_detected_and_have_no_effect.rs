@@ -14,11 +14,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
 
     // A member in good standing back-dates an event before events of others.
     let honest = &mut bench.community()?.guest;
-    let mut note = honest.draft("notes.written", vec![1]);
-    note.lamport = 3;
-    let note = honest.go_on(&note);
-    let pushed = bench.gossip(&guest).await?.push(&[note]).await;
-    found.taken("a back-dated event", (1, 0), None, &pushed);
+    let note = honest.write("notes.written", vec![1], |note| note.lamport = 3);
+    bench.stores(found, "a back-dated event", &guest, &[note]).await?;
     bench.passed_on(found, &guest.id(), 1).await?;
 
     // A member is demoted, and then back-dates the admission of a Sybil.
@@ -27,11 +24,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
         .community()?
         .append(Body::Named { name: "elm".into() });
     let last = bench.community()?.lamport()?;
-    let demoted = Body::LevelChanged {
-        node: attacker.id(),
-        level: Level::Member,
-        last_seq: Some(0),
-    };
+    let demoted = level_change(attacker.id(), Level::Member, 0);
     let written = bench.community()?.events_of(&root) + 1;
     bench.community()?.append_as_root(demoted)?;
     let heard = |gauges: &Gauges| gauges.events_of(&root) >= written;
@@ -42,13 +35,9 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let sybil = NodeKey::generate()?;
     let admitted = admission(&invite, &sybil, "member")?;
     let liar = &mut bench.community()?.attacker;
-    let mut event = liar.draft("member.admitted", admitted);
     // After the invite and before the demotion.
-    event.lamport = last;
-    let event = liar.go_on(&event);
-    let pushed = bench.gossip(&attacker).await?.push(&[event]).await;
-    let what = "an admission from before the demotion";
-    found.taken(what, (1, 0), None, &pushed);
+    let event = liar.write("member.admitted", admitted, |event| event.lamport = last);
+    bench.stores(found, "an admission from before the demotion", &attacker, &[event]).await?;
     bench.passed_on(found, &attacker.id(), 1).await?;
     let what = "the community state of other nodes";
     found.same(what, &state, bench.community()?.state());

@@ -16,7 +16,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
         };
         let differs = coarse.weights != TinyLlama::default().weights;
         found.holds("the host has other weights", "yes", differs);
-        let trial = Trial::of(&fleet, Arc::new(coarse.file()), Box::new(|_| {}))?;
+        let trial = Trial::of(&fleet, Arc::new(coarse.file()), unchanged())?;
         trial.convicts(&fleet, found)
     })
     .await

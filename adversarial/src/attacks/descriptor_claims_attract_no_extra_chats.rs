@@ -35,10 +35,9 @@ fn drawn(runtime: Handle, place: fn(NodeId, NodeId) -> u64) -> Result<usize> {
     let ground = ground.min_by_key(|key| place(caller.id(), key.id()));
     let ground = ground.ok_or_else(|| HarnessError::attacker("no key"))?;
     let attacker = ground.id().to_string();
-    let honest = || -> Tamper { Box::new(|_| {}) };
-    let mut hosts = vec![(ground, honest())];
+    let mut hosts = vec![(ground, unchanged())];
     for _ in 0..HONEST {
-        hosts.push((new_key()?, honest()));
+        hosts.push((new_key()?, unchanged()));
     }
     let hosts = fleet.hosts(caller, hosts)?;
     let mut drawn = 0;

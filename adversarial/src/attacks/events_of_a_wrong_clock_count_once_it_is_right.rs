@@ -11,9 +11,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let guest_id = guest.id();
     let honest = &mut bench.community()?.guest;
-    let mut first = honest.draft("notes.written", vec![1]);
-    first.time = now_ms() + DAY_MS;
-    let first = honest.go_on(&first);
+    let ahead = |event: &mut Event| event.time = now_ms() + DAY_MS;
+    let first = honest.write("notes.written", vec![1], ahead);
     let second = honest.note(10, 2);
     // The attacker's next event does not contain the hash of the one before it.
     let liar = &bench.community()?.attacker;
@@ -23,7 +22,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
         seq: 2,
         lamport: ahead.lamport + 1,
         time: now_ms(),
-        lane: crate::raw::event::Lane::Durable([7; 32]),
+        lane: Lane::Durable([7; 32]),
         ..ahead.clone()
     };
     let events = [ahead.signed(&attacker), other.signed(&attacker)];

@@ -85,10 +85,7 @@ fn chats(runtime: &Handle, found: &mut Findings) -> Result<()> {
     let honest_link = honest_link.ok_or_else(|| HarnessError::attacker("no honest host"))?;
     let link = HostLink::connect(&puppet.addr, &caller, Config::default());
     let link = Arc::new(runtime.block_on(link)?);
-    let expected = {
-        let untouched = fleet.hosts(new_key()?, vec![(new_key()?, Box::new(|_| {}))])?;
-        fleet.ask_over(&untouched, 0, TOKENS)?.done
-    };
+    let expected = fleet.ask(0, vec![unchanged()])?.done;
 
     let choice = fleet.choice(caller.id());
     let source = || LateFirst {

@@ -1,13 +1,13 @@
 //! A home also answers its neighbours. Neighbours with long chats, running and queued, must not
 //! block the service for the owner of the machine.
 
-use hearthnet_files::sampling::SamplerConfig;
-use hearthnet_orchestrator::chat::{AnswerOptions, ChatRequest, Prompt, TurnOptions};
+use hearthnet_orchestrator::chat::{ChatRequest, Prompt};
 use hearthnet_orchestrator::service::ServiceSettings;
 use serde_json::json;
 use tokio::time::timeout;
 
 use super::prelude::*;
+use crate::fleet::question;
 use crate::household::{MODEL, SOON, local_api, service};
 
 /// Length of a neighbour's answer. The neighbour does not read it, so its chat does not end.
@@ -19,21 +19,12 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let owner = Client::connect_local(folder.path()).await?;
     let limits = ServiceSettings::default().turns;
     let mut chats = Vec::new();
+    let long = ChatRequest {
+        prompt: Prompt::Text("hello".to_owned()),
+        ..question(0, LONG)
+    };
     // Each caller is a different one, so that no limit per caller applies.
-    while let Ok(chat) = service.ask(
-        new_key()?.id().to_string().as_str(),
-        MODEL,
-        ChatRequest {
-            prompt: Prompt::Text("hello".to_owned()),
-            sampling: SamplerConfig::default(),
-            max_tokens: Some(LONG),
-            stop: Vec::new(),
-            exact: None,
-            grammar: None,
-            turn: TurnOptions::default(),
-            options: AnswerOptions::default(),
-        },
-    ) {
+    while let Ok(chat) = service.ask(new_key()?.id().to_string().as_str(), MODEL, long.clone()) {
         chats.push(chat);
     }
     let most = limits.places + limits.reserved + limits.waiting;

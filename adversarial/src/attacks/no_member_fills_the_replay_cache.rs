@@ -76,14 +76,11 @@ pub(super) async fn let_in(
     let mut events = Vec::new();
     for (kind, body) in bodies {
         let author = &mut bench.community()?.attacker;
-        let mut event = author.draft(kind, body);
-        event.lamport = event.lamport.max(after + 1);
-        events.push(author.go_on(&event));
+        let later = |event: &mut Event| event.lamport = event.lamport.max(after + 1);
+        events.push(author.write(kind, body, later));
     }
-    let pushed = bench.gossip(attacker).await?.push(&events).await;
-    let all = u64::from(count) + 1;
     let what = "an invite and the admissions of a crowd";
-    found.taken(what, (all, 0), None, &pushed);
+    bench.stores(found, what, attacker, &events).await?;
     Ok(crowd)
 }
 

@@ -12,9 +12,10 @@ pub(super) use tokio::net::TcpStream;
 pub(super) use tokio::runtime::Handle;
 
 pub(super) use crate::bench::new_key;
-pub(super) use crate::fleet::{AUDIT_TIMEOUT, Fleet, PROMPT, TOKENS, blocking};
+pub(super) use crate::fleet::{AUDIT_TIMEOUT, Fleet, PROMPT, TOKENS, blocking, unchanged};
 pub(super) use crate::honest::Call;
 pub(super) use crate::raw::event::*;
 pub(super) use crate::raw::*;
+pub(super) use crate::test_community::{appended, level_change};
 pub(super) use crate::victim::{Gauges, KEY_FILE, MODEL_ID, Model, until};
 pub(super) use crate::{Bench, Findings, HarnessError, Result};

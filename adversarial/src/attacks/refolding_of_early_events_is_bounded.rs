@@ -16,25 +16,18 @@ const PER_SECOND: u64 = 8_000;
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let honest = &mut bench.community()?.guest;
-    let mut late = honest.draft("notes.written", vec![1]);
-    late.lamport = 1_000_000;
-    let mut there = vec![honest.go_on(&late)];
+    let late = |event: &mut Event| event.lamport = 1_000_000;
+    let mut there = vec![honest.write("notes.written", vec![1], late)];
     there.extend((1..THERE).map(|n| honest.note(10, n as u8)));
-    let pushed = bench.gossip(&guest).await?.push(&there).await;
-    found.taken("existing events", (THERE as u64, 0), None, &pushed);
+    bench.stores(found, "existing events", &guest, &there).await?;
 
     let begin = Instant::now();
     let mut gossip = bench.gossip(&attacker).await?;
     let mut taken = 0;
     for n in 0..FIRST {
         let event = bench.community()?.attacker.note(10, n as u8);
-        taken += u64::from(
-            gossip.push(&[event]).await
-                == (crate::raw::Pushed::Stored {
-                    accepted: 1,
-                    refused: 0,
-                }),
-        );
+        let pushed = gossip.push(&[event]).await;
+        taken += u64::from(matches!(pushed, Pushed::Stored { accepted: 1, refused: 0 }));
     }
     found.same("early events, accepted one by one", FIRST, taken);
     let gauges = bench.victim.gauges().await?;

@@ -11,17 +11,12 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     // One connection of each kind that a member can have, each in use.
     let hello = Hello::new("pipeline", target.token(&attacker).await?);
     let mut session = bench.session(&hello).await?;
-    session.send(bench.stream_open(1)).await;
-    let opened = session.receive().await.is(kind::STREAM_OPENED);
-    found.holds("a stream before", "opened", opened);
-    session.send(bench.zeros(1, 1).frame()).await;
-    let answered = session.receive().await.is(kind::STEP_RESULT);
-    found.holds("a step before", "answered", answered);
+    found.opened("a stream before", &session.ask(bench.stream_open(1)).await);
+    found.answered("a step before", &session.ask(bench.zeros(1, 1).frame()).await);
     let unused = target.token(&attacker).await?;
     let note = bench.community()?.attacker.note(10, 1);
     let mut gossip = bench.gossip(&attacker).await?;
-    let pushed = gossip.push(&[note]).await;
-    found.taken("an event before", (1, 0), None, &pushed);
+    found.taken("an event before", (1, 0), None, &gossip.push(&[note]).await);
     let (mut bus, answer) = bench.upgrade(&attacker, "/bus/v1").await?;
     let open = answer.starts_with(SWITCHING);
     found.holds("a socket for calls before", "open", open);
@@ -76,6 +71,5 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
         after.err().unwrap_or_else(|| "another answer".to_owned())
     });
     other.close().await.map_err(HarnessError::Honest)?;
-    bench.still_works(found).await?;
-    Ok(())
+    bench.still_works(found).await
 }

@@ -30,10 +30,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let open = let_in(bench, &invite, &first).await?;
     found.holds("a new member with the code", "admitted", open);
 
-    let node = first.id();
-    bench
-        .community()?
-        .append(Body::Revoked { node, last_seq: 0 });
+    bench.community()?.revoke(first.id());
     bench.wait_for_agreement(found).await?;
     let open = let_in(bench, &invite, &second).await?;
     found.holds("the same code after the revocation", "refused", !open);

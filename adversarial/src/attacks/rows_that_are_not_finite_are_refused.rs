@@ -25,11 +25,9 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
             ..Step::default()
         };
         let mut peer = bench.stream().await?;
-        peer.send(step.frame()).await;
-        found.refused(what, "tensor_nonfinite", &peer.receive().await);
+        found.refused(what, "tensor_nonfinite", &peer.ask(step.frame()).await);
         // The session stays open, and a new stream works.
-        peer.send(bench.stream_open(2)).await;
-        let next = peer.receive().await;
+        let next = peer.ask(bench.stream_open(2)).await;
         let opened = next.is(kind::STREAM_OPENED);
         found.holds("another stream afterwards", "opened", opened);
     }

@@ -5,7 +5,7 @@
 use hearthnet_bus::evidence::Evidence;
 use hearthnet_bus::log::{Dispute, Finding, MAX_OPEN_DISPUTES};
 
-use super::a_steering_host_is_convicted_by_a_third_node::{Trial, admit, audited_fleet};
+use super::a_steering_host_is_convicted_by_a_third_node::{Trial, audited_fleet};
 use super::prelude::*;
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
@@ -54,13 +54,8 @@ fn claims_of(evidence: &Evidence, host: &NodeId) -> Result<Evidence> {
 
 fn dispute(n: u8, accused: NodeId) -> Dispute {
     Dispute {
-        layers: (1, 3),
-        accused,
-        weights: [6; 32],
-        witness: None,
         evidence: [n; 32],
-        receipts: vec![[7; 32]],
-        evidence_bytes: 100,
+        ..hearthnet_bus::testing::dispute(accused)
     }
 }
 
@@ -89,7 +84,7 @@ fn crowd(trial: &Trial, found: &mut Findings) -> Result<()> {
     let expires = hearthnet_bus::now_ms() / 1000 + 3600;
     let invite = Invite::new(community, *code.secret(), expires, Vec::new())?;
     let accomplice = new_key()?;
-    admit(&trial.home, accomplice.id(), Level::Trusted)?;
+    trial.home.admit(accomplice.id(), Level::Trusted);
     let mut accepted = 0;
     for n in 0..20 {
         let member = new_key()?;

@@ -18,8 +18,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     'sessions: for _ in 0..SESSIONS {
         let mut peer = bench.pipeline().await?;
         for stream in 1..=STREAMS {
-            peer.send(bench.stream_open(stream)).await;
-            let answer = peer.receive().await;
+            let answer = peer.ask(bench.stream_open(stream)).await;
             if !answer.is(kind::STREAM_OPENED) {
                 refused = Some(answer);
                 break 'sessions;

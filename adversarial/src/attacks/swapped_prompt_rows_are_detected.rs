@@ -51,7 +51,7 @@ pub(super) async fn tried(
         let mut fleet = Fleet::new(runtime.clone(), band)?;
         // Makes every row come back to the caller.
         fleet.private_last = 1;
-        let honest = fleet.ask(2, vec![Box::new(|_| {})])?;
+        let honest = fleet.ask(2, vec![unchanged()])?;
         let clean = honest.left.is_empty();
         let claim = "an honest host";
         heard.check(claim, "is kept", format!("{:?}", honest.left), clean);

@@ -136,8 +136,7 @@ pub(super) async fn carry_out(bench: &Bench, tries: Tries, found: &mut Findings)
         }
         if let Must::Refuse(code) = must {
             found.refused(&what, code, &peer.receive().await);
-            peer.send(Frame::ping()).await;
-            let pong = peer.receive().await.is(kind::PONG);
+            let pong = peer.ask(Frame::ping()).await.is(kind::PONG);
             found.holds(format!("{what}: the session"), "goes on", pong);
             continue;
         }

@@ -7,8 +7,7 @@ use super::prelude::*;
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     // The control: the same action done correctly succeeds.
     let mut peer = bench.pipeline().await?;
-    peer.send(Frame::ping()).await;
-    let answered = peer.receive().await.is(kind::PONG);
+    let answered = peer.ask(Frame::ping()).await.is(kind::PONG);
     found.holds("a ping with the next number", "answered", answered);
 
     // The attack. The time to detection counts from here.

@@ -10,16 +10,11 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let token = bench.target.token(&bench.attacker).await?;
     let mut peer = bench.session(&Hello::new("pipeline", token)).await?;
     for stream in 1..=STREAMS {
-        peer.send(bench.stream_open(stream)).await;
-        let opened = peer.receive().await.is(kind::STREAM_OPENED);
-        found.check(format!("stream {stream}"), "opened", opened, opened);
-        peer.send(bench.zeros(stream, 1).frame()).await;
-        let answered = peer.receive().await.is(kind::STEP_RESULT);
+        found.opened(format!("stream {stream}"), &peer.ask(bench.stream_open(stream)).await);
         let what = format!("a step of stream {stream}");
-        found.check(what, "answered", answered, answered);
+        found.answered(what, &peer.ask(bench.zeros(stream, 1).frame()).await);
     }
-    peer.send(bench.stream_open(STREAMS + 1)).await;
-    found.refused("one more", "stream_limit", &peer.receive().await);
+    found.refused("one more", "stream_limit", &peer.ask(bench.stream_open(STREAMS + 1)).await);
 
     let owner = bench.community()?.key_of("victim")?;
     let call = Call::open(&bench.target, &owner, 1).await;

@@ -11,10 +11,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let (root, community) = (key(ROOT), bench.community()?.community);
     // Home of the root key: its node is revoked and receives nothing more.
     let home = bench.community()?.copy("home of the root key")?;
-    bench.community()?.append(Body::Revoked {
-        node: attacker.id(),
-        last_seq: 0,
-    });
+    bench.community()?.revoke(attacker.id());
 
     let mut gossip = Gossip::open(bench.target.addr, &root, &community).await?;
     let (heads, events) = gossip.ask(&Heads::empty(home.community())).await?;
@@ -28,18 +25,12 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     found.same("events of others that it receives", 0, others.count());
 
     let before = home.heads();
-    let promoted = Body::LevelChanged {
-        node: guest.id(),
-        level: Level::Trusted,
-        last_seq: Some(0),
-    };
+    let promoted = level_change(guest.id(), Level::Trusted, 0);
     home.append(&root, promoted, now_ms())?;
     let word = home.missing(&before, 10, 1 << 20)?;
     let note = bench.community()?.guest.note(10, 1);
-    let pushed = gossip.push(&[note]).await;
-    found.taken("an event signed by another key", (0, 1), None, &pushed);
-    let pushed = gossip.push(&word.events).await;
-    found.taken("an event signed by the root key", (1, 0), None, &pushed);
+    found.taken("an event signed by another key", (0, 1), None, &gossip.push(&[note]).await);
+    found.taken("an event signed by the root key", (1, 0), None, &gossip.push(&word.events).await);
     bench
         .passed_on(found, &root.id(), before.authors[&root.id()].seq + 1)
         .await?;

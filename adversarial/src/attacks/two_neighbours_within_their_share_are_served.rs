@@ -11,9 +11,7 @@ const TO_A_PIECE: u32 = 4;
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let mut chat = Call::open(&bench.target, &bench.guest, TOKENS).await?;
     let mut reader = bench.pipeline().await?;
-    reader.send(bench.stream_open(1)).await;
-    let opened = reader.receive().await.is(kind::STREAM_OPENED);
-    found.holds("a stream of the reader", "opened", opened);
+    found.opened("a stream of the reader", &reader.ask(bench.stream_open(1)).await);
     for token in 0..TOKENS {
         if token % TO_A_PIECE == 0 {
             let mut piece = bench.zeros(1, 16);

@@ -24,43 +24,34 @@ const SKIPPED: u32 = 3;
 const STEER: f32 = 0.004;
 
 /// Lie that a host repeats in every answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::IntoStaticStr, strum::VariantArray,
+)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum HostLie {
+    #[strum(serialize = "steering vector")]
     SteeringVector,
+    #[strum(serialize = "4-bit weights as 8-bit")]
     CoarserWeights,
+    #[strum(serialize = "skipped layer")]
     SkippedLayer,
     /// Rows of an earlier answer to the same caller.
+    #[strum(serialize = "yesterday's rows, own")]
     OwnOldRows,
     /// Rows of an answer to another caller.
+    #[strum(serialize = "yesterday's rows, others'")]
     OthersRows,
+    #[strum(serialize = "truncated context")]
     TruncatedContext,
+    #[strum(serialize = "coarser keys and values")]
     CoarserKeysAndValues,
 }
 
 impl HostLie {
-    pub const ALL: [Self; 7] = [
-        Self::SteeringVector,
-        Self::CoarserWeights,
-        Self::SkippedLayer,
-        Self::OwnOldRows,
-        Self::OthersRows,
-        Self::TruncatedContext,
-        Self::CoarserKeysAndValues,
-    ];
-
     /// Name for people.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::SteeringVector => "steering vector",
-            Self::CoarserWeights => "4-bit weights as 8-bit",
-            Self::SkippedLayer => "skipped layer",
-            Self::OwnOldRows => "yesterday's rows, own",
-            Self::OthersRows => "yesterday's rows, others'",
-            Self::TruncatedContext => "truncated context",
-            Self::CoarserKeysAndValues => "coarser keys and values",
-        }
+        self.into()
     }
 
     /// Description of the lie: a sentence without its subject, the host.

@@ -24,14 +24,15 @@ use hearthnet_bus::evidence::Evidence;
 use hearthnet_bus::log::Finding;
 use hearthnet_orchestrator::chat::{ChatRequest, Prompt};
 use hearthnet_orchestrator::sharded::{PumpSettings, is_drawn};
-use hearthnet_testkit::{Tamper, TinyLlama};
+use hearthnet_testkit::TinyLlama;
 use serde::Serialize;
+use strum::VariantArray as _;
 use tokio::runtime::Handle;
 
 pub use lies::HostLie;
 
 use crate::bench::new_key;
-use crate::fleet::{Fleet, Hosts, PROMPT, TOKENS, question};
+use crate::fleet::{Fleet, Hosts, PROMPT, TOKENS, question, unchanged};
 use crate::sensitivity::measured_bands;
 use crate::{HarnessError, Result};
 use lies::{Liar, Lied, PRIVATE};
@@ -157,12 +158,10 @@ struct Scene<'a> {
 impl<'a> Scene<'a> {
     fn new(fleet: &'a Fleet, lie: HostLie) -> Result<Self> {
         let Liar { file, tamper, lied } = Liar::new(lie, fleet)?;
-        let (key, honest): (_, Tamper) = (new_key()?, Box::new(|_| {}));
+        let key = new_key()?;
         let liar = key.id();
-        let both = vec![
-            (key, file, tamper),
-            (new_key()?, fleet.shared_file(), honest),
-        ];
+        let honest = (new_key()?, fleet.shared_file(), unchanged());
+        let both = vec![(key, file, tamper), honest];
         let mut hosts = fleet.hosts_of(new_key()?, both)?;
         hosts.order = vec![liar];
         Ok(Self {
@@ -288,11 +287,11 @@ pub fn detection(
     let audit_share = PumpSettings::default().audit_share;
     let (probed, drawn) = (fleet(runtime, 1.0)?, fleet(runtime, audit_share)?);
     let (mut lies, mut done) = (Vec::new(), 0);
-    for lie in HostLie::ALL {
+    for &lie in HostLie::VARIANTS {
         let (by_rows, by_audit) = shares(&probed, lie, PROBES)?;
         let mut real = Runs::default();
         for _ in 0..runs {
-            progress(done, runs * HostLie::ALL.len());
+            progress(done, runs * HostLie::VARIANTS.len());
             real.0.push(run(&drawn, lie)?);
             done += 1;
         }
@@ -381,7 +380,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = { runtime }.worker_threads(2).enable_all().build().unwrap();
         let fleet = fleet(runtime.handle(), 1.0).unwrap();
-        for lie in HostLie::ALL {
+        for &lie in HostLie::VARIANTS {
             let shares = shares(&fleet, lie, 1).unwrap();
             let expected = match lie {
                 // Rows that this caller has seen before.

@@ -164,11 +164,22 @@ impl Author {
         event.signed(&self.key)
     }
 
+    /// Writes an event with changes to its fields.
+    pub(crate) fn write(
+        &mut self,
+        kind: &str,
+        body: Vec<u8>,
+        change: impl FnOnce(&mut Event),
+    ) -> Vec<u8> {
+        let mut event = self.draft(kind, body);
+        change(&mut event);
+        self.go_on(&event)
+    }
+
     /// Writes a note: an event of a kind that no node interprets, but every node stores and passes
     /// on.
     pub(crate) fn note(&mut self, bytes: usize, fill: u8) -> Vec<u8> {
-        let event = self.draft("notes.written", vec![fill; bytes]);
-        self.go_on(&event)
+        self.write("notes.written", vec![fill; bytes], |_| {})
     }
 
     /// Unsigned ephemeral event that expires after `life_ms`.

@@ -1,7 +1,7 @@
 //! Page of a run: one HTML file without scripts, and without anything that a browser would fetch.
 
 use super::plot::{Axis, Mark, Row, escape, rows, squares};
-use super::{Conditions, Line, Report, time};
+use super::{Conditions, End, Line, Report, time};
 use crate::findings::Observation;
 use crate::trial::{Effort, Outcome};
 
@@ -106,24 +106,24 @@ fn conditions(run: &Conditions) -> String {
 fn overview(report: &Report) -> String {
     let mut groups: Vec<(&str, Vec<_>)> = Vec::new();
     for line in &report.attacks {
-        let kind = match line {
-            Line::Run(outcome) if outcome.is_good() => "good",
-            Line::Run(_) => "bad",
-            Line::Failed { .. } => "failed",
+        let kind = match &line.end {
+            End::Run(outcome) if outcome.is_good() => "good",
+            End::Run(_) => "bad",
+            End::Failed { .. } => "failed",
         };
-        let title = format!("{} {}: {}", line.case(), line.claim(), line.verdict());
-        let square = (kind, title, line.case());
-        match groups.iter_mut().find(|(name, _)| *name == line.group()) {
+        let title = format!("{} {}: {}", line.case, line.claim, line.verdict());
+        let square = (kind, title, line.case);
+        match groups.iter_mut().find(|(name, _)| *name == line.group) {
             Some((_, squares)) => squares.push(square),
-            None => groups.push((line.group(), vec![square])),
+            None => groups.push((line.group, vec![square])),
         }
     }
     squares("Verdicts by group", &groups)
 }
 
 /// Plot of times, a row for each attack for which `row` has one.
-fn plot(report: &Report, title: &str, row: fn(&Outcome) -> Option<Row>) -> String {
-    let all: Vec<Row> = report.outcomes().filter_map(row).collect();
+fn plot(report: &Report, title: &str, row: fn(&Line, &Outcome) -> Option<Row>) -> String {
+    let all = rows_of(report, row);
     if all.is_empty() {
         return "<p class=\"soft\">Not measured in this run.</p>\n".to_owned();
     }
@@ -133,7 +133,15 @@ fn plot(report: &Report, title: &str, row: fn(&Outcome) -> Option<Row>) -> Strin
     rows(title, axis, &all)
 }
 
-fn latency(outcome: &Outcome) -> Option<Row> {
+/// Rows of the attacks that were carried out and for which `row` has one.
+fn rows_of(report: &Report, row: impl Fn(&Line, &Outcome) -> Option<Row>) -> Vec<Row> {
+    let lines = report.attacks.iter();
+    lines
+        .filter_map(|line| row(line, line.outcome()?))
+        .collect()
+}
+
+fn latency(line: &Line, outcome: &Outcome) -> Option<Row> {
     let latency = outcome.latency?;
     let [quiet, attacked] = [latency.quiet, latency.attacked].map(|of| {
         let [p50, p99] = [of.p50_us, of.p99_us].map(|us| us as f64);
@@ -145,7 +153,7 @@ fn latency(outcome: &Outcome) -> Option<Row> {
     };
     let mark = |at, kind| Mark { at, kind };
     Some(Row {
-        label: outcome.claim.clone(),
+        label: line.claim.clone(),
         title: format!(
             "p50 {} without, {} with; p99 {} without, {} with ({} steps)",
             time(latency.quiet.p50_us),
@@ -167,11 +175,11 @@ fn latency(outcome: &Outcome) -> Option<Row> {
     })
 }
 
-fn detection(outcome: &Outcome) -> Option<Row> {
+fn detection(line: &Line, outcome: &Outcome) -> Option<Row> {
     let detection = outcome.detection?;
     let [median, slowest] = [detection.median_us, detection.slowest_us].map(|us| us as f64);
     Some(Row {
-        label: outcome.claim.clone(),
+        label: line.claim.clone(),
         title: format!(
             "{} by the median of {} attempts, {} by the slowest",
             time(detection.median_us),
@@ -187,12 +195,12 @@ fn detection(outcome: &Outcome) -> Option<Row> {
 }
 
 fn memory(report: &Report) -> String {
-    let row = |outcome: &Outcome| {
+    let row = |line: &Line, outcome: &Outcome| {
         let growth = outcome.memory?;
         let share = 100.0 * growth.bytes as f64 / growth.budget.bytes.max(1) as f64;
         let kind = if share <= 100.0 { "bar" } else { "bar-over" };
         Some(Row {
-            label: outcome.claim.clone(),
+            label: line.claim.clone(),
             title: format!(
                 "{} KiB of {} KiB: {}",
                 growth.bytes >> 10,
@@ -203,7 +211,7 @@ fn memory(report: &Report) -> String {
             marks: Vec::new(),
         })
     };
-    let all: Vec<Row> = report.outcomes().filter_map(row).collect();
+    let all = rows_of(report, row);
     if all.is_empty() {
         return "<p class=\"soft\">This system does not report it.</p>\n".to_owned();
     }
@@ -231,10 +239,9 @@ fn table(report: &Report) -> String {
     for line in &report.attacks {
         let [case, claim, code, verdict, detected, memory, p50, p99] = line.cells().map(escape);
         let class = verdict.to_lowercase().replace(' ', "-");
-        let observations = match line {
-            Line::Run(outcome) => outcome.observations.as_slice(),
-            Line::Failed { .. } => &[],
-        };
+        let observations = line
+            .outcome()
+            .map(|outcome| outcome.observations.as_slice());
         let failures: String = (line.failures().iter())
             .map(|failure| format!("<br><span class=\"{class}\">{}</span>", escape(failure)))
             .collect();
@@ -243,7 +250,7 @@ fn table(report: &Report) -> String {
              <td>{code}</td><td class=\"{class}\">{verdict}</td>\
              <td class=\"number\">{detected}</td><td class=\"number\">{memory}</td>\
              <td class=\"number\">{p50}</td><td class=\"number\">{p99}</td></tr>\n",
-            details(observations),
+            details(observations.unwrap_or_default()),
         );
     }
     table + "</table>\n"

@@ -12,28 +12,40 @@ use serde::Serialize;
 pub use html::page;
 pub(crate) use html::page_of;
 
+use crate::Result;
 use crate::attack::Entry;
 use crate::findings::Verdict;
 use crate::trial::{Outcome, Percentiles, Setup};
-use crate::{HarnessError, Result};
 
 /// Width of the claim column: that of the longest claim.
 const CLAIM: usize = 63;
 /// Width of the code column.
 const CODE: usize = 24;
 
-/// Outcome of one attack.
+/// Row of one attack.
+#[derive(Debug, Serialize)]
+pub struct Line {
+    /// Number of the case.
+    case: u8,
+    /// Heading of the case.
+    group: &'static str,
+    /// Name of the attack.
+    name: &'static str,
+    /// Claim that must hold.
+    claim: String,
+    /// Code of the case.
+    code: &'static str,
+    #[serde(flatten)]
+    end: End,
+}
+
+/// End of an attack.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-pub enum Line {
+enum End {
     Run(Box<Outcome>),
     /// The harness failed.
     Failed {
-        case: u8,
-        group: &'static str,
-        name: &'static str,
-        claim: String,
-        code: &'static str,
         trouble: String,
     },
 }
@@ -80,23 +92,29 @@ impl Report {
 
     /// Adds an attack, whether or not it could be carried out. Returns its row.
     pub fn add(&mut self, entry: &Entry, done: Result<Outcome>) -> &Line {
-        let line = match done {
-            Ok(outcome) => Line::Run(Box::new(outcome)),
-            Err(trouble) => Line::failed(entry, &trouble),
+        let line = Line {
+            case: entry.case,
+            group: entry.group(),
+            name: entry.name,
+            claim: entry.claim(),
+            code: entry.code(),
+            end: match done {
+                Ok(outcome) => End::Run(Box::new(outcome)),
+                Err(trouble) => End::Failed {
+                    trouble: trouble.to_string(),
+                },
+            },
         };
         // By the number of the case, in whatever order the attacks end.
         let at = self
             .attacks
-            .partition_point(|before| before.case() < line.case());
+            .partition_point(|before| before.case < line.case);
         self.attacks.insert(at, line);
         &self.attacks[at]
     }
 
     fn outcomes(&self) -> impl Iterator<Item = &Outcome> {
-        self.attacks.iter().filter_map(|line| match line {
-            Line::Run(outcome) => Some(&**outcome),
-            Line::Failed { .. } => None,
-        })
+        self.attacks.iter().filter_map(Line::outcome)
     }
 
     /// Attacks against which the host did not hold.
@@ -162,85 +180,56 @@ fn columns(cells: [&str; 8]) -> String {
 }
 
 impl Line {
-    fn failed(entry: &Entry, trouble: &HarnessError) -> Line {
-        Line::Failed {
-            case: entry.case,
-            group: entry.group(),
-            name: entry.name,
-            claim: entry.claim(),
-            code: entry.code(),
-            trouble: trouble.to_string(),
-        }
-    }
-
-    fn case(&self) -> u8 {
-        match self {
-            Line::Run(outcome) => outcome.case,
-            Line::Failed { case, .. } => *case,
-        }
-    }
-
-    fn group(&self) -> &'static str {
-        match self {
-            Line::Run(outcome) => outcome.group,
-            Line::Failed { group, .. } => group,
-        }
-    }
-
-    fn claim(&self) -> &str {
-        match self {
-            Line::Run(outcome) => &outcome.claim,
-            Line::Failed { claim, .. } => claim,
+    /// Outcome of the attack; `None` if the harness failed.
+    fn outcome(&self) -> Option<&Outcome> {
+        match &self.end {
+            End::Run(outcome) => Some(outcome),
+            End::Failed { .. } => None,
         }
     }
 
     fn verdict(&self) -> &'static str {
-        match self {
-            Line::Run(outcome) => match outcome.verdict {
-                Verdict::Held => "held",
-                Verdict::NotHeld => "NOT HELD",
-            },
-            Line::Failed { .. } => "NOT CARRIED OUT",
+        match self.outcome().map(|outcome| outcome.verdict) {
+            Some(Verdict::Held) => "held",
+            Some(Verdict::NotHeld) => "NOT HELD",
+            None => "NOT CARRIED OUT",
         }
     }
 
     /// Differences from what was expected.
     fn failures(&self) -> Vec<String> {
-        match self {
-            Line::Run(outcome) => outcome.failures(),
-            Line::Failed { trouble, .. } => vec![trouble.clone()],
+        match &self.end {
+            End::Run(outcome) => outcome.failures(),
+            End::Failed { trouble } => vec![trouble.clone()],
         }
     }
 
     /// Cells of the row.
     fn cells(&self) -> [String; 8] {
-        let [mut code, mut detected, mut memory, mut p50, mut p99] = [const { String::new() }; 5];
-        match self {
-            Line::Failed { code: of_case, .. } => code.push_str(of_case),
-            Line::Run(outcome) => {
-                code = match outcome.counted.get(outcome.code) {
-                    Some(count) => format!("{} ({count})", outcome.code),
-                    None => outcome.code.to_owned(),
+        let [mut detected, mut memory, mut p50, mut p99] = [const { String::new() }; 4];
+        let mut code = self.code.to_owned();
+        if let Some(outcome) = self.outcome() {
+            if let Some(count) = outcome.counted.get(self.code) {
+                code = format!("{code} ({count})");
+            }
+            if let Some(detection) = outcome.detection {
+                detected = time(detection.median_us);
+            }
+            if let Some(growth) = outcome.memory {
+                let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+                let (peak, bytes) = (mib(growth.peak), mib(growth.bytes));
+                memory = format!("{peak:.1} MiB (+{bytes:.1})");
+            }
+            if let Some(latency) = outcome.latency {
+                let pair = |of: fn(&Percentiles) -> u64| {
+                    let [quiet, attacked] = [latency.quiet, latency.attacked];
+                    format!("{}/{}", time(of(&quiet)), time(of(&attacked)))
                 };
-                if let Some(detection) = outcome.detection {
-                    detected = time(detection.median_us);
-                }
-                if let Some(growth) = outcome.memory {
-                    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-                    let (peak, bytes) = (mib(growth.peak), mib(growth.bytes));
-                    memory = format!("{peak:.1} MiB (+{bytes:.1})");
-                }
-                if let Some(latency) = outcome.latency {
-                    let pair = |of: fn(&Percentiles) -> u64| {
-                        let [quiet, attacked] = [latency.quiet, latency.attacked];
-                        format!("{}/{}", time(of(&quiet)), time(of(&attacked)))
-                    };
-                    p50 = pair(|of| of.p50_us);
-                    p99 = pair(|of| of.p99_us);
-                }
+                p50 = pair(|of| of.p50_us);
+                p99 = pair(|of| of.p99_us);
             }
         }
-        let (case, claim) = (self.case().to_string(), self.claim().to_owned());
+        let (case, claim) = (self.case.to_string(), self.claim.clone());
         let verdict = self.verdict().to_owned();
         [case, claim, code, verdict, detected, memory, p50, p99]
     }
@@ -276,17 +265,12 @@ mod tests {
     use crate::memory::Budget;
     use crate::trial::{Detection, Effort, Latency, MemoryGrowth};
     use crate::victim::{Model, Pace};
-    use crate::{ATTACKS, CASES};
+    use crate::{ATTACKS, CASES, HarnessError};
 
-    fn outcome(entry: &Entry, held: bool) -> Outcome {
+    fn outcome(held: bool) -> Outcome {
         let mut found = Findings::default();
         found.check("a <try>", "1", if held { 1 } else { 2 }, held);
         Outcome {
-            case: entry.case,
-            group: entry.group(),
-            name: entry.name,
-            claim: entry.claim(),
-            code: "frame_length",
             verdict: found.verdict(),
             observations: found.observations,
             counted: [("frame_length".to_owned(), 7)].into(),
@@ -328,8 +312,8 @@ mod tests {
         };
         // They end in another order than that of the catalogue.
         report.add(third, Err(HarnessError::usage("no route")));
-        report.add(second, Ok(outcome(second, false)));
-        report.add(first, Ok(outcome(first, true)));
+        report.add(second, Ok(outcome(false)));
+        report.add(first, Ok(outcome(true)));
         report
     }
 

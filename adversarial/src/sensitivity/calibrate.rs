@@ -185,7 +185,7 @@ fn sequences(model: &mut Model, file: &ModelFile) -> Result<Vec<Vec<u32>>> {
     }
     // Repeated beginnings, each with a continuation.
     let vocab = file.spec().vocab;
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let mut token = || random.below(vocab as usize) as u32;
     for _ in 0..16 {
         add((0..256).map(|_| token()).collect());

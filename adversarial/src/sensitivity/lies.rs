@@ -1,10 +1,14 @@
 //! Changes of rows by a strength.
 
+use hearthnet_testkit::SplitMix64;
 use serde::Serialize;
 
 /// A change that a host makes to a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::IntoStaticStr, strum::VariantArray,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Lie {
     /// Adds a vector of random signs. The strength is its norm, as a part of the row's.
     Noise,
@@ -27,15 +31,9 @@ impl Scope {
 }
 
 impl Lie {
-    pub(super) const ALL: [Lie; 3] = [Lie::Noise, Lie::Steering, Lie::Scaling];
-
     /// Name for people.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Noise => "noise",
-            Self::Steering => "steering",
-            Self::Scaling => "scaling",
-        }
+        self.into()
     }
 
     /// Strengths that are tried.
@@ -74,17 +72,17 @@ impl Lie {
     }
 }
 
-/// Random numbers that are the same in every run (SplitMix64).
-pub(super) struct Random(pub(super) u64);
+/// Random numbers that are the same in every run.
+pub(super) struct Random(SplitMix64);
 
 impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(SplitMix64(seed))
+    }
+
     /// Number from 0 to `end` - 1; 0 if `end` is 0.
     pub(super) fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z >> 33) as usize % end.max(1)
+        (self.0.next() >> 33) as usize % end.max(1)
     }
 }
 
@@ -99,14 +97,14 @@ mod tests {
         for lie in [Lie::Noise, Lie::Steering] {
             for (values, changed) in [(Scope::One, 1), (Scope::All, 64)] {
                 let mut lied = row.clone();
-                lie.apply(&mut lied, 0.1, values, &mut Random(1));
+                lie.apply(&mut lied, 0.1, values, &mut Random::new(1));
                 let change: Vec<f32> = lied.iter().zip(&row).map(|(a, b)| a - b).collect();
                 assert_eq!(change.iter().filter(|v| **v != 0.0).count(), changed);
                 assert!((norm(&change) / norm(&row) - 0.1).abs() < 1e-3, "{lie:?}");
             }
         }
         let mut lied = row.clone();
-        Lie::Scaling.apply(&mut lied, 2.0, Scope::All, &mut Random(1));
+        Lie::Scaling.apply(&mut lied, 2.0, Scope::All, &mut Random::new(1));
         assert!(lied.iter().zip(&row).all(|(a, b)| *a == b * 2.0));
     }
 }

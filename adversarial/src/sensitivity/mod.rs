@@ -25,6 +25,7 @@ use hearthnet_files::{BoundaryDtype, ModelFile};
 use hearthnet_testkit::FullModel;
 use hearthnet_tokens::{Special, Tokenizer};
 use serde::Serialize;
+use strum::VariantArray as _;
 
 pub(crate) use calibrate::measured_bands;
 pub use calibrate::{Bands, calibrate, hash_of};
@@ -285,7 +286,7 @@ pub fn sensitivity(
     let (mut points, total) = (Vec::new(), all.len() + 1);
     for (lie, strength, values, layers) in all {
         progress(points.len(), total);
-        let mut random = Random(7);
+        let mut random = Random::new(7);
         let middle = (PRIVATE + subject.layers) / 2;
         let lied = subject.run(&texts, |layer, row| {
             if layers == Scope::All || layer == middle {
@@ -330,9 +331,8 @@ fn in_tokens(tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
 fn every_point() -> impl Iterator<Item = (Lie, f64, Scope, Scope)> {
     let scopes = Scope::BOTH.into_iter();
     let scopes = scopes.flat_map(|values| Scope::BOTH.map(|layers| (values, layers)));
-    let curves = Lie::ALL
-        .into_iter()
-        .flat_map(move |lie| scopes.clone().map(move |s| (lie, s)));
+    let lies = Lie::VARIANTS.iter();
+    let curves = lies.flat_map(move |lie| scopes.clone().map(move |s| (*lie, s)));
     curves.flat_map(|(lie, (values, layers))| {
         let strengths = lie.strengths().iter();
         strengths.map(move |strength| (lie, *strength, values, layers))

@@ -1,5 +1,7 @@
 //! Page of a sweep: one HTML file without scripts, and without anything that a browser would fetch.
 
+use strum::VariantArray as _;
+
 use super::{Lie, Scope, Sensitivity};
 use crate::report::page_of;
 use crate::report::plot::{Axis, Curve, curves, escape};
@@ -24,7 +26,7 @@ impl Sensitivity {
             alarms.rows,
             escape(alarms.texts.join(", ")),
         );
-        for lie in Lie::ALL {
+        for &lie in Lie::VARIANTS {
             body += &format!("<h2>{}</h2>\n<div class=\"grid-of-plots\">\n", heading(lie));
             for values in Scope::BOTH {
                 for layers in Scope::BOTH {

@@ -14,6 +14,11 @@ use crate::script::{
 };
 use crate::streams::{faults, opened, receipts, result, steps, streams};
 
+/// Sections about headers, types, bodies and credit.
+const HEADER: &str = "x08-tensor-transport.md 2.1";
+const TYPES: &str = "x08-tensor-transport.md 2.2";
+const BODIES: &str = "x08-tensor-transport.md 2.3";
+const CREDIT: &str = "x08-tensor-transport.md 5.3";
 /// Time for the end of an idle session. Its PING comes after 30 s, its end 30 s later.
 const IDLE: Duration = Duration::from_secs(55);
 /// Sender's limit of tensors that are not gone.
@@ -41,41 +46,13 @@ pub(crate) fn checks(host: &Host, limits: &Limits) -> Vec<Check> {
         check("upgrade", "x08-tensor-transport.md 1.2", upgrades()),
         check("hello", "x08-tensor-transport.md 3", hellos()),
         check("token", "session-grant.md 4", tokens()),
-        check(
-            "frame-length",
-            "x08-tensor-transport.md 2.1",
-            broken(violations::lengths()),
-        ),
-        check(
-            "frame-unknown",
-            "x08-tensor-transport.md 2.1",
-            broken(violations::unknown()),
-        ),
-        check(
-            "frame-sequence",
-            "x08-tensor-transport.md 2.1",
-            broken(violations::sequences()),
-        ),
-        check(
-            "frame-state",
-            "x08-tensor-transport.md 2.2",
-            broken(violations::states()),
-        ),
-        check(
-            "body-malformed",
-            "x08-tensor-transport.md 2.3",
-            broken(violations::bodies()),
-        ),
-        check(
-            "credit-grant",
-            "x08-tensor-transport.md 5.3",
-            broken(violations::grants()),
-        ),
-        check(
-            "credit-ack",
-            "x08-tensor-transport.md 5.3",
-            broken(violations::acks()),
-        ),
+        check("frame-length", HEADER, broken(violations::lengths())),
+        check("frame-unknown", HEADER, broken(violations::unknown())),
+        check("frame-sequence", HEADER, broken(violations::sequences())),
+        check("frame-state", TYPES, broken(violations::states())),
+        check("body-malformed", BODIES, broken(violations::bodies())),
+        check("credit-grant", CREDIT, broken(violations::grants())),
+        check("credit-ack", CREDIT, broken(violations::acks())),
         credit_steps(limits),
         tensors(limits),
         check("ping", "x08-tensor-transport.md 6", vec![ping()]),

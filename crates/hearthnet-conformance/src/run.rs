@@ -1,6 +1,5 @@
 //! Carries out the checks: reaches the state of each attempt, and follows its script.
 
-use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -17,23 +16,14 @@ use crate::script::{Act, At, Attempt, Check, Expect, Host, POSITIONS, TIMEOUT, T
 /// Time for a host to end a session that a check has ended.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Verdict {
     Passed,
     Failed,
     Skipped,
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Verdict::Passed => "passed",
-            Verdict::Failed => "failed",
-            Verdict::Skipped => "skipped",
-        })
-    }
 }
 
 /// Result of a check. Its texts may hold names that the host sent.

@@ -6,7 +6,7 @@ use ciborium::Value;
 
 use crate::limits::{Limits, RECEIPT_POSITIONS};
 use crate::raw::violations::Reached;
-use crate::raw::{Arrived, Frame, Hello, Step, cbor, kind, life};
+use crate::raw::{Arrived, Frame, Hello, Step, cbor, kind, life, stream_open_in};
 use crate::script::{
     Act, At, Attempt, Check, Host, POSITIONS, Shard, SignedStep, Test, attempt, check, fault,
     frame, goes_on, send, session, stream,
@@ -17,15 +17,7 @@ const STEPS: u64 = POSITIONS as u64;
 
 /// STREAM_OPEN of stream 1 in an epoch, for one position.
 fn open(epoch: u32, layers: (u32, u32), weights: &[u8; 32]) -> Frame {
-    let body = cbor(&[
-        ("stream", 1.into()),
-        ("epoch", epoch.into()),
-        ("weights", Value::Bytes(weights.to_vec())),
-        ("lo", layers.0.into()),
-        ("hi", layers.1.into()),
-        ("max_positions", 1.into()),
-    ]);
-    Frame::new(kind::STREAM_OPEN, body)
+    stream_open_in(epoch, 1, weights, layers, 1)
 }
 
 pub(crate) fn streams(shard: &Shard) -> Vec<Attempt> {

@@ -13,7 +13,7 @@ use crate::faults::{Fault, Scene, Schedule};
 use crate::host::Host;
 use crate::lies::Lies;
 use crate::model::{LAYERS, Model};
-use crate::net::{Net, Node};
+use crate::net::{Direction, Net, Node, Ways};
 use crate::observer::{Observer, Report};
 use crate::random::Random;
 use crate::run::in_virtual_time;
@@ -22,7 +22,7 @@ use crate::run::in_virtual_time;
 const HOSTS: usize = 3;
 
 /// A fault of a host, or of its network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantArray)]
 pub enum Kind {
     /// The process dies. Its machine resets the connections, and starts it again later.
     Crash,
@@ -66,23 +66,6 @@ impl Scene for Answers {
 
     const OPTION: &'static str = "";
     const NODES: usize = HOSTS;
-    const KINDS: &'static [Kind] = &[
-        Kind::Crash,
-        Kind::PowerLoss,
-        Kind::Leave,
-        Kind::Pause,
-        Kind::Partition,
-        Kind::PartitionIn,
-        Kind::PartitionOut,
-        Kind::SlowLink,
-        Kind::SlowHost,
-        Kind::DamagedPacket,
-        Kind::SpoiledRows,
-        Kind::Lies,
-        Kind::Revoked,
-        Kind::TornWrite,
-        Kind::FullDisk,
-    ];
 }
 
 /// Callers have the numbers behind the hosts.
@@ -120,6 +103,7 @@ async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
     let begin = Instant::now();
     let tasks_before = Handle::current().metrics().num_alive_tasks();
     let observer = Observer::begin();
+    let run = observer.actor("run");
     let net = Net::new(schedule.seed);
     let lies = Lies::default();
     let ids: Vec<_> = CALLERS.iter().map(|caller| key(*caller).id()).collect();
@@ -158,11 +142,11 @@ async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
         .zip(0..)
         .map(|(fault, number)| {
             let random = Random::new(schedule.seed, 500 + number);
-            let (net, observer, callers) = (net.clone(), observer.clone(), callers.clone());
+            let (net, callers) = (net.clone(), callers.clone());
             let (fault, host) = (*fault, hosts.get(fault.node).cloned());
             spawn_local(async move {
                 if let Some(host) = host {
-                    happen(fault, begin, &host, &callers, &net, &observer, random).await;
+                    happen(fault, begin, &host, &callers, &net, random).await;
                 }
             })
         })
@@ -174,49 +158,42 @@ async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
             let caller = Rc::clone(caller);
             let mut random = Random::new(schedule.seed, 77 + *node as u64);
             spawn_local(async move {
-                let (mut answered, mut failed) = (0, 0);
+                let mut answered = Vec::new();
                 while begin.elapsed() < CALLING {
-                    match caller.chat(&mut random, faults_end).await {
-                        true => answered += 1,
-                        false => failed += 1,
-                    }
+                    answered.push(caller.chat(&mut random, faults_end).await);
                     sleep(Duration::from_millis(random.between(1, 200))).await;
                 }
                 // Once more, when all is well again.
                 sleep_until(faults_end + Duration::from_secs(2)).await;
-                match caller.chat(&mut random, faults_end).await {
-                    true => answered += 1,
-                    false => failed += 1,
-                }
-                (answered, failed)
+                answered.push(caller.chat(&mut random, faults_end).await);
+                answered
             })
         })
         .collect();
 
-    let (mut answered, mut failed) = (0, 0);
+    let mut answered = Vec::new();
     for calls in calling {
         match calls.await {
-            Ok(calls) => (answered, failed) = (answered + calls.0, failed + calls.1),
-            Err(error) => observer.violated("run", format!("a caller's task failed: {error}")),
+            Ok(calls) => answered.extend(calls),
+            Err(error) => run.violated(format!("a caller's task failed: {error}")),
         }
     }
     for fault in faulty {
         if let Err(error) = fault.await {
-            observer.violated("run", format!("a fault's task failed: {error}"));
+            run.violated(format!("a fault's task failed: {error}"));
         }
     }
     for caller in &callers {
         caller.finish_audits().await;
     }
     let sent = net.most_counted();
-    observer.note("run", format!("at most {sent} bytes to a revoked host"));
-    observer.check("run", sent <= GOODBYE_BYTES, || {
+    run.note(format!("at most {sent} bytes to a revoked host"));
+    run.check(sent <= GOODBYE_BYTES, || {
         format!("a session sends {sent} bytes to a host that its caller knows to be revoked")
     });
     for host in &hosts {
-        observer.check(&host.name, host.is_running(), || {
-            "it did not start again".into()
-        });
+        host.actor
+            .check(host.is_running(), || "it did not start again".into());
         host.check_returned().await;
     }
     drop(callers);
@@ -229,22 +206,22 @@ async fn scene(model: &Arc<Model>, schedule: &Schedule<Answers>) -> Report {
     }
     for host in &hosts {
         let sessions = host.sessions();
-        observer.check(&host.name, sessions == 0, || {
-            format!("{sessions} sessions are left")
-        });
+        host.actor
+            .check(sessions == 0, || format!("{sessions} sessions are left"));
         host.kill();
     }
     drop(hosts);
     sleep(Duration::from_secs(10)).await;
     let pipes = net.open_pipes();
-    observer.check("run", pipes == 0, || {
+    run.check(pipes == 0, || {
         format!("{pipes} directions of connections are left")
     });
     let tasks = Handle::current().metrics().num_alive_tasks();
-    observer.check("run", tasks <= tasks_before, || {
+    run.check(tasks <= tasks_before, || {
         format!("{} tasks are left", tasks - tasks_before)
     });
-    observer.finish(answered, failed)
+    let count = |state: bool| answered.iter().filter(|call| **call == state).count() as u32;
+    observer.finish(count(true), count(false))
 }
 
 /// Lets a fault happen, and ends it.
@@ -254,26 +231,14 @@ async fn happen(
     host: &Host,
     callers: &[Rc<Caller>],
     net: &Net,
-    observer: &Observer,
     mut random: Random,
 ) {
     sleep_until(begin + fault.at).await;
-    observer.note(&host.name, format!("fault: {:?}", fault.kind));
-    let block = |into: bool, out_of: bool, by: i32| {
-        for caller in CALLERS {
-            let ways = [(caller, host.node, into), (host.node, caller, out_of)];
-            for (from, to, _) in ways.into_iter().filter(|way| way.2) {
-                net.change(from, to, |way| {
-                    way.blocked = way.blocked.saturating_add_signed(by);
-                });
-            }
-        }
-    };
-    let slow = |factor| {
-        for caller in CALLERS {
-            net.change(caller, host.node, |way| way.slow = factor);
-            net.change(host.node, caller, |way| way.slow = factor);
-        }
+    host.actor.note(format!("fault: {:?}", fault.kind));
+    let ways = Ways {
+        net,
+        node: host.node,
+        others: CALLERS.to_vec(),
     };
     let over = sleep_until(begin + fault.at + fault.lasts);
     match fault.kind {
@@ -282,48 +247,31 @@ async fn happen(
             over.await;
         }
         Kind::PowerLoss => {
-            block(true, true, 1);
+            ways.block(Direction::Both, 1);
             host.kill();
             over.await;
-            block(true, true, -1);
+            ways.block(Direction::Both, -1);
         }
         Kind::Leave => {
             host.leave(fault.lasts / 2).await;
             over.await;
         }
-        Kind::Pause | Kind::Partition => {
-            block(true, true, 1);
-            if fault.kind == Kind::Pause {
-                host.pause(over.deadline());
-            }
+        Kind::Pause => {
+            ways.block(Direction::Both, 1);
+            host.pause(over.deadline());
             over.await;
-            block(true, true, -1);
+            ways.block(Direction::Both, -1);
         }
-        Kind::PartitionIn => {
-            block(true, false, 1);
-            over.await;
-            block(true, false, -1);
-        }
-        Kind::PartitionOut => {
-            block(false, true, 1);
-            over.await;
-            block(false, true, -1);
-        }
-        Kind::SlowLink => {
-            slow(40);
-            over.await;
-            slow(0);
-        }
+        Kind::Partition => ways.blocked(Direction::Both, over).await,
+        Kind::PartitionIn => ways.blocked(Direction::In, over).await,
+        Kind::PartitionOut => ways.blocked(Direction::Out, over).await,
+        Kind::SlowLink => ways.slow(over).await,
         Kind::SlowHost => {
             host.set_pace(50);
             over.await;
             host.set_pace(1);
         }
-        Kind::DamagedPacket => {
-            for caller in CALLERS {
-                net.change(host.node, caller, |way| way.damaged += 1);
-            }
-        }
+        Kind::DamagedPacket => ways.damage(),
         Kind::SpoiledRows => host.spoil(),
         Kind::Lies => host.lie(),
         Kind::TornWrite | Kind::FullDisk => {
@@ -339,16 +287,16 @@ async fn happen(
             host.repair();
         }
         Kind::Revoked => {
-            callers
-                .iter()
-                .for_each(|caller| caller.revoke(host.node, true));
+            let revoke = |is_revoked| {
+                let callers = callers.iter();
+                callers.for_each(|caller| caller.revoke(host.node, is_revoked));
+            };
+            revoke(true);
             over.await;
-            callers
-                .iter()
-                .for_each(|caller| caller.revoke(host.node, false));
+            revoke(false);
         }
     }
-    observer.note(&host.name, format!("over: {:?}", fault.kind));
+    host.actor.note(format!("over: {:?}", fault.kind));
     // Several faults may have stopped it: the last one that ends starts it.
     let stops = [
         Kind::Crash,

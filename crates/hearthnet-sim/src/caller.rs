@@ -36,7 +36,7 @@ use crate::judge::Judge;
 use crate::lies::Lies;
 use crate::model::{LAYERS, Model};
 use crate::net::{Net, Node};
-use crate::observer::Observer;
+use crate::observer::{Actor, Observer};
 use crate::random::Random;
 
 /// Virtual time within which every call ends, counted from its beginning or, if that is later, from
@@ -72,9 +72,8 @@ impl Links {
 /// A caller with its sessions. Dropping it ends them.
 pub(crate) struct Caller {
     node: Node,
-    pub name: String,
+    actor: Actor,
     net: Net,
-    observer: Observer,
     model: Arc<Model>,
     links: Arc<Links>,
     choice: Choice,
@@ -113,24 +112,22 @@ impl Caller {
             revoked: Mutex::default(),
             changed: Notify::new(),
         });
-        let name = format!("caller {node}");
+        let actor = observer.actor(format!("caller {node}"));
         let lots = Mutex::new(Random::new(seed, 300 + node as u64));
         let (queue, audits) =
             AuditQueue::new(move || (lots.lock().draw() >> 11) as f64 / 2f64.powi(53));
         let judge = Judge {
             caller: key(node).id(),
-            name: name.clone(),
+            actor: actor.clone(),
             model: Arc::clone(model),
-            observer: observer.clone(),
             lies: lies.clone(),
         };
         let health = SharedHealth::new(TieBreaker::of_seed(seed ^ node as u64));
         health.on_evidence(Box::new(move |evidence| judge.judge(&evidence)));
         let mut caller = Self {
             node,
-            name,
+            actor,
             net: net.clone(),
-            observer: observer.clone(),
             model: Arc::clone(model),
             links,
             choice: Choice {
@@ -163,8 +160,11 @@ impl Caller {
         host: Node,
         addr: HostAddr,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let (net, links) = (self.net.clone(), Arc::clone(&self.links));
-        let (observer, name) = (self.observer.clone(), self.name.clone());
+        let (net, links, actor) = (
+            self.net.clone(),
+            Arc::clone(&self.links),
+            self.actor.clone(),
+        );
         async move {
             loop {
                 if links.revoked.lock().contains(&host) {
@@ -187,7 +187,7 @@ impl Caller {
                 match connected.await {
                     Some(_) if links.revoked.lock().contains(&host) => {}
                     Some(link) => {
-                        observer.note(&name, format!("connected with host {host}"));
+                        actor.note(format!("connected with host {host}"));
                         net.established(node, host);
                         links.closers.lock().push((host, link.closer()));
                         if let Some(place) = links.links.lock().get_mut(place) {
@@ -221,7 +221,7 @@ impl Caller {
     /// for.
     fn watch_epochs(&self) -> Watch {
         let newest = Mutex::new([0u32; LAYERS as usize]);
-        let (observer, name) = (self.observer.clone(), self.name.clone());
+        let actor = self.actor.clone();
         Watch::new(move |told| {
             let mut newest = newest.lock();
             let (Told::Asked { layers, epoch } | Told::Taken { layers, epoch, .. }) = told;
@@ -230,7 +230,7 @@ impl Caller {
                 match told {
                     Told::Asked { .. } => *newest = epoch.max(*newest),
                     Told::Taken { position, .. } => {
-                        observer.check(&name, epoch == *newest, || {
+                        actor.check(epoch == *newest, || {
                             format!(
                                 "an answer for position {position} of layers {layers:?} is taken, of \
                                  epoch {epoch} instead of {newest}"
@@ -256,10 +256,9 @@ impl Caller {
             let holds = stats.credit_available <= stats.credit_granted
                 && stats.steps_in_flight <= stats.steps_granted;
             // An ended session has neither.
-            self.observer
-                .check(&self.name, holds || !link.is_open(), || {
-                    format!("beyond the window of a session: {stats:?}")
-                });
+            self.actor.check(holds || !link.is_open(), || {
+                format!("beyond the window of a session: {stats:?}")
+            });
         }
     }
 
@@ -268,26 +267,23 @@ impl Caller {
     pub(crate) async fn chat(&self, random: &mut Random, faults_end: Instant) -> bool {
         let number = random.below(self.model.transcripts.len() as u64) as usize;
         let falls_back = !random.one_in(3);
-        self.observer.note(
-            &self.name,
-            format!("asks prompt {number}, fallback: {falls_back}"),
-        );
+        self.actor
+            .note(format!("asks prompt {number}, fallback: {falls_back}"));
         let until = Instant::now().max(faults_end) + CALL_ENDS_WITHIN;
         let answer = run_in_task(self.answer(number, falls_back, random));
         match timeout_at(until, answer).await {
             Ok(Ok(())) => true,
             Ok(Err(error)) => {
                 let code = error.code();
-                self.observer
-                    .note(&self.name, format!("the call ends with {code}"));
+                self.actor.note(format!("the call ends with {code}"));
                 // A defect, whatever the hosts do. With a fallback, no host can end a call.
                 let is_fine = !falls_back && error.blames_host();
-                self.observer
-                    .check(&self.name, is_fine, || format!("a call ended: {error}"));
+                self.actor
+                    .check(is_fine, || format!("a call ended: {error}"));
                 false
             }
             Err(_) => {
-                self.observer.violated(&self.name, "a call does not end");
+                self.actor.violated("a call does not end");
                 false
             }
         }
@@ -301,12 +297,10 @@ impl Caller {
             let abort = auditing.abort_handle();
             match timeout(AUDITS_END_WITHIN, auditing).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => self
-                    .observer
-                    .violated(&self.name, format!("audits: {error}")),
+                Ok(Err(error)) => self.actor.violated(format!("audits: {error}")),
                 Err(_) => {
                     abort.abort();
-                    self.observer.violated(&self.name, "audits do not end");
+                    self.actor.violated("audits do not end");
                 }
             }
         }
@@ -321,19 +315,17 @@ impl Caller {
                 audits.mismatches,
                 audits.not_auditable
             );
-            self.observer.note(&self.name, event);
+            self.actor.note(event);
             let is_liar = self.lies.is_liar(&one.host);
-            self.observer.check(
-                &self.name,
-                is_liar || !blamed(FailureKind::Corruption),
-                || format!("{host} is blamed for wrong rows, and never lied"),
-            );
+            self.actor
+                .check(is_liar || !blamed(FailureKind::Corruption), || {
+                    format!("{host} is blamed for wrong rows, and never lied")
+                });
             // One of several hosts is wrong then.
             let differ = blamed(FailureKind::Disputed) || audits.mismatches > 0;
-            self.observer
-                .check(&self.name, !differ || self.lies.exist(), || {
-                    format!("rows of {host} are disputed, and no host lied")
-                });
+            self.actor.check(!differ || self.lies.exist(), || {
+                format!("rows of {host} are disputed, and no host lied")
+            });
         }
     }
 
@@ -393,12 +385,11 @@ impl Caller {
         let mut notify = |frame: Frame| match frame {
             Frame::ShardStatus { status, code, .. } => {
                 let code = code.map(|code| code.to_string()).unwrap_or_default();
-                self.observer
-                    .note(&self.name, format!("host is {status} {code}"));
+                self.actor.note(format!("host is {status} {code}"));
             }
             Frame::ShardFailover { code, replayed, .. } => {
                 let event = format!("layers moved after {code}, {replayed} rows replayed");
-                self.observer.note(&self.name, event);
+                self.actor.note(event);
             }
             _ => {}
         };
@@ -419,7 +410,7 @@ impl Caller {
             // A row that follows from a lie may give another token. All others are right, so what is
             // streamed up to the first lie is what a run without faults streams.
             let follows = || self.lies.explain(LAYERS, end as u32 - 1, &row);
-            self.observer.check(&self.name, is_right || follows(), || {
+            self.actor.check(is_right || follows(), || {
                 format!(
                     "prompt {number}: the row of position {} is another one",
                     end - 1
@@ -427,18 +418,15 @@ impl Caller {
             });
             if !is_right {
                 let event = format!("prompt {number}, token {} follows from a lie", end - begin);
-                self.observer.note(&self.name, event);
+                self.actor.note(event);
             }
             let token = model.next_token(&row);
             let expected = transcript.answer.get(end - begin).copied();
-            self.observer
-                .check(&self.name, !is_right || token == expected, || {
-                    format!("prompt {number}: token {} is another one", end - begin)
-                });
-            self.observer.note(
-                &self.name,
-                format!("prompt {number}, token {}", end - begin),
-            );
+            self.actor.check(!is_right || token == expected, || {
+                format!("prompt {number}: token {} is another one", end - begin)
+            });
+            self.actor
+                .note(format!("prompt {number}, token {}", end - begin));
             from = end;
             end += 1;
             // Goes back once in a while, and submits the same rows again.
@@ -446,8 +434,7 @@ impl Caller {
                 furthest = end;
                 let back = random.below(end as u64) as u32;
                 from = backend.rewind(back).await? as usize;
-                self.observer
-                    .note(&self.name, format!("goes back to {back}, to {from}"));
+                self.actor.note(format!("goes back to {back}, to {from}"));
             }
         }
         backend.end_call();

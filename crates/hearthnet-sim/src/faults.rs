@@ -5,16 +5,17 @@ use std::marker::PhantomData;
 use std::str::FromStr;
 use std::time::Duration;
 
+use strum::VariantArray;
+
 use crate::random::Random;
 
 /// A scene: its nodes, and what can happen to them.
 pub trait Scene: Sized {
     /// Kind of a fault. Its name is what a command takes.
-    type Kind: Copy + Debug + PartialEq + 'static;
+    type Kind: VariantArray + Copy + Debug + PartialEq;
 
     /// Option of the command that chooses the scene, if it is not the first one.
     const OPTION: &'static str;
-    const KINDS: &'static [Self::Kind];
     /// Number of nodes that faults happen to.
     const NODES: usize;
 }
@@ -57,9 +58,9 @@ impl<S: Scene> Schedule<S> {
     }
 
     fn draw(random: &mut Random) -> Option<Fault<S::Kind>> {
-        let kind = random.below(S::KINDS.len() as u64) as usize;
+        let kind = random.below(S::Kind::VARIANTS.len() as u64) as usize;
         Some(Fault {
-            kind: *S::KINDS.get(kind)?,
+            kind: *S::Kind::VARIANTS.get(kind)?,
             node: random.below(S::NODES as u64) as usize,
             at: Duration::from_millis(random.between(FAULTY.0, FAULTY.1)),
             // Most faults are short. Some outlast every timeout of a session.
@@ -73,7 +74,7 @@ impl<S: Scene> Schedule<S> {
 
     /// Every ordered combination of one to three faults on three nodes, 150 ms between them.
     pub fn triples() -> impl Iterator<Item = Self> {
-        let kinds = S::KINDS.len() as u64;
+        let kinds = S::Kind::VARIANTS.len() as u64;
         let all = kinds * 3;
         let numbers = (1..=3u32).flat_map(move |length| {
             let of_length = 0..all.pow(length);
@@ -83,7 +84,7 @@ impl<S: Scene> Schedule<S> {
             let faults = (0..length).filter_map(|place| {
                 let one = number / all.pow(place) % all;
                 Some(Fault {
-                    kind: *S::KINDS.get((one % kinds) as usize)?,
+                    kind: *S::Kind::VARIANTS.get((one % kinds) as usize)?,
                     node: (one / kinds) as usize,
                     at: Duration::from_millis(500 + 150 * u64::from(place)),
                     lasts: Duration::from_millis(2_500),
@@ -143,7 +144,8 @@ fn read_fault<S: Scene>(text: &str) -> Result<Fault<S::Kind>, String> {
     let (node, times) = rest.split_once(':').ok_or_else(wrong)?;
     let (at, lasts) = times.split_once('+').ok_or_else(wrong)?;
     let ms = |text: &str| u64::from_str(text).map(Duration::from_millis);
-    let kind = S::KINDS.iter().find(|one| format!("{one:?}") == kind);
+    let mut kinds = S::Kind::VARIANTS.iter();
+    let kind = kinds.find(|one| format!("{one:?}") == kind);
     let node = node.parse().ok().filter(|node| *node < S::NODES);
     Ok(Fault {
         kind: *kind.ok_or_else(wrong)?,

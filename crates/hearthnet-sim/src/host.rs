@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep};
 use crate::lies::Lies;
 use crate::model::Model;
 use crate::net::{Net, Node};
-use crate::observer::Observer;
+use crate::observer::{Actor, Observer};
 use crate::random::Random;
 use crate::watched::{Watch, Watched};
 
@@ -45,13 +45,12 @@ pub(crate) fn transport() -> Config {
 /// A machine with some of the layers. Its process may be killed and started again.
 pub(crate) struct Host {
     pub node: Node,
-    pub name: String,
     pub addr: HostAddr,
     layers: (u32, u32),
     callers: Vec<NodeId>,
     model: Arc<Model>,
     net: Net,
-    observer: Observer,
+    pub actor: Actor,
     key: [u8; 32],
     running: Mutex<Option<RunningHost>>,
     disk: Disk,
@@ -79,19 +78,17 @@ impl Host {
         lies: &Lies,
     ) -> Self {
         let key = [10 + node as u8; 32];
-        let name = format!("host {node}");
         Self {
             node,
             addr: HostAddr {
                 endpoint: format!("host-{node}.sim:4710"),
                 node: NodeKey::from_secret(&key).id(),
             },
-            name,
             layers,
             callers: callers.to_vec(),
             model: Arc::clone(model),
             net: net.clone(),
-            observer: observer.clone(),
+            actor: observer.actor(format!("host {node}")),
             key,
             running: Mutex::default(),
             disk: Disk::new(),
@@ -134,8 +131,7 @@ impl Host {
         let watch = Watch {
             model: Arc::clone(&self.model),
             host: self.addr.node,
-            name: self.name.clone(),
-            observer: self.observer.clone(),
+            actor: self.actor.clone(),
             lying: Arc::clone(&self.lying),
             lies: self.lies.clone(),
             spoiled: Arc::clone(&self.spoiled),
@@ -156,19 +152,16 @@ impl Host {
         let was_whole = is_whole();
         match ShardHost::start_with(config, &place, |_| {}, load).await {
             Ok(running) => {
-                self.observer.note(&self.name, "starts");
-                self.observer
-                    .check(&self.name, was_whole || is_whole(), || {
-                        "it starts with a damaged file".into()
-                    });
+                self.actor.note("starts");
+                self.actor.check(was_whole || is_whole(), || {
+                    "it starts with a damaged file".into()
+                });
                 *self.running.lock() = Some(running);
             }
             Err(error) => {
-                self.observer.note(&self.name, "does not start");
-                self.observer
-                    .check(&self.name, !was_whole || !is_whole(), || {
-                        format!("start: {error}")
-                    });
+                self.actor.note("does not start");
+                self.actor
+                    .check(!was_whole || !is_whole(), || format!("start: {error}"));
             }
         }
     }
@@ -192,15 +185,15 @@ impl Host {
 
     /// A change of the disk was done by the simulation itself, so it must not fail.
     fn done(&self, what: &str, result: io::Result<()>) {
-        self.observer
-            .check(&self.name, result.is_ok(), || format!("{what}: {result:?}"));
+        self.actor
+            .check(result.is_ok(), || format!("{what}: {result:?}"));
     }
 
     /// Ends the process at once.
     pub(crate) fn kill(&self) {
         self.net.kill(self.node);
         if self.running.lock().take().is_some() {
-            self.observer.note(&self.name, "is killed");
+            self.actor.note("is killed");
         }
     }
 
@@ -208,9 +201,9 @@ impl Host {
     pub(crate) async fn leave(&self, within: Duration) {
         let running = self.running.lock().take();
         if let Some(running) = running {
-            self.observer.note(&self.name, "leaves");
+            self.actor.note("leaves");
             running.shutdown(within).await;
-            self.observer.note(&self.name, "has left");
+            self.actor.note("has left");
         }
     }
 
@@ -259,7 +252,7 @@ impl Host {
             }
             sleep(Duration::from_millis(100)).await;
         }
-        self.observer.check(&self.name, held().is_none(), || {
+        self.actor.check(held().is_none(), || {
             format!(
                 "streams, steps, bytes of KV and sequences are held: {:?}",
                 held()

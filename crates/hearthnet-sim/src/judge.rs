@@ -12,14 +12,13 @@ use hearthnet_testkit::one_thread;
 
 use crate::lies::Lies;
 use crate::model::Model;
-use crate::observer::Observer;
+use crate::observer::Actor;
 
 /// Judge of one caller's disputes.
 pub(crate) struct Judge {
     pub(crate) caller: NodeId,
-    pub(crate) name: String,
     pub(crate) model: Arc<Model>,
-    pub(crate) observer: Observer,
+    pub(crate) actor: Actor,
     pub(crate) lies: Lies,
 }
 
@@ -38,15 +37,14 @@ impl Judge {
         };
         let accused = dispute.accused.short();
         let event = format!("dispute with {accused}, finding: {finding:?}");
-        self.observer.note(&self.name, event);
-        self.observer.check(&self.name, !named.is_empty(), || {
+        self.actor.note(event);
+        self.actor.check(!named.is_empty(), || {
             format!("the dispute with {accused} proves nothing: {finding:?}")
         });
         for host in named {
-            self.observer
-                .check(&self.name, self.lies.is_liar(&host), || {
-                    format!("{} is found guilty, and never lied", host.short())
-                });
+            self.actor.check(self.lies.is_liar(&host), || {
+                format!("{} is found guilty, and never lied", host.short())
+            });
         }
     }
 

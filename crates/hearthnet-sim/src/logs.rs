@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::faults::{Fault, Scene, Schedule};
 pub use crate::member::Founded;
 use crate::member::{Known, MEMBERS, Member, REVOKED, key};
-use crate::net::{Net, Node};
+use crate::net::{Direction, Net, Node, Ways};
 use crate::observer::{Observer, Report};
 use crate::random::Random;
 use crate::run::in_virtual_time;
@@ -25,7 +25,7 @@ const CONVERGE_WITHIN: Duration = Duration::from_secs(300);
 const WRITING: Duration = Duration::from_millis(4_500);
 
 /// A fault of a member.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantArray)]
 pub enum Kind {
     /// The process dies, and starts again later from its disk.
     Crash,
@@ -62,20 +62,6 @@ impl Scene for Logs {
 
     const OPTION: &'static str = " --logs";
     const NODES: usize = MEMBERS;
-    const KINDS: &'static [Kind] = &[
-        Kind::Crash,
-        Kind::TornWrite,
-        Kind::LostWrites,
-        Kind::FullDisk,
-        Kind::Pause,
-        Kind::ClockJump,
-        Kind::Partition,
-        Kind::PartitionIn,
-        Kind::PartitionOut,
-        Kind::SlowLink,
-        Kind::DamagedPacket,
-        Kind::Revoke,
-    ];
 }
 
 /// Runs a schedule.
@@ -86,6 +72,7 @@ pub fn run(founded: &Founded, schedule: &Schedule<Logs>) -> Report {
 async fn scene(founded: &Founded, schedule: &Schedule<Logs>) -> Report {
     let begin = Instant::now();
     let (observer, net) = (Observer::begin(), Net::new(schedule.seed));
+    let run = observer.actor("run");
     let (known, dir) = (Arc::new(Mutex::<Known>::default()), memory_folder());
     let members: Vec<Rc<Member>> = (0..MEMBERS)
         .map(|node| {
@@ -122,18 +109,15 @@ async fn scene(founded: &Founded, schedule: &Schedule<Logs>) -> Report {
     }
     for task in tasks {
         if let Err(error) = task.await {
-            observer.violated("run", format!("a task failed: {error}"));
+            run.violated(format!("a task failed: {error}"));
         }
     }
     sleep_until(end).await;
     let healed = Instant::now();
     let is_revoked = |node: Node| {
         let revoked = key(node).id();
-        members.iter().any(|member| {
-            member
-                .log()
-                .is_some_and(|log| log.state().is_revoked(&revoked))
-        })
+        let mut logs = members.iter().filter_map(|member| member.log());
+        logs.any(|log| log.state().is_revoked(&revoked))
     };
     loop {
         let left = || members.iter().filter(|member| !is_revoked(member.node));
@@ -148,24 +132,23 @@ async fn scene(founded: &Founded, schedule: &Schedule<Logs>) -> Report {
         let are_equal = heads.windows(2).all(|pair| pair.first() == pair.last());
         // Before, some logs receive events at this moment, and the trace has no order within one.
         if are_equal && !doubts && seconds > 2 {
-            observer.note("run", format!("{lengths:?} events"));
+            run.note(format!("{lengths:?} events"));
             break;
         }
         if healed.elapsed() > CONVERGE_WITHIN {
-            observer.violated(
-                "run",
-                format!("the logs do not become equal: {lengths:?} events, in doubt: {doubts}"),
-            );
+            run.violated(format!(
+                "the logs do not become equal: {lengths:?} events, in doubt: {doubts}"
+            ));
             break;
         }
         members.iter().for_each(|member| member.upkeep());
         sleep(Duration::from_secs(1)).await;
     }
-    check_events(&members, &observer, &known.lock(), is_revoked);
+    check_events(&members, &known.lock(), is_revoked);
     for member in &members {
         let log = member.log();
         if let Some(Ok(found)) = log.map(|log| log.verify()) {
-            observer.check(&member.name, found.problems.is_empty(), || {
+            member.actor.check(found.problems.is_empty(), || {
                 format!("the log is damaged: {:?}", found.problems)
             });
         }
@@ -173,7 +156,7 @@ async fn scene(founded: &Founded, schedule: &Schedule<Logs>) -> Report {
     }
     sleep(Duration::from_secs(200)).await;
     let pipes = net.open_pipes();
-    observer.check("run", pipes == 0, || {
+    run.check(pipes == 0, || {
         format!("{pipes} directions of connections are left")
     });
     let known = known.lock();
@@ -181,17 +164,12 @@ async fn scene(founded: &Founded, schedule: &Schedule<Logs>) -> Report {
 }
 
 /// Checks which events arrived where.
-fn check_events(
-    members: &[Rc<Member>],
-    observer: &Observer,
-    known: &Known,
-    is_revoked: impl Fn(Node) -> bool,
-) {
+fn check_events(members: &[Rc<Member>], known: &Known, is_revoked: impl Fn(Node) -> bool) {
     for member in members {
         if is_revoked(member.node) {
             let mut got = member.events(false).into_iter();
             let secret = got.find(|id| known.secret.contains(id));
-            observer.check(&member.name, secret.is_none(), || {
+            member.actor.check(secret.is_none(), || {
                 "it was revoked, and received an event of a member that knew it".into()
             });
             continue;
@@ -209,8 +187,11 @@ fn check_events(
                 .flatten()
                 .filter(|id| !held.contains(*id))
                 .count();
-            observer.check(&member.name, lost == 0, || {
-                format!("it lacks {lost} acknowledged events of {}", author.name)
+            member.actor.check(lost == 0, || {
+                format!(
+                    "it lacks {lost} acknowledged events of {}",
+                    author.actor.name
+                )
             });
         }
     }
@@ -225,24 +206,12 @@ async fn happen(fault: Fault<Kind>, begin: Instant, all: &[Rc<Member>], mut rand
     let Some(member) = all.get(fault.node) else {
         return;
     };
-    let (net, observer) = (&member.net, &member.observer);
-    observer.note(&member.name, format!("fault: {:?}", fault.kind));
-    let ways = |into: bool, out_of: bool| {
-        let others = (0..MEMBERS).filter(move |node| *node != fault.node);
-        others.flat_map(move |other| {
-            let ways = [(other, fault.node, into), (fault.node, other, out_of)];
-            ways.into_iter().filter(|way| way.2)
-        })
-    };
-    let block = |into: bool, out_of: bool, by: i32| {
-        for (from, to, _) in ways(into, out_of) {
-            net.change(from, to, |way| {
-                way.blocked = way.blocked.saturating_add_signed(by);
-            });
-        }
-    };
-    let slow = |factor| {
-        ways(true, true).for_each(|(from, to, _)| net.change(from, to, |way| way.slow = factor));
+    member.actor.note(format!("fault: {:?}", fault.kind));
+    let others = (0..MEMBERS).filter(|node| *node != fault.node);
+    let ways = Ways {
+        net: &member.net,
+        node: fault.node,
+        others: others.collect(),
     };
     let over = sleep_until(begin + fault.at + fault.lasts);
     match fault.kind {
@@ -278,11 +247,11 @@ async fn happen(fault: Fault<Kind>, begin: Instant, all: &[Rc<Member>], mut rand
         }
         Kind::Pause => {
             // What the process would do by itself meanwhile is gossip, which no peer gets or answers.
-            block(true, true, 1);
+            ways.block(Direction::Both, 1);
             member.pause(1);
             over.await;
             member.pause(-1);
-            block(true, true, -1);
+            ways.block(Direction::Both, -1);
         }
         Kind::ClockJump => {
             let jump = random.below(JUMPS.len() as u64) as usize;
@@ -291,42 +260,18 @@ async fn happen(fault: Fault<Kind>, begin: Instant, all: &[Rc<Member>], mut rand
             over.await;
             member.ahead_ms.fetch_sub(jump, Ordering::Relaxed);
         }
-        Kind::Partition => {
-            block(true, true, 1);
-            over.await;
-            block(true, true, -1);
-        }
-        Kind::PartitionIn => {
-            block(true, false, 1);
-            over.await;
-            block(true, false, -1);
-        }
-        Kind::PartitionOut => {
-            block(false, true, 1);
-            over.await;
-            block(false, true, -1);
-        }
-        Kind::SlowLink => {
-            slow(40);
-            over.await;
-            slow(0);
-        }
-        Kind::DamagedPacket => {
-            ways(false, true)
-                .for_each(|(from, to, _)| net.change(from, to, |way| way.damaged += 1));
-        }
+        Kind::Partition => ways.blocked(Direction::Both, over).await,
+        Kind::PartitionIn => ways.blocked(Direction::In, over).await,
+        Kind::PartitionOut => ways.blocked(Direction::Out, over).await,
+        Kind::SlowLink => ways.slow(over).await,
+        Kind::DamagedPacket => ways.damage(),
         Kind::Revoke => {
             // The anchor with this number, or the first one.
             let anchor = all.get(fault.node % 2).unwrap_or(member);
             while begin.elapsed() < fault.at + fault.lasts {
-                let last_seq = anchor.log().map_or(0, |log| {
-                    let heads = log.heads();
-                    heads
-                        .authors
-                        .get(&key(REVOKED).id())
-                        .map_or(0, |head| head.seq)
-                });
                 let node = key(REVOKED).id();
+                let head = |log: EventLog| log.heads().authors.get(&node).map(|head| head.seq);
+                let last_seq = anchor.log().and_then(head).unwrap_or(0);
                 let is_done = |log: EventLog| log.state().is_revoked(&node);
                 if anchor.log().is_some_and(is_done)
                     || anchor.write(Body::Revoked { node, last_seq })
@@ -337,5 +282,5 @@ async fn happen(fault: Fault<Kind>, begin: Instant, all: &[Rc<Member>], mut rand
             }
         }
     }
-    observer.note(&member.name, format!("over: {:?}", fault.kind));
+    member.actor.note(format!("over: {:?}", fault.kind));
 }

@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::net::{Net, Node};
-use crate::observer::Observer;
+use crate::observer::{Actor, Observer};
 
 /// Number of members. The first two are anchors; the last one may be revoked.
 pub(crate) const MEMBERS: usize = 4;
@@ -101,9 +101,8 @@ pub(crate) struct Known {
 /// A member. Its process may be killed and started again.
 pub(crate) struct Member {
     pub(crate) node: Node,
-    pub(crate) name: String,
+    pub(crate) actor: Actor,
     pub(crate) net: Net,
-    pub(crate) observer: Observer,
     pub(crate) known: Arc<Mutex<Known>>,
     dir: PathBuf,
     log: Mutex<Option<EventLog>>,
@@ -132,20 +131,17 @@ impl Member {
             let now = begin_ms + begin.elapsed().as_millis() as u64;
             now.saturating_add_signed(ahead.load(Ordering::Relaxed))
         };
-        let name = format!("member {node}");
+        let actor = observer.actor(format!("member {node}"));
         let copied = fs::create_dir_all(&dir).and_then(|()| {
             files(founded.dir.path()).iter().try_for_each(|name| {
                 fs::copy(founded.dir.path().join(name), dir.join(name)).map(drop)
             })
         });
-        observer.check(&name, copied.is_ok(), || {
-            format!("no copy of the log: {copied:?}")
-        });
+        actor.check(copied.is_ok(), || format!("no copy of the log: {copied:?}"));
         Self {
             node,
-            name,
+            actor,
             net: net.clone(),
-            observer: observer.clone(),
             known: Arc::clone(known),
             dir,
             log: Mutex::default(),
@@ -165,13 +161,11 @@ impl Member {
     pub(crate) fn start(&self) {
         let log = match EventLog::open(&self.dir) {
             Ok(log) => log,
-            Err(error) => return self.observer.violated(&self.name, format!("open: {error}")),
+            Err(error) => return self.actor.violated(format!("open: {error}")),
         };
         let recovered = log.recovery().map(|recovery| recovery.what.clone());
-        self.observer.note(
-            &self.name,
-            format!("starts, recovered: {}", recovered.is_some()),
-        );
+        self.actor
+            .note(format!("starts, recovered: {}", recovered.is_some()));
         log.fill_disk(self.full.load(Ordering::Relaxed) > 0);
         *self.log.lock() = Some(log.clone());
         let config = sync_config();
@@ -230,7 +224,7 @@ impl Member {
         if self.log.lock().take().is_none() {
             return;
         }
-        self.observer.note(&self.name, "is killed");
+        self.actor.note("is killed");
         let mut tasks = std::mem::replace(&mut *self.tasks.lock(), JoinSet::new());
         tasks.shutdown().await;
         // Work that a task had begun ends now.
@@ -246,9 +240,8 @@ impl Member {
         }
         for (path, bytes) in kept {
             let written = fs::write(&path, bytes);
-            self.observer.check(&self.name, written.is_ok(), || {
-                format!("restore: {written:?}")
-            });
+            self.actor
+                .check(written.is_ok(), || format!("restore: {written:?}"));
         }
     }
 
@@ -300,10 +293,8 @@ impl Member {
                         | LogError::ReadOnly { .. }
                         | LogError::NoEffect(_)
                 );
-                self.observer
-                    .check(&self.name, is_fine, || format!("append: {error}"));
-                self.observer
-                    .note(&self.name, format!("append: {}", error.code()));
+                self.actor.check(is_fine, || format!("append: {error}"));
+                self.actor.note(format!("append: {}", error.code()));
                 false
             }
         }
@@ -316,7 +307,7 @@ impl Member {
             let _ = log.maintain(&key(self.node), (self.clock)());
             self.write(Body::NodeSeen {
                 endpoints: Vec::new(),
-                name: self.name.clone(),
+                name: self.actor.name.clone(),
                 software: "sim".into(),
             });
         }
@@ -329,10 +320,10 @@ impl Member {
         let mut ends = BTreeMap::new();
         for (author, head) in heads.authors {
             let tag = *known.history.entry((author, head.seq)).or_insert(head.tip);
-            self.observer.check(&self.name, tag == head.tip, || {
+            self.actor.check(tag == head.tip, || {
                 format!("event {} of an author is another one here", head.seq)
             });
-            self.observer.check(&self.name, head.fork.is_none(), || {
+            self.actor.check(head.fork.is_none(), || {
                 format!("the history of {} forks", author.short())
             });
             if head.seq > 0 {

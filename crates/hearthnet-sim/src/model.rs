@@ -78,8 +78,7 @@ impl Model {
     pub fn next_token(&self, row: &[f32]) -> Option<u32> {
         let mut logits = Vec::new();
         self.head.logits(row, &mut logits).ok()?;
-        let best = (0..).zip(&logits).max_by(|a, b| a.1.total_cmp(b.1));
-        best.map(|(token, _)| token)
+        best(&logits)
     }
 
     /// True if some transcript has these rows as inputs of `layer` from `position` on. Other rows are
@@ -103,6 +102,12 @@ impl Model {
             })
         })
     }
+}
+
+/// Token with the greatest logit.
+fn best(logits: &[f32]) -> Option<u32> {
+    let best = (0..).zip(logits).max_by(|a, b| a.1.total_cmp(b.1));
+    best.map(|(token, _)| token)
 }
 
 impl Transcript {
@@ -137,8 +142,7 @@ impl Transcript {
             head.logits(&row, &mut logits).ok()?;
             rows.last_mut()?.push(row);
             if position + 1 >= prompt.len() {
-                let best = (0..).zip(&logits).max_by(|a, b| a.1.total_cmp(b.1));
-                answer.push(best?.0);
+                answer.push(best(&logits)?);
             }
         }
         answer.truncate(ANSWER);

@@ -33,13 +33,67 @@ const DELAY: (u64, u64) = (1, 4);
 
 /// State of the way from one node to another.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Way {
+struct Way {
     /// Number of faults that block it.
-    pub blocked: u32,
+    blocked: u32,
     /// Factor of delays, 0 for none.
-    pub slow: u64,
+    slow: u64,
     /// Number of next writes in which a bit changes.
-    pub damaged: u32,
+    damaged: u32,
+}
+
+/// Ways between a node and others, for faults of the network.
+pub(crate) struct Ways<'a> {
+    pub(crate) net: &'a Net,
+    pub(crate) node: Node,
+    pub(crate) others: Vec<Node>,
+}
+
+/// Direction of packets, as the node of [`Ways`] sees it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    In,
+    Out,
+    Both,
+}
+
+impl Ways<'_> {
+    fn change(&self, direction: Direction, change: impl Fn(&mut Way)) {
+        for &other in &self.others {
+            if direction != Direction::Out {
+                self.net.change(other, self.node, &change);
+            }
+            if direction != Direction::In {
+                self.net.change(self.node, other, &change);
+            }
+        }
+    }
+
+    /// A fault blocks the ways (1), or ends (-1).
+    pub(crate) fn block(&self, direction: Direction, by: i32) {
+        self.change(direction, |way| {
+            way.blocked = way.blocked.saturating_add_signed(by);
+        });
+    }
+
+    /// Blocks the ways until `over`.
+    pub(crate) async fn blocked(&self, direction: Direction, over: Sleep) {
+        self.block(direction, 1);
+        over.await;
+        self.block(direction, -1);
+    }
+
+    /// Lets packets take 40 times as long until `over`.
+    pub(crate) async fn slow(&self, over: Sleep) {
+        self.change(Direction::Both, |way| way.slow = 40);
+        over.await;
+        self.change(Direction::Both, |way| way.slow = 0);
+    }
+
+    /// Changes a bit of the next packet to each of the others.
+    pub(crate) fn damage(&self) {
+        self.change(Direction::Out, |way| way.damaged += 1);
+    }
 }
 
 /// A direction of a connection.
@@ -154,7 +208,7 @@ impl Net {
     }
 
     /// Changes the way from one node to another.
-    pub(crate) fn change(&self, from: Node, to: Node, change: impl FnOnce(&mut Way)) {
+    fn change(&self, from: Node, to: Node, change: impl FnOnce(&mut Way)) {
         let mut state = self.state.lock();
         change(state.ways.entry((from, to)).or_default());
         state.wake_all();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Records of one run. Clones share them.
+/// Records of one run. Clones share them. [`Self::actor`] makes what writes them.
 #[derive(Clone)]
 pub(crate) struct Observer {
     begin: Instant,
@@ -31,26 +31,10 @@ impl Observer {
         }
     }
 
-    /// Records an event of an actor.
-    pub(crate) fn note(&self, actor: &str, event: impl Into<String>) {
-        let at = self.begin.elapsed().as_micros();
-        let event = (at, actor.to_owned(), event.into());
-        self.records.lock().trace.push(event);
-    }
-
-    /// Records that an invariant does not hold.
-    pub(crate) fn violated(&self, actor: &str, what: impl Into<String>) {
-        let what = what.into();
-        let seconds = self.begin.elapsed().as_secs_f64();
-        self.note(actor, format!("VIOLATION {what}"));
-        let violation = format!("{seconds:.3} s, {actor}: {what}");
-        self.records.lock().violations.push(violation);
-    }
-
-    /// Checks a condition.
-    pub(crate) fn check(&self, actor: &str, holds: bool, what: impl FnOnce() -> String) {
-        if !holds {
-            self.violated(actor, what());
+    pub(crate) fn actor(&self, name: impl Into<String>) -> Actor {
+        Actor {
+            name: name.into(),
+            observer: self.clone(),
         }
     }
 
@@ -70,6 +54,38 @@ impl Observer {
             violations: std::mem::take(&mut records.violations),
             done,
             failed,
+        }
+    }
+}
+
+/// An actor of a run, whose events are recorded.
+#[derive(Clone)]
+pub(crate) struct Actor {
+    pub(crate) name: String,
+    observer: Observer,
+}
+
+impl Actor {
+    /// Records an event.
+    pub(crate) fn note(&self, event: impl Into<String>) {
+        let at = self.observer.begin.elapsed().as_micros();
+        let event = (at, self.name.clone(), event.into());
+        self.observer.records.lock().trace.push(event);
+    }
+
+    /// Records that an invariant does not hold.
+    pub(crate) fn violated(&self, what: impl Into<String>) {
+        let what = what.into();
+        let seconds = self.observer.begin.elapsed().as_secs_f64();
+        self.note(format!("VIOLATION {what}"));
+        let violation = format!("{seconds:.3} s, {}: {what}", self.name);
+        self.observer.records.lock().violations.push(violation);
+    }
+
+    /// Checks a condition.
+    pub(crate) fn check(&self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds {
+            self.violated(what());
         }
     }
 }

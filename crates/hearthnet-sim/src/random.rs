@@ -1,23 +1,21 @@
 //! Random numbers of a seed.
 
-/// SplitMix64 (Steele, Lea, Flood 2014): the same numbers on all machines.
+use hearthnet_testkit::SplitMix64;
+
+/// The same numbers on all machines.
 #[derive(Debug, Clone)]
-pub(crate) struct Random(u64);
+pub(crate) struct Random(SplitMix64);
 
 impl Random {
     /// A stream of numbers for one purpose, so that its draws do not shift those of another one.
     pub(crate) fn new(seed: u64, purpose: u64) -> Self {
-        let mut random = Self(seed ^ purpose.wrapping_mul(0xd134_2543_de82_ef95));
-        random.draw();
-        random
+        let mut random = SplitMix64(seed ^ purpose.wrapping_mul(0xd134_2543_de82_ef95));
+        random.next();
+        Self(random)
     }
 
     pub(crate) fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next()
     }
 
     /// A number below `end`, or 0 if `end` is 0.

@@ -10,7 +10,7 @@ use hearthnet_shard::{Footprint, LayerEngine, Span, StreamFault};
 
 use crate::lies::Lies;
 use crate::model::Model;
-use crate::observer::Observer;
+use crate::observer::Actor;
 use crate::random::Random;
 
 /// Counters and faults of a host's engine.
@@ -18,8 +18,7 @@ use crate::random::Random;
 pub(crate) struct Watch {
     pub(crate) model: Arc<Model>,
     pub(crate) host: NodeId,
-    pub(crate) name: String,
-    pub(crate) observer: Observer,
+    pub(crate) actor: Actor,
     pub(crate) spoiled: Arc<AtomicU32>,
     pub(crate) lying: Arc<AtomicBool>,
     pub(crate) lies: Lies,
@@ -70,25 +69,18 @@ impl Watched {
     /// Checks the rows that it receives.
     fn check_inputs(&mut self, layers: (u32, u32), spans: &[Span<SeqId>], x: &[f32]) {
         let Watch {
-            model,
-            name,
-            observer,
-            lies,
-            ..
+            model, actor, lies, ..
         } = &self.watch;
         let width = model.width();
         for (span, rows) in rows_of(spans, x, width) {
             let (position, count) = (span.position, span.rows);
-            observer.note(
-                name,
-                format!("layers {layers:?}, {count} rows from {position}"),
-            );
+            actor.note(format!("layers {layers:?}, {count} rows from {position}"));
             if model.knows(layers.0, position, rows, |_, _| false) {
                 continue;
             }
             let is_lie = |position, row: &[f32]| lies.explain(layers.0, position, row);
             let is_known = model.knows(layers.0, position, rows, is_lie);
-            observer.check(name, is_known, || {
+            actor.check(is_known, || {
                 format!(
                     "rows {position}+{count} before layer {} are of no transcript",
                     layers.0
@@ -200,7 +192,7 @@ impl LayerEngine for Watched {
         let spoiled = &self.watch.spoiled;
         let spoil = |left: u32| left.checked_sub(1);
         if let Ok(left) = spoiled.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spoil) {
-            self.watch.observer.note(&self.watch.name, "spoils rows");
+            self.watch.actor.note("spoils rows");
             self.watch.lies.told_by(self.watch.host);
             match left % 3 {
                 0 => x.fill(f32::NAN),

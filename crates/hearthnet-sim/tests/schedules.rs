@@ -11,6 +11,7 @@ use hearthnet_sim::answers::{self, Answers};
 use hearthnet_sim::faults::{Scene, Schedule};
 use hearthnet_sim::logs::{self, Founded, Logs};
 use hearthnet_sim::model::{ANSWER, Model};
+use strum::VariantArray as _;
 
 static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| Arc::new(Model::load()));
 static FOUNDED: LazyLock<Founded> = LazyLock::new(Founded::new);
@@ -196,7 +197,7 @@ fn a_schedule_is_read_as_it_is_written() {
 
 #[test]
 fn all_combinations_of_up_to_three_faults_come_once() {
-    let one = Answers::KINDS.len() * 3;
+    let one = answers::Kind::VARIANTS.len() * 3;
     let mut all: Vec<String> = Schedule::<Answers>::triples()
         .map(|it| it.to_string())
         .collect();

@@ -10,7 +10,8 @@ use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{Gguf, TensorType, Value};
 use hearthnet_files::quantize;
 
-use crate::tiny::Random;
+use crate::SplitMix64;
+use crate::tiny::normal;
 use crate::vocabularies::find_vocabularies;
 
 /// Shape of a published model. Weights are stored as in Q4_K_M files: Q4_K, with Q6_K where
@@ -184,7 +185,7 @@ impl Shape {
             writer.tensor(name, dims, *dtype)?;
         }
         let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
-        let mut random = Random(seed);
+        let mut random = SplitMix64(seed);
         let mut pools = BTreeMap::new();
         writer.write(&mut out, |index, out| {
             let (_, dims, dtype) = &tensors[index];
@@ -198,7 +199,7 @@ impl Shape {
                     _ => (1.0, 0.1),
                 };
                 for _ in 0..count {
-                    let value: f32 = mean + scale * random.normal();
+                    let value: f32 = mean + scale * normal(&mut random);
                     out.write_all(&value.to_le_bytes())?;
                 }
                 return Ok::<(), WriteError>(());
@@ -412,10 +413,10 @@ impl Shape {
 const POOL_ROWS: usize = 512;
 
 /// Rows of random weights that map unit inputs to outputs of about unit size.
-fn pool(dtype: TensorType, columns: u64, random: &mut Random) -> Vec<u8> {
+fn pool(dtype: TensorType, columns: u64, random: &mut SplitMix64) -> Vec<u8> {
     let scale = 1.0 / (columns as f32).sqrt();
     let count = POOL_ROWS * columns as usize;
-    let values: Vec<f32> = (0..count).map(|_| scale * random.normal()).collect();
+    let values: Vec<f32> = (0..count).map(|_| scale * normal(random)).collect();
     let mut bytes = Vec::new();
     quantize::encode(dtype, &values, &mut bytes).expect("a type that can be written");
     bytes

@@ -3,11 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearthnet_engine::{Engine, EngineOptions, SeqId};
-use hearthnet_files::ModelFile;
+use hearthnet_engine::{ARITHMETIC, Engine, SeqId};
+use hearthnet_files::{ModelFile, WeightsId};
 use hearthnet_shard::{
-    EngineSource, Footprint, LayerEngine, LoadFault, Span, StartProgress, StreamFault,
+    EngineSource, Footprint, LayerEngine, LoadFault, Served, Span, StartProgress, StreamFault,
 };
+
+use crate::one_thread;
 
 /// Rows on their way through a host.
 #[derive(Debug)]
@@ -33,21 +35,48 @@ pub struct Tampered {
     tamper: Tamper,
 }
 
-#[allow(missing_debug_implementations, clippy::exhaustive_structs)]
+/// Layers of a file for a host that tampers.
+#[allow(missing_debug_implementations)] // A closure has none.
 pub struct TamperedSource {
-    pub file: Arc<ModelFile>,
-    pub layers: Range<u32>,
-    pub options: EngineOptions,
+    file: Arc<ModelFile>,
+    layers: Range<u32>,
     /// Moved into the engine by `load`.
-    pub tamper: Option<Tamper>,
+    tamper: Option<Tamper>,
+}
+
+impl TamperedSource {
+    pub fn new(file: &Arc<ModelFile>, layers: Range<u32>, tamper: Tamper) -> Self {
+        Self {
+            file: Arc::clone(file),
+            layers,
+            tamper: Some(tamper),
+        }
+    }
+
+    /// What its host says that it serves: these layers of a model of this id, exactly and with these
+    /// weights.
+    pub fn served(&self, model_id: &str, weights: WeightsId) -> Served {
+        let spec = self.file.spec();
+        Served {
+            model_id: model_id.to_owned(),
+            weights: weights.0,
+            lo: self.layers.start,
+            hi: self.layers.end - 1,
+            total_layers: spec.layers,
+            rows: spec.row_shape(),
+            boundary: spec.boundary,
+            context: spec.context,
+            arithmetic: ARITHMETIC.into(),
+        }
+    }
 }
 
 impl EngineSource for TamperedSource {
     type Engine = Tampered;
 
     fn load(&mut self, _: &mut dyn FnMut(StartProgress)) -> Result<Tampered, LoadFault> {
-        let (layers, options) = (self.layers.clone(), &self.options);
-        let engine = Engine::load(&self.file, layers, options, &mut |_, _| {})?;
+        let layers = self.layers.clone();
+        let engine = Engine::load(&self.file, layers, &one_thread(), &mut |_, _| {})?;
         let tamper = self.tamper.take();
         let tamper = tamper.ok_or_else(|| "loaded once only".to_owned())?;
         Ok(Tampered { engine, tamper })

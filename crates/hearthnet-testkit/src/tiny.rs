@@ -6,6 +6,8 @@ use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{TensorType, Value};
 use hearthnet_files::{Gguf, ModelFile, quantize};
 
+use crate::SplitMix64;
+
 /// Description of a synthetic model of the Llama family, or of Qwen3.5's.
 ///
 /// ```
@@ -175,7 +177,7 @@ impl TinyLlama {
             add("output.weight", &[width, vocab], embedding);
         }
 
-        let mut random = Random(self.seed);
+        let mut random = SplitMix64(self.seed);
         let mut file = Vec::new();
         writer
             .write(&mut file, |index, out| {
@@ -192,7 +194,7 @@ impl TinyLlama {
                 };
                 // A state decays.
                 let sign = if name.ends_with("ssm_a") { -1.0 } else { 1.0 };
-                let value = |_| sign * (mean + gain * scale * random.normal());
+                let value = |_| sign * (mean + gain * scale * normal(&mut random));
                 let mut values: Vec<f32> = (0..count).map(value).collect();
                 if let Some(token) = self.loud.filter(|_| name == "token_embd.weight") {
                     let row = token as usize * self.width as usize;
@@ -282,15 +284,11 @@ impl TinyLlama {
             types.push(5);
         }
         let tokens = tokens.iter().map(String::as_str);
-        writer
+        let arrays = writer
             .set_strings("tokenizer.ggml.tokens", tokens)
-            .expect("a new key");
-        writer
-            .set_i32s("tokenizer.ggml.token_type", &types)
-            .expect("a new key");
-        writer
-            .set_strings("tokenizer.ggml.merges", MERGES)
-            .expect("a new key");
+            .and_then(|()| writer.set_i32s("tokenizer.ggml.token_type", &types))
+            .and_then(|()| writer.set_strings("tokenizer.ggml.merges", MERGES));
+        arrays.expect("new keys");
         writer
     }
 }
@@ -310,23 +308,10 @@ fn byte_alphabet() -> [char; 256] {
     })
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): good enough for weights, and the same on all machines.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Nearly normal, mean 0, variance 1: the sum of twelve uniform numbers, minus six.
-    pub(crate) fn normal(&mut self) -> f32 {
-        let sum: f32 = (0..12)
-            .map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32)
-            .sum();
-        sum - 6.0
-    }
+/// Nearly normal, mean 0, variance 1: the sum of twelve uniform numbers, minus six.
+pub(crate) fn normal(random: &mut SplitMix64) -> f32 {
+    let sum: f32 = (0..12)
+        .map(|_| (random.next() >> 40) as f32 / (1u64 << 24) as f32)
+        .sum();
+    sum - 6.0
 }

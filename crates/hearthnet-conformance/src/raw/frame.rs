@@ -91,19 +91,15 @@ impl Frame {
     /// Sets a sequence number other than the next one.
     #[must_use]
     pub fn sequence(self, sequence: u32) -> Frame {
-        Frame {
-            sequence: Some(sequence),
-            ..self
-        }
+        let sequence = Some(sequence);
+        Frame { sequence, ..self }
     }
 
     /// Declares this payload length, whatever the length of the body.
     #[must_use]
     pub fn length(self, length: u32) -> Frame {
-        Frame {
-            length: Some(length),
-            ..self
-        }
+        let length = Some(length);
+        Frame { length, ..self }
     }
 
     #[must_use]
@@ -151,10 +147,21 @@ pub fn life(stream: u32, epoch: u32) -> Vec<u8> {
 }
 
 /// STREAM_OPEN of epoch 1.
-pub fn stream_open(stream: u32, weights: &[u8], (lo, hi): (u32, u32), max_positions: u32) -> Frame {
+pub fn stream_open(stream: u32, weights: &[u8], layers: (u32, u32), max_positions: u32) -> Frame {
+    stream_open_in(1, stream, weights, layers, max_positions)
+}
+
+/// STREAM_OPEN of any epoch.
+pub fn stream_open_in(
+    epoch: u32,
+    stream: u32,
+    weights: &[u8],
+    (lo, hi): (u32, u32),
+    max_positions: u32,
+) -> Frame {
     let body = cbor(&[
         ("stream", stream.into()),
-        ("epoch", 1.into()),
+        ("epoch", epoch.into()),
         ("weights", Value::Bytes(weights.to_vec())),
         ("lo", lo.into()),
         ("hi", hi.into()),

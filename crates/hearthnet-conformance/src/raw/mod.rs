@@ -11,7 +11,9 @@ mod tls;
 pub mod violations;
 mod websocket;
 
-pub use frame::{Frame, Hello, Step, cbor, chunk, dtype, flag, kind, life, stream_open};
+pub use frame::{
+    Frame, Hello, Step, cbor, chunk, dtype, flag, kind, life, stream_open, stream_open_in,
+};
 pub use peer::{Arrived, Came, Ending, Failed, Flood, Outgoing, Peer, SWITCHING};
 pub use tls::{Credentials, acceptor, connector};
 pub use websocket::{Message, opcode};

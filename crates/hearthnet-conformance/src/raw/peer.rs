@@ -275,8 +275,7 @@ impl Peer {
     /// # Errors
     /// The host does not answer with HELLO.
     pub async fn greeted(mut self, hello: &Hello) -> Result<Peer, Failed> {
-        self.send(hello.frame()).await;
-        let answer = self.receive().await;
+        let answer = self.ask(hello.frame()).await;
         if answer.is(kind::HELLO) {
             return Ok(self);
         }
@@ -314,6 +313,12 @@ impl Peer {
     pub async fn send(&mut self, what: impl Into<Outgoing>) {
         let bytes = encode(&mut self.sequence, &what.into());
         self.write(&bytes).await;
+    }
+
+    /// Sends a frame or a message, and returns the next input from the host.
+    pub async fn ask(&mut self, what: impl Into<Outgoing>) -> Arrived {
+        self.send(what).await;
+        self.receive().await
     }
 
     /// Next input from the host. WebSocket pings are skipped.
