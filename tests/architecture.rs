@@ -286,6 +286,52 @@ fn imports_are_found_in_source_text() {
     assert!(code.contains(&"f".to_owned()) && !code.contains(&"seven".to_owned()));
 }
 
+/// A crate with two folders, of which `high` imports `low`.
+#[test]
+fn an_import_from_above_closes_a_circle() {
+    // The circle that `line` in `low` closes.
+    let circle_with = |line: &str| {
+        let files = [
+            ("", "mod low; mod high; pub use high::part::Thing;"),
+            ("low", &format!("pub struct Base; {line}")),
+            ("high", "mod part; use super::low::Base; fn f(_: Base) {}"),
+            ("high part", "pub struct Thing;"),
+        ];
+        let sources = files.map(|(path, text)| {
+            let (imports, code) = split_imports(&without_tests(&tokens(text)));
+            let path = path.split_whitespace().map(str::to_owned).collect();
+            let (text, lines) = (String::new(), 0);
+            (
+                path,
+                Source {
+                    imports,
+                    code,
+                    text,
+                    lines,
+                },
+            )
+        });
+        circle(&Sources(sources.into()).graph(Unit::Folder))
+    };
+    for line in [
+        "use crate::high::part::Thing;",
+        "use crate::{Thing as It};",
+        "use super::high::{part::{self}};",
+        "fn f(of: &crate::Thing) {}",
+        "fn f() { super::high::part::run(); }",
+    ] {
+        assert!(circle_with(line).is_some(), "{line}");
+    }
+    for line in [
+        "",
+        "/// [`crate::Thing`]",
+        "#[cfg(test)] mod tests { use crate::Thing; }",
+        "const TEXT: &str = \"use crate::Thing;\";",
+    ] {
+        assert_eq!(circle_with(line), None, "{line}");
+    }
+}
+
 /// A circle of imports, with its first unit repeated at the end.
 fn circle(graph: &Graph) -> Option<Vec<String>> {
     let mut left = graph.clone();

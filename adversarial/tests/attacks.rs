@@ -6,14 +6,22 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
+use std::thread::available_parallelism;
 
 use hearthnet_adversarial::{
     ATTACKS, CASES, Case, Effort, Entry, Model, Pace, Setup, TEMPLATE, run,
 };
+use tokio::sync::Semaphore;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_hearthnet-adversarial");
 
+/// Attacks have deadlines of seconds: at most two per core run at once, however many tests may.
+static TURNS: LazyLock<Semaphore> =
+    LazyLock::new(|| Semaphore::new(2 * available_parallelism().map_or(1, usize::from)));
+
 async fn must_hold(entry: &Entry) {
+    let _turn = TURNS.acquire().await.unwrap();
     let setup = Setup {
         program: PathBuf::from(PROGRAM),
         pace: Pace::Brief,
