@@ -20,7 +20,7 @@
 //! | engine on any device | `engine` |
 //! | sequences: table, limits, budget | `sequences`, `sequence` |
 //! | the exact engine | `cpu` |
-//! | its memory of sequences: pages of keys and values, recurrent states | `memory`, `state`, `pool` |
+//! | its memory of sequences: keys and values, recurrent states | `memory`, `state`, `pool` |
 //! | running a batch through the layers, split between threads | `forward` |
 //! | RoPE tables | `rope_tables` |
 //! | threads | `thread_pool` |

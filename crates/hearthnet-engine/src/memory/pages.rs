@@ -1,11 +1,12 @@
 //! Pages of keys and values, for the layers that have attention.
 //!
 //! A page holds 32 positions of one sequence for every layer of the engine. The state of a sequence
-//! is its page table. Forking copies only the table; a page of several tables is copied when one
-//! of its owners appends to it. Cells at or beyond a sequence's length are never read.
+//! has a page table: see [`PagedSequence`](super::PagedSequence). Forking copies only the table; a
+//! page of several tables is copied when one of its owners appends to it. Cells at or beyond a
+//! sequence's length are never read.
 //!
-//! Pages are overwritten with zeros when they are freed and when the cache is dropped, so that data
-//! of a caller's text does not outlive its sequence.
+//! Pages are overwritten with zeros when they are freed and when [`HostPages`] is dropped, so that
+//! data of a caller's text does not outlive its sequence.
 //!
 //! ```text
 //! sequence A, length 70     sequence B = fork of A at 70, then 3 appended

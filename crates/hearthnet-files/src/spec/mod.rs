@@ -482,6 +482,9 @@ impl RowShape {
 }
 
 /// Activation of a feed-forward gate `g`; `u` is the output of the up projection.
+///
+/// `Display` gives the name of the kernel on a card, a key of the self-test's digests. A spec has
+/// another name for [`Self::SquaredRelu`].
 #[derive(
     Clone,
     Copy,

@@ -16,7 +16,7 @@ use crate::kv_layout::page_words;
 /// Storage of an engine on a card.
 pub(super) type CardMemory = Memory<CardSlots, CardSlots>;
 
-/// No pages of keys and values, which will take at most `budget` bytes.
+/// Empty memory for pages of keys and values, which will take at most `budget` bytes.
 pub(super) fn pages(gpu: &Gpu, spec: &ModelSpec, layers: Range<u32>, budget: u64) -> CardSlots {
     let page = footprint(spec, layers.clone()).page_bytes();
     let words = layers.map(|layer| {

@@ -2,7 +2,8 @@
 
 use crate::{Buffer, Gpu, GpuError};
 
-/// Allocates buffers for so many rows, and lists them, because all are wiped in the end.
+/// Allocates buffers for `rows` rows. Lists them in `all`, so that none is missed when they are
+/// wiped.
 pub(super) struct RowBuffers<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) rows: u32,

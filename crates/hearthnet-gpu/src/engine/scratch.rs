@@ -93,7 +93,8 @@ impl Widths {
 pub(super) struct Buffers {
     pub(super) widths: Widths,
     rows: u32,
-    /// All of the following but `scores`.
+    /// Buffers to wipe. `scores` is not among them, because it is replaced by itself when it is too
+    /// small. Nor is the constant [`LatentBuffers::zeros`].
     all: Vec<Buffer>,
     pub(super) x: Buffer,
     pub(super) normed: Buffer,

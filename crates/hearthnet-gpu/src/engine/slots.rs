@@ -1,8 +1,8 @@
 //! Memory of pages or states on the card.
 //!
 //! Each layer that needs it has one buffer, `[slot][words]`; a slot has the same number in all of
-//! them. The buffers grow by half: each is replaced by a larger one, one after the other, so that two
-//! of one layer exist at a time.
+//! them. The buffers grow by half: each is replaced by a larger one, one after the other, so that
+//! two of one layer exist at a time.
 //!
 //! Freed slots and replaced buffers are overwritten with zeros.
 
@@ -32,8 +32,8 @@ struct LayerSlots {
 }
 
 impl CardSlots {
-    /// No slots of layers that need so many words each. There will be at most `most`, and no more
-    /// than the card can bind.
+    /// Empty memory. `words` has the words of a slot for each layer. There will be at most `most`
+    /// slots, and no more than the card can bind.
     pub(super) fn new(gpu: &Gpu, words: impl Iterator<Item = u64>, most: u64) -> Self {
         let layers = words.map(|words| LayerSlots {
             words,

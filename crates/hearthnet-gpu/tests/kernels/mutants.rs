@@ -12,7 +12,7 @@ fn change(text: String, what: &str, by: &str) -> String {
     text.replace(what, by)
 }
 
-/// As [`change`], of a part that each kernel has.
+/// Replaces a part of a text, and panics if the text lacks it: each kernel has this part.
 fn change_each(text: String, whole: &str, by: &str) -> String {
     assert!(text.contains(whole), "{whole}");
     change(text, whole, by)
@@ -58,8 +58,13 @@ fn wrong_float_operations_are_refused() {
     ];
     for (what, alter) in mutants {
         match Gpu::open_altered(Choice::Software, Arithmetic::Integers, alter) {
-            Err(GpuError::SelfTest { kernel, .. }) => assert_eq!(kernel, "float operations"),
-            other => panic!("{what}: {:?}", other.map(|gpu| gpu.arithmetic())),
+            Err(GpuError::SelfTest { kernel, .. }) => {
+                assert_eq!(kernel, "float operations", "{what}");
+            }
+            other => panic!(
+                "{what} is not refused: {:?}",
+                other.map(|gpu| gpu.arithmetic())
+            ),
         }
     }
 }

@@ -126,8 +126,9 @@ impl<'a> Pass<'a> {
         self.add_biases(of, routes, out, width, |bias| &bias.down)
     }
 
-    /// Products of the input of each pair in `list`, one of `rows` rows of `x`, with an expert, which
-    /// has so many panels and outputs.
+    /// Multiplies the row of each pair in `list` with the matrix of its expert. `matrix` stacks the
+    /// experts' matrices, of `panels` panels and `outputs` outputs each. `act` has the `rows` rows
+    /// of `x` quantised. Only the form that the type of the weights needs is read.
     fn multiply_pairs(
         &mut self,
         (matrix, panels): (&Matrix, u32),
