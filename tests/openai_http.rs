@@ -213,8 +213,8 @@ fn answers_by_a_grammar_are_valid_and_the_same_for_every_cut() {
     is_the_same_for_every_cut("grammars");
 }
 
-/// Checks that a scenario has the same result on one machine and over hosts with a cut in the middle
-/// or near the start.
+/// Checks that a scenario has the same result on one machine and over two hosts, whether the layers
+/// are cut in the middle or near the start.
 fn is_the_same_for_every_cut(what: &str) {
     let here = alone().client(what);
     for layers in [&["0-14", "15-29"][..], &["0-4", "5-29"]] {

@@ -112,7 +112,7 @@ impl Bench {
         Gossip::open(self.target.addr, key, &community).await
     }
 
-    /// Pushes events as a member, in a gossip session of its own. The victim must store all of them.
+    /// Pushes events as a member, in a new gossip session. The victim must store all of them.
     pub(crate) async fn stores(
         &mut self,
         found: &mut Findings,

@@ -31,7 +31,8 @@ use crate::{Findings, HarnessError, Result};
 /// Time limit for gossip.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Event that changes a member's level, by an author that has seen its events up to `last_seq`.
+/// Body of an event that sets the level of `node`. Its author has the events of `node` up to
+/// `last_seq`.
 pub(crate) fn level_change(node: NodeId, level: Level, last_seq: u64) -> Body {
     let last_seq = Some(last_seq);
     Body::LevelChanged {
@@ -41,7 +42,7 @@ pub(crate) fn level_change(node: NodeId, level: Level, last_seq: u64) -> Body {
     }
 }
 
-/// New events of a log that a key signs.
+/// Appends events to a log, signed by `by`, and returns them as other nodes receive them.
 pub(crate) fn appended(
     log: &EventLog,
     by: &NodeKey,

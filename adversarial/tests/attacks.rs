@@ -16,7 +16,8 @@ use tokio::sync::Semaphore;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_hearthnet-adversarial");
 
-/// Attacks have deadlines of seconds: at most two per core run at once, however many tests may.
+/// Limits the attacks that run at once to two per core, because they have deadlines of seconds.
+/// `RUST_TEST_THREADS` may be higher.
 static TURNS: LazyLock<Semaphore> =
     LazyLock::new(|| Semaphore::new(2 * available_parallelism().map_or(1, usize::from)));
 

@@ -282,7 +282,7 @@ impl Server {
         kill_process(pid(self.child.id()), signal).expect("it runs");
     }
 
-    /// Exit status after a signal.
+    /// Sends a signal, and returns the exit status.
     pub(crate) fn end(&mut self, signal: Signal) -> ExitStatus {
         self.signal(signal);
         self.child.wait().expect("its end")

@@ -18,7 +18,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
         leap.time = now_ms() + LEAP_MS;
         leap.lamport = leap.time;
     });
-    bench.stores(found, "an event ten minutes ahead, all but five seconds", &attacker, &[leap]).await?;
+    let what = "an event ten minutes ahead, all but five seconds";
+    bench.stores(found, what, &attacker, &[leap]).await?;
     bench.passed_on(found, &attacker_id, 1).await?;
 
     // The anchor and the host write after it, including their addresses.

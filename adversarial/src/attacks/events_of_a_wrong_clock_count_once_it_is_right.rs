@@ -11,8 +11,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let guest_id = guest.id();
     let honest = &mut bench.community()?.guest;
-    let ahead = |event: &mut Event| event.time = now_ms() + DAY_MS;
-    let first = honest.write("notes.written", vec![1], ahead);
+    let a_day_ahead = |event: &mut Event| event.time = now_ms() + DAY_MS;
+    let first = honest.write("notes.written", vec![1], a_day_ahead);
     let second = honest.note(10, 2);
     // The attacker's next event does not contain the hash of the one before it.
     let liar = &bench.community()?.attacker;

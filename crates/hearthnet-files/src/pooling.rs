@@ -6,8 +6,9 @@ use crate::gguf::Gguf;
 /// Key of the way, without the architecture's prefix (`enum llama_pooling_type` of llama.cpp).
 pub(crate) const POOLING_KEY: &str = "pooling_type";
 
-/// Hidden states of which the vector of a text is made. A number is that in a file; a name is for
-/// clients, and a change of one bit of the vectors needs a new name.
+/// Hidden states of which the vector of a text is made. The discriminants are the numbers in a model
+/// file, and the texts are the names for clients. A change of one bit of the vectors needs a new
+/// name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, strum::FromRepr, strum::IntoStaticStr)]
 #[repr(u32)]
 pub enum Pooling {

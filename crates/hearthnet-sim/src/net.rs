@@ -69,7 +69,7 @@ impl Ways<'_> {
         }
     }
 
-    /// A fault blocks the ways (1), or ends (-1).
+    /// Adds `by` to the number of faults that block each way: 1 when a fault begins, -1 when it ends.
     pub(crate) fn block(&self, direction: Direction, by: i32) {
         self.change(direction, |way| {
             way.blocked = way.blocked.saturating_add_signed(by);

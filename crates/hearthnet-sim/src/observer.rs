@@ -8,7 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Records of one run. Clones share them. [`Self::actor`] makes what writes them.
+/// Records of one run. Clones share them. Each [`Actor`] adds its events.
 #[derive(Clone)]
 pub(crate) struct Observer {
     begin: Instant,

@@ -2,7 +2,7 @@
 
 use hearthnet_testkit::SplitMix64;
 
-/// The same numbers on all machines.
+/// Stream of random numbers, the same on all machines.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(SplitMix64);
 

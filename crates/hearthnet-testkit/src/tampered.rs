@@ -53,8 +53,8 @@ impl TamperedSource {
         }
     }
 
-    /// What its host says that it serves: these layers of a model of this id, exactly and with these
-    /// weights.
+    /// Description that the host advertises: these layers of the model `model_id`, in the exact
+    /// arithmetic.
     pub fn served(&self, model_id: &str, weights: WeightsId) -> Served {
         let spec = self.file.spec();
         Served {

@@ -156,7 +156,8 @@ impl Fields {
         Ok(self.read(name, "a list", |_| true)?.unwrap_or_default())
     }
 
-    /// Moves fields to a request, each under its name there, where their values are checked.
+    /// Moves fields to a translated request: their name, and the name there. The reader of the
+    /// translated request checks their values.
     pub(super) fn move_to(&mut self, request: &mut Value, names: &[(&str, &str)]) {
         for (theirs, ours) in names {
             if let Some(value) = self.take(theirs) {
@@ -179,7 +180,8 @@ impl Fields {
         self.nothing_but(ignored, "is not supported here")
     }
 
-    /// Refuses the remaining fields that are not in `names`. `why` follows the name of one.
+    /// Refuses the remaining fields that are not in `names`. The message is the path of the first
+    /// such field, and `why`.
     pub(super) fn nothing_but(self, names: &[&str], why: &str) -> Result<(), Refused> {
         let matters =
             |(name, value): &(&String, &Value)| !value.is_null() && !names.contains(&name.as_str());

@@ -181,7 +181,7 @@ pub(crate) mod tests {
         })
     }
 
-    /// [`run_rows`], for a caller that hears of no events.
+    /// As [`run_rows`], without events.
     pub(crate) fn run_quietly(
         backend: &mut dyn Backend,
         position: u32,

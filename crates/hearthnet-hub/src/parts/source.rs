@@ -152,7 +152,7 @@ pub(super) fn read_run(
     Ok(Some(cut_out(run, range(from, len)?)))
 }
 
-/// Reads an object of a source that has only the head, of which `range` reads so many bytes.
+/// Reads an object of a source that has only the head. `range` reads a number of bytes of the head.
 pub(super) fn read_head(
     object: Object,
     len: u32,

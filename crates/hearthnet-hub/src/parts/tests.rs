@@ -81,7 +81,7 @@ struct Fake {
 type ReadResult = Result<Option<Vec<u8>>, SourceError>;
 
 impl Fake {
-    /// `has` may block, and say something else each time.
+    /// `has` returns the pieces of the source at each call. It may block.
     fn changing(
         name: &'static str,
         rank: Rank,
@@ -466,7 +466,7 @@ fn a_source_has_at_most_as_many_reads_as_lanes() {
     assert_whole(&memory, 200);
 }
 
-/// Neighbour with 100 pieces, which it says once it is let.
+/// Neighbour with 100 pieces. It does not list them before `until` is true.
 fn late(until: Arc<AtomicBool>) -> Arc<Fake> {
     let has = move || {
         while !until.load(Ordering::Relaxed) {

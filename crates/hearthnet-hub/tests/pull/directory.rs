@@ -27,7 +27,7 @@ fn adopted(dtype: Option<TensorType>) -> (TempDir, Adopted) {
     DIRECTORY.write(directory.path());
     let (go_on, from) = (AtomicBool::new(false), directory.path());
     let path = import(from, dtype, cache.path(), &go_on, &mut |_, _| {}).unwrap();
-    // The map outlives the name.
+    // The mapped file can be read after its folder is removed.
     (directory, Adopted::of(ModelFile::open(&path).unwrap()))
 }
 

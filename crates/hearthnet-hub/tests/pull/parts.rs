@@ -18,7 +18,7 @@ use hearthnet_hub::pull::PullOptions;
 use hearthnet_testkit::{Adopted, TinyLlama, assert_matches};
 use parking_lot::Mutex;
 
-use super::server::{Server, answer, busy, range_up_to, ranges, redirect};
+use super::server::{self, Answer, Server, answer, busy, redirect};
 
 /// Model with tensors of several pieces.
 fn tiny(seed: u64) -> TinyLlama {
@@ -35,6 +35,20 @@ fn tiny(seed: u64) -> TinyLlama {
 }
 
 pub(crate) type Source = Arc<dyn PieceSource>;
+
+/// File server of ranges within `file`, which panics if it is asked for anything else.
+fn range_up_to(file: &[u8], most: usize) -> Answer {
+    let (len, answer) = (file.len(), server::range_up_to(file, most));
+    Box::new(move |request, stream| {
+        let (_, last) = request.range().expect("a range");
+        assert!(last.is_some_and(|last| last < len), "{last:?} of {len}");
+        answer(request, stream);
+    })
+}
+
+fn ranges(file: &[u8]) -> Answer {
+    range_up_to(file, usize::MAX)
+}
 
 fn adopted() -> Adopted {
     Adopted::of(tiny(1).file())
@@ -55,7 +69,7 @@ fn at(server: &Server, adopted: &Adopted) -> Source {
     Arc::new(HubSource::new(&source, &options, adopted.identity.file_bytes).unwrap())
 }
 
-/// Source of what lies at a path.
+/// Source of a file or folder on this machine.
 fn local(path: &Path, adopted: &Adopted) -> LocalSource {
     LocalSource::new(path, &adopted.identity, adopted.parts.path())
 }

@@ -9,7 +9,7 @@ pub(super) fn skip_space(held: &mut String) {
     held.drain(..space);
 }
 
-/// State of a text whose end is not known yet.
+/// Whether a text, to which more may be added, begins with another text.
 pub(super) enum Begins {
     With,
     /// It may, once more of it is known.

@@ -33,7 +33,10 @@ pub(super) fn internal(why: impl Into<String>) -> ApiError {
     failed(&ChatError::Engine(why.into()), None)
 }
 
-/// Runs on a thread what takes a while.
+/// Runs blocking work on a thread for it.
+///
+/// # Errors
+/// The work panicked, or the runtime ends.
 pub(super) async fn on_a_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {

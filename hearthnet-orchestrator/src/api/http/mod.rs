@@ -2,7 +2,8 @@
 //!
 //! | concept | where |
 //! |---|---|
-//! | request parsing, field by field; messages | `request.rs`, `fields.rs`; `messages.rs` (pure) |
+//! | request parsing; its body and how strictly it is read; messages | `request.rs`; `fields.rs`; `messages.rs` (pure) |
+//! | fields of a request, each by its name | `../fields.rs` (pure) |
 //! | answers to several prompts of a request | `prompts.rs` |
 //! | responses, whole and in chunks | `reply.rs` (pure) |
 //! | vectors of texts, for OpenAI's and Ollama's API | `embeddings.rs` (pure) |

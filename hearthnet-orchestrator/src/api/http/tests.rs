@@ -1,4 +1,4 @@
-//! HTTP interface over a tiny real model, tested through a socket. Here are its server and client.
+//! HTTP interface over a tiny real model, tested through a socket. This file has the fixtures.
 
 mod access;
 mod answers;
@@ -85,7 +85,7 @@ impl Reply {
         (self.status, text("code"), text("param"))
     }
 
-    /// Seconds after which the client is told to come again.
+    /// Seconds of `Retry-After`.
     fn retry_after(&self) -> u64 {
         self.headers["retry-after"].parse().unwrap()
     }

@@ -44,8 +44,8 @@ pub const MAX_CANDIDATES: usize = 4096;
 /// changes it.
 pub const MAX_OF_HOST: usize = 4;
 
-/// Covers the requested layers with usable candidates, by `policy` and by `speeds`, without which
-/// every policy is the greedy one.
+/// Covers the requested layers with usable candidates, by `policy`. Without `speeds`, every policy
+/// routes as the greedy one.
 ///
 /// # Errors
 /// Any [`RouteError`].

@@ -1,4 +1,4 @@
-//! Who is served: keys, names of hosts, origins of pages, and pages themselves.
+//! Access: keys, host names, origins of pages, and pages themselves.
 
 use hearthnet_http::{KeyLimits, NamedKey, NamedKeys};
 

@@ -24,10 +24,8 @@ fn every_refusal_has_its_status_code_and_param() {
         [{"tools": [1]}, 400, "invalid_value", "tools[0]"],
         [{"n": 9}, 400, "invalid_value", "n"],
         // Of a token that this model does not have.
-        // Of a token that this model does not have.
         [{"logit_bias": {"9999999": 1}}, 400, "bad_request", ""],
         [{"top_k": -2}, 400, "invalid_value", "top_k"],
-        // Refused by the compiler, for a chat that had its turn.
         // Refused by the compiler, for a chat that had its turn.
         [{"json_schema": {"not": {}}}, 400, "unsupported_parameter", "json_schema"],
         [{"structured_outputs": {"regex": "("}}, 400, "invalid_value", "structured_outputs"],

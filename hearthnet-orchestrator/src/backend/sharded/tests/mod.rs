@@ -1,4 +1,5 @@
-//! Callers over scripted hosts: real sessions on loopback, plain arithmetic. Here are both sides.
+//! Callers over scripted hosts: real sessions on loopback, plain arithmetic. This file has the
+//! fixtures.
 
 mod audits;
 mod codes;
@@ -930,7 +931,7 @@ impl Stage {
     }
 }
 
-/// Prompts are cut into pieces of so many rows.
+/// Settings that cut prompts into pieces of `prefill_rows` rows.
 fn in_pieces_of(prefill_rows: usize) -> PumpSettings {
     PumpSettings {
         prefill_rows,
