@@ -184,7 +184,8 @@ impl<'de> Deserialize<'de> for Code {
 
 /// Why a session ended. Every violation has its own code.
 ///
-/// The snake_case name of a variant is its name on the wire.
+/// The name on the wire is the variant's name in snake_case, unless an attribute states another.
+/// Renaming a variant changes the wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u16)]
 #[derive(Display, EnumString, FromRepr, IntoStaticStr, VariantArray)]

@@ -1,7 +1,8 @@
-//! Serde adapters (`#[serde(with)]`) for ids of nodes and communities that people read as text and
-//! records hold as raw keys. The serialiser says which of the two it writes.
+//! Serde adapters (`#[serde(with)]`) for ids of nodes that people read as text and records hold as
+//! raw keys. The serialiser says which of the two it writes. Ids of communities may use them in
+//! records only: as text, they would be written as ids of nodes.
 //!
-//! Deserialising does not check the keys: the log checks events before it stores them, and decoders
+//! Deserialising does not check raw keys: the log checks events before it stores them, and decoders
 //! of messages from peers check the keys themselves.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

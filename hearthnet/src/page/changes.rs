@@ -97,7 +97,10 @@ pub(super) async fn invite(
     let new = NewInvite::generate(&it.home, &it.config, level, uses, INVITE_TIME)?;
     let code = new.code.to_string();
     let expires_ms = new.code.expires().saturating_mul(1000);
-    it.node.write(&it.home, false, None, new.change).await?;
+    let (by_root, passphrase) = (false, None);
+    it.node
+        .write(&it.home, by_root, passphrase, new.change)
+        .await?;
     let qr = Qr::of(&code).ok_or_else(|| Failure::internal("the code fits no QR code"))?;
     answer(&json!({
         "code": code, "level": level, "uses": uses, "expires_ms": expires_ms,

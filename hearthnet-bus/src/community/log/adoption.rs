@@ -72,6 +72,9 @@ impl Adoption {
             ),
         ];
         let mut rules = rules.into_iter();
-        rules.try_for_each(|(fits, rule)| fits.then_some(()).ok_or(rule))
+        rules.try_for_each(|(fits, rule)| match fits {
+            true => Ok(()),
+            false => Err(rule),
+        })
     }
 }

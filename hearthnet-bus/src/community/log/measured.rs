@@ -85,6 +85,9 @@ impl Measured {
             ),
         ];
         let mut rules = rules.into_iter();
-        rules.try_for_each(|(fits, rule)| fits.then_some(()).ok_or(rule))
+        rules.try_for_each(|(fits, rule)| match fits {
+            true => Ok(()),
+            false => Err(rule),
+        })
     }
 }
