@@ -49,8 +49,8 @@ use hearthnet_platform::process::set_name;
 use zeroizing_alloc::ZeroAlloc;
 
 use crate::cli::args::{Args, Command, ConfigCommand, Global};
-use crate::cli::{Failure, Kind, Sanitized, note, report};
-use crate::config::{Context, CpuLatency, Loaded};
+use crate::cli::{Failure, Kind, Sanitized, report};
+use crate::config::{Context, Loaded};
 use crate::daemon::isolation;
 use crate::home::key_status;
 use crate::hosting::engine_process::start_starter;
@@ -158,20 +158,6 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         && let Some(path) = &args.answers.http_socket
     {
         config.http.socket.clone_from(path);
-    }
-    if command.moves_rows()
-        && let Some(latency) = config.engine.cpu_latency()
-        && let Err(error) = hearthnet_platform::cpu_latency::limit(latency)
-    {
-        match config.engine.cpu_latency_us {
-            CpuLatency::Microseconds(_) => {
-                note(format!("engine.cpu_latency_us has no effect: {error}"));
-            }
-            // The user did not request a limit, so a failure is not reported.
-            CpuLatency::Auto | CpuLatency::Off => {
-                tracing::debug!("the wake-up time of idle cores is not limited: {error}");
-            }
-        }
     }
     let cx = &Context { global, config };
     // Before any thread is started, because threads keep the access they start with.

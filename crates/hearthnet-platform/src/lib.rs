@@ -19,7 +19,6 @@
 //! | state and memory of a process; its end | [`process`] | `linux/` |
 //! | connection between two processes, which carries open files | [`pipe`] | `linux/` |
 //! | user at the other end of a TCP connection | [`peer`] | `linux/` |
-//! | limit of the CPU wake-up latency | [`cpu_latency`] | `linux/` |
 //! | cores that threads run on | [`cores`], [`affinity`] | `linux/` |
 //! | access of this process to files and system calls | `sandbox` (feature of that name) | `linux/` |
 //!

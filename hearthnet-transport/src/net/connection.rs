@@ -7,7 +7,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use hearthnet_platform::cpu_latency;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -139,7 +138,6 @@ impl Link for SocketSession {
         Box::pin(async move {
             // Encode outside of any lock.
             let out = Outgoing::new(&message, &terms)?;
-            cpu_latency::touch();
             Ok(self.queue(out).await?)
         })
     }
@@ -151,14 +149,12 @@ impl Link for SocketSession {
         write: bool,
     ) -> Result<Option<Message>, SendError> {
         let out = Outgoing::new(&message, terms)?;
-        cpu_latency::touch();
         Ok(self.try_queue(out, write)?.map(|_| message))
     }
 
     fn try_send_all(&self, messages: &[Message], terms: &Terms) -> Result<usize, SendError> {
         let all = messages.iter().map(|message| Outgoing::new(message, terms));
         let all = all.collect::<Result<Vec<Outgoing>, Violation>>()?;
-        cpu_latency::touch();
         self.change(|s, _| {
             let mut left = 0;
             for out in all {
@@ -429,7 +425,6 @@ impl Sender {
     /// Writes the messages that [`try_queue`](Self::try_queue) has queued.
     pub fn flush(&self) {
         if let Some(shared) = self.link.socket() {
-            cpu_latency::touch();
             shared.change(|_, _| ());
         }
     }

@@ -17,7 +17,7 @@ pub(crate) use self::context::Context;
 pub(crate) use self::files::{default_path, starter, xdg};
 pub(crate) use self::loaded::{Loaded, check};
 pub(crate) use self::rules::{QuietHours, parse_quiet_hours};
-pub(crate) use self::schema::{Config, CpuLatency, Host, Manners};
+pub(crate) use self::schema::{Config, Host, Manners};
 
 #[cfg(test)]
 mod tests;

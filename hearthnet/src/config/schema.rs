@@ -186,42 +186,6 @@ pub(crate) struct Host {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Engine {
     pub(crate) threads: Within<usize, 0, 1024>,
-    pub(crate) cpu_latency_us: CpuLatency,
-}
-
-/// Wake-up time of idle cores while rows are exchanged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "toml::Value")]
-pub(crate) enum CpuLatency {
-    Auto,
-    Off,
-    Microseconds(u32),
-}
-
-impl TryFrom<toml::Value> for CpuLatency {
-    type Error = String;
-
-    fn try_from(value: toml::Value) -> Result<Self, String> {
-        match (value.as_str(), value.as_integer().map(u32::try_from)) {
-            (Some("auto"), _) => Ok(Self::Auto),
-            (Some("off"), _) => Ok(Self::Off),
-            (_, Some(Ok(limit @ 0..=1_000_000))) => Ok(Self::Microseconds(limit)),
-            (_, Some(Ok(_))) => Err("must be at most 1000000".to_owned()),
-            _ => Err("must be \"auto\", \"off\" or a number of microseconds".to_owned()),
-        }
-    }
-}
-
-impl Engine {
-    /// Requested wake-up time of cores while rows are exchanged, in microseconds; `None` leaves it
-    /// to the system.
-    pub(crate) fn cpu_latency(&self) -> Option<u32> {
-        match self.cpu_latency_us {
-            CpuLatency::Microseconds(limit) => Some(limit),
-            CpuLatency::Auto => hearthnet_platform::cpu_latency::advised(),
-            CpuLatency::Off => None,
-        }
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

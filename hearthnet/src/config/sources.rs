@@ -42,9 +42,6 @@ const ALIASES: [(&str, &str); 2] = [
 /// a name may have dots.
 const TABLE_OF_NAMES: &str = "http.aliases";
 
-/// Setting that holds a word or a number.
-const WORD_OR_NUMBER: &str = "engine.cpu_latency_us";
-
 /// Invalid setting, with the reason.
 #[derive(Debug, Clone)]
 pub(super) struct ConfigError {
@@ -151,9 +148,7 @@ fn check_setting(
         }
     }
     let default = lookup(defaults, name).ok_or_else(|| ConfigError::unknown(key))?;
-    if name != WORD_OR_NUMBER
-        && let Some(why) = wrong_type(value, default)
-    {
+    if let Some(why) = wrong_type(value, default) {
         return Err(ConfigError::new(key, why));
     }
     let mut alone = defaults.clone();

@@ -193,10 +193,6 @@ fn an_error_names_file_line_and_key_and_what_was_expected() {
             "engine = 3",
             "c.toml:1: engine must be a table of settings, not 3",
         ),
-        (
-            "[engine]\ncpu_latency_us = \"always\"",
-            "c.toml:2: engine.cpu_latency_us must be \"auto\", \"off\" or a number of microseconds",
-        ),
     ] {
         assert_eq!(refused(text, &[]).0, message);
     }
@@ -367,9 +363,6 @@ fn values_out_of_range_name_the_setting() {
         "manners.quiet_hours=22-7",
         "manners.quiet_hours=22:00-22:00",
         "manners.quiet_hours=22:00-24:00",
-        "engine.cpu_latency_us=-1",
-        "engine.cpu_latency_us=always",
-        "engine.cpu_latency_us=1000001",
         "manners.niceness=20",
         "manners.niceness=-1",
         "research.distributed_inference.host.niceness=20",

@@ -4,7 +4,6 @@
 pub mod affinity;
 #[cfg(target_os = "linux")]
 pub mod cores;
-pub mod cpu_latency;
 pub mod cpu_time;
 pub mod hardware;
 pub mod holes;

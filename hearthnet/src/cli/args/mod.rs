@@ -304,14 +304,6 @@ impl Command {
             | ModelCommand::Rm { .. } => None,
         }
     }
-
-    /// Whether the command exchanges rows with other processes.
-    pub(crate) fn moves_rows(&self) -> bool {
-        matches!(
-            self,
-            Self::Serve(_) | Self::Shard(_) | Self::Chat(_) | Self::Demo(_) | Self::Bench(_)
-        )
-    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -273,8 +273,6 @@ struct Report {
     answer_tokens: usize,
     /// Threads with which the hosts' caller samples; this machine alone uses one.
     caller_threads: usize,
-    /// Requested wake-up time of idle cores while rows are exchanged; `None`: no request.
-    cpu_latency_us: Option<u32>,
     /// A long prompt: this machine alone against the hosts.
     prefill: Comparison,
     /// The same prompt on two threads at the same time, each with the whole model, against one
@@ -332,7 +330,6 @@ impl Report {
             chats: bench.args.chats,
             answer_tokens: samples.first().map_or(0, |s| s.one.token_ids.len()),
             caller_threads: bench.config.threads(),
-            cpu_latency_us: bench.config.engine.cpu_latency(),
             prefill: Comparison::new(samples, |s| s.prefill_local, |s| s.prefill_mesh),
             two_cores: Comparison::new(samples, |s| s.prefill_local, |s| s.prefill_twice),
             one_chat: Comparison::new(
@@ -396,7 +393,7 @@ impl Report {
         let (least, most) = self.two_cores.range();
         format!(
             "{}: {}, {}{}; their caller has {}\n\
-             {} cores{}; medians of {}\n\n{}\n  \
+             {} cores; medians of {}\n\n{}\n  \
              two prompts at once on two threads of this machine: {:.2} times one ({least:.2} to {most:.2}, of the best {:.2})\n\n{}\n  \
              here, per token: {:.2} ms for embedding, output matrix and sampling{}\n  \
              construct {:.2} ms, first token {:.1} ms (of {} chats at once, the last: {:.0} ms)\n  \
@@ -411,10 +408,6 @@ impl Report {
             },
             output::threads(self.caller_threads),
             self.cores,
-            match self.cpu_latency_us {
-                Some(us) => format!(" that wake within {us} us"),
-                None => String::new(),
-            },
             self.repetitions,
             table(
                 "tokens/s|beside|over hosts|ratio|of the best|ratios",
