@@ -220,9 +220,9 @@ fn only_the_platform_names_the_operating_system() {
         }
     }
     assert!(found.is_empty(), "{found:#?}");
-    // The search does find them.
+    // The search does find them. The platform needs no device at present.
     let platform = Sources::read("hearthnet-platform").0;
-    for name in SYSTEM_NAMES {
+    for name in SYSTEM_NAMES.into_iter().filter(|it| *it != "\"/dev/") {
         let named = platform.values().any(|source| source.text.contains(name));
         assert!(named, "the platform does not name {name}");
     }

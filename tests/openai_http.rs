@@ -493,13 +493,6 @@ fn chats_of_a_community_without_hosts_continue_locally_on_one_engine() {
     let address = http::address(&service.process);
     let member = community::join(&founder, &service.process);
     let mut host = community::host(&member, &service.process, "0-29");
-    // An answer by a grammar waits for the trie of the vocabulary, so that it is not counted below.
-    let by_grammar = json!({
-        "model": service.model, "stream": true, "max_tokens": 1,
-        "response_format": {"type": "json_object"},
-        "messages": [{"role": "user", "content": "JSON"}],
-    });
-    read(&mut service.stream(&by_grammar), usize::MAX);
     let mut replies = [(); 3].map(|()| tell(&service, STORY));
     let mut stories = [0, 1, 2].map(|n| read(&mut replies[n], 8));
     let before = peak(&service.process);
@@ -514,9 +507,13 @@ fn chats_of_a_community_without_hosts_continue_locally_on_one_engine() {
     }
     let fallbacks = "distributed_inference_fallback_to_local_total";
     assert_eq!(Gauges::at(&address).count(fallbacks), 3);
-    // The weights of all layers take 63 MiB in their compute layout.
+    // The weights of all layers take 63 MiB in their compute layout. On a busy machine the trie of the
+    // vocabulary, 25 MB, is made meanwhile.
     let taken = peak(&service.process) - before;
-    assert!(taken < 2 * (63 << 20), "{taken} bytes for three chats");
+    assert!(
+        taken < 2 * (63 << 20) + (28 << 20),
+        "{taken} bytes for three chats"
+    );
 }
 
 #[test]

@@ -6,23 +6,14 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::LazyLock;
-use std::thread::available_parallelism;
 
 use hearthnet_adversarial::{
     ATTACKS, CASES, Case, Effort, Entry, Model, Pace, Setup, TEMPLATE, run,
 };
-use tokio::sync::Semaphore;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_hearthnet-adversarial");
 
-/// Limits the attacks that run at once to two per core, because they have deadlines of seconds.
-/// `RUST_TEST_THREADS` may be higher.
-static TURNS: LazyLock<Semaphore> =
-    LazyLock::new(|| Semaphore::new(2 * available_parallelism().map_or(1, usize::from)));
-
 async fn must_hold(entry: &Entry) {
-    let _turn = TURNS.acquire().await.unwrap();
     let setup = Setup {
         program: PathBuf::from(PROGRAM),
         pace: Pace::Brief,
