@@ -168,7 +168,7 @@ impl<M: PoolMemory> States<M> {
     /// Makes room for the states of a batch that takes a sequence from `len` to `end` positions.
     ///
     /// # Errors
-    /// Those of [`PoolMemory::add`].
+    /// As for [`PoolMemory::add`].
     pub(crate) fn grow(
         &mut self,
         track: &mut Track,
